@@ -183,7 +183,9 @@ def draw(found: dict[str, dict[int, dict[str, float] | str]], path: Path) -> Non
             for (name, cells), look in zip(found.items(), styles(), strict=False):
                 points = [(x, cell[number]) for x, cell in cells.items() if isinstance(cell, dict) and number in cell]
                 if points:
-                    one.plot(*zip(*points, strict=True), color=look.color, ls=look.line, marker=look.marker, label=name)
+                    one.plot(
+                        *zip(*points, strict=True), color=look.color, ls=look.linestyle, marker=look.marker, label=name
+                    )
             one.set(xscale="log", yscale="log", title=title, xlabel="length in tokens", ylabel="MiB")
             lengths = list(next(iter(found.values())))
             one.set_xticks(lengths, [str(length) for length in lengths])

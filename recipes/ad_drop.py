@@ -1,5 +1,3 @@
-"""AD-DROP: drop attention positions that the prediction relies on, every other epoch."""
-
 from typing import Any
 
 import click

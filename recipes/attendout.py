@@ -1,11 +1,9 @@
-"""AttendOut: a Generator learns dropout masks from a game of two models."""
-
 from typing import Any
 
 import click
 
 import attnreg
-from attnreg.experiments import argument, expression_option, moved, option, preset, provider_option, recipe
+from attnreg.experiments import argument, expression_option, option, preset, provider_option, recipe
 
 GAME = "attnreg.experiments.runs.game"
 # What Section 4 and Algorithm 1 state; the score is our choice.
@@ -30,10 +28,10 @@ PAPER = {
     provider_option(required=False, summary="Providers that act on the Attacker besides the Generator"),
     option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=None,
            help="Initial mean probability of keeping a position, of the default Generator (default: 0.9)."),
-    expression_option("--credit", f"{GAME}:read_credit", metavar="EXPRESSION",
+    expression_option("--credit", f"{GAME}:credit_of", metavar="EXPRESSION",
                       help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
                            "(default: Reinforce())."),
-    expression_option("--rewards", f"{GAME}:read_rewards", metavar="EXPRESSION",
+    expression_option("--rewards", f"{GAME}:rewards_of", metavar="EXPRESSION",
                       help="Rewards(score, batches_per_round, noise, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
                            "steps), share of tokens that noisy-train replaces (default: 0.15), rows drawn anew for "
@@ -54,20 +52,6 @@ PAPER = {
            help="Fraction of epochs after which the game ends and only the returned network trains."),
     option("--watch", metavar="WORD", help="After each round, log how often this word's keys are dropped, and others."),
     option("--baseline/--no-baseline", default=True, help="Also run plain fine-tuning to compare."),
-    moved("--masks", "--generator none, \"GNetProvider()\" (shared) or \"GNetProvider(masks_per_layer='heads')\""),
-    moved("--generator-heads", "--generator \"GNetProvider(num_heads='heads')\""),
-    *(moved(f"--{name}", f'--generator "GNetProvider({then})"') for name, then in (
-        ("decisions", "decisions='key', masks_per_layer='heads'"), ("feed-forward", "feed_forward=True"),
-        ("share-embeddings", "share_embeddings=True"))),
-    *(moved(f"--{name}", f'--credit "{then}"') for name, then in (
-        ("reward", "Reinforce(reward='gap')"), ("reward-per", "Reinforce(per='sample')"),
-        ("reward-baseline", "Reinforce(per='sample', baseline='leave-one-out')"),
-        ("antithetic", "Reinforce(antithetic=True)"), ("price", "GradientCredit(price=0.1)"),
-        ("averaging", "GradientCredit(averaging=0.5)"), ("generator-lr", "Reinforce(learning_rate=1e-3)"),
-        ("rate-lr", "Reinforce(bias_learning_rate=0.01)"))),
-    *(moved(f"--{name}", f'--rewards "Rewards({then})"') for name, then in (
-        ("score", "score='accuracy'"), ("batches-per-round", "batches_per_round=4"), ("reward-noise", "noise=0.3"),
-        ("fresh-rows", "fresh_rows=8"))),
 )  # fmt: skip
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,

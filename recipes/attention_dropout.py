@@ -1,5 +1,3 @@
-"""Attention dropout: drop single attention weights or scores at a constant rate."""
-
 from typing import Literal
 
 import attnreg

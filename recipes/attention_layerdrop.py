@@ -1,5 +1,3 @@
-"""Attention LayerDrop: random layers attend to all positions equally."""
-
 import attnreg
 from attnreg.experiments import argument, recipe
 

@@ -1,5 +1,3 @@
-"""Child-Tuning: update only a part of the weights."""
-
 from typing import Any
 
 import attnreg

@@ -1,5 +1,3 @@
-"""Few-sample fine-tuning: layer-wise learning rates, and top blocks that start anew."""
-
 import attnreg
 from attnreg.experiments import recipe
 

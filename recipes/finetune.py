@@ -1,5 +1,3 @@
-"""Plain fine-tuning, the baseline of every comparison."""
-
 import attnreg
 from attnreg.experiments import recipe
 

@@ -1,5 +1,3 @@
-"""FreeLB: adversarial training on token embeddings."""
-
 from typing import Any
 
 import attnreg

@@ -1,5 +1,3 @@
-"""HiddenKey: dropout of keys and hidden states, and two passes that must agree."""
-
 import attnreg
 from attnreg.experiments import argument, recipe
 

@@ -1,5 +1,3 @@
-"""Linear probe: a linear head on frozen features, the least that fine-tuning must beat."""
-
 from collections.abc import Mapping
 
 import torch
@@ -23,7 +21,7 @@ class Frozen(FineTuning):
 
 @recipe("linear-probe", defaults={"epochs": 1})
 def linear_probe(run: "attnreg.experiments.Run") -> None:
-    """Linear probe: fit the last linear layer by logistic or ridge regression, and leave the rest as pretrained.
+    """Linear probe: fit the last linear layer by regression, and leave the rest as pretrained.
 
     Example: attnreg recipe linear-probe --task sst2 --model MODEL --pooling mean
     """

@@ -1,5 +1,3 @@
-"""LP-FT: a linear probe, then fine-tuning of the whole model from there."""
-
 import attnreg
 from attnreg.experiments import recipe
 

@@ -1,5 +1,3 @@
-"""Mixout: each forward pass replaces random weights by their pretrained values."""
-
 import click
 
 import attnreg

@@ -1,5 +1,3 @@
-"""Masked-language-model pre-training, plain or under any provider."""
-
 import math
 
 import click
@@ -8,11 +6,7 @@ import attnreg
 from attnreg.experiments import provider_option, recipe
 
 
-@recipe(
-    "pretrain",
-    provider_option(required=False),
-    task="agreement-words",
-)
+@recipe("pretrain", provider_option(required=False), task="agreement-words")
 def pretrain(run: "attnreg.experiments.Run", provider: str | None, provider_lr: float) -> None:
     """Masked-language-model pre-training, plain or under any provider.
 

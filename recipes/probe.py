@@ -1,5 +1,3 @@
-"""Probing: fine-tune, then drop high, low or random attention at evaluation."""
-
 from typing import Any
 
 import click

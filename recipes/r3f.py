@@ -1,5 +1,3 @@
-"""R3F: predictions must agree with those on embeddings with noise."""
-
 from typing import Any
 
 import attnreg

@@ -1,5 +1,3 @@
-"""R-Drop: two forward passes under different dropout must agree."""
-
 import attnreg
 from attnreg.experiments import argument, recipe
 

@@ -1,5 +1,3 @@
-"""SAM: each step follows the gradient at the worst weights nearby."""
-
 import attnreg
 from attnreg.experiments import argument, recipe
 

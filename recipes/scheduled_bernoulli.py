@@ -1,5 +1,3 @@
-"""Scheduled Bernoulli: drop attention scores at a rate that changes over training."""
-
 import click
 
 import attnreg

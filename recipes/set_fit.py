@@ -1,5 +1,3 @@
-"""SetFit: pairs of rows draw the states of a class together, then a linear head is fitted."""
-
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -78,9 +76,11 @@ class SetFit(FineTuning):
     defaults={"epochs": 1},
 )  # fmt: skip
 def set_fit(run: "attnreg.experiments.Run", pairs: int) -> None:
-    """SetFit: draw the states of a class together by pairs of rows, then fit the head (Tunstall et al., 2022).
+    """SetFit: draw the states of a class together by pairs of rows, then fit the head.
 
-    The package setfit makes the pairs and trains on them. Example: attnreg recipe set-fit --model MODEL --shots 8
+    The package setfit makes the pairs and trains on them (Tunstall et al., 2022).
+
+    Example: attnreg recipe set-fit --model MODEL --shots 8
     """
     try:
         import setfit  # noqa: F401

@@ -1,5 +1,3 @@
-"""A uniform soup: the mean of networks that were trained with several learning rates."""
-
 import copy
 
 import click
@@ -15,7 +13,7 @@ from attnreg.experiments import Numbers, option, recipe
            help="Learning rates of the networks, relative to --learning-rate."),
 )  # fmt: skip
 def soup(run: "attnreg.experiments.Run", factors: list[float]) -> None:
-    """A uniform soup: train with several learning rates at once, and keep the mean of the networks' weights.
+    """Soup: train with several learning rates at once, and keep the mean of their weights.
 
     Example: attnreg recipe soup --task sst2 --model MODEL --factors 0.5,1,1,2
     """

@@ -40,7 +40,6 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
         (["--rewards", "Rewards(fresh_rows=2)", "--reward-data", "train"], "`fresh_rows` in --rewards needs rows bes"),
         (["--rewards", "Rewards(fresh_rows=1000)"], "Expected `fresh_rows` in --rewards of at most 9"),
         (["--rewards", "Rewards(fresh_rows='all')"], "Expected `fresh_rows` to be"),
-        (["--fresh-rows", 2], '--fresh-rows is no longer an option: use --rewards "Rewards(fresh_rows=8)"'),
         (["--credit", "Reinforce(per='step')", "--reward-data", "train"], "Expected `batches` of `rewards` with `per`"),
         (["--regime", "paper", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
         (["--credit", "GradientCredit()", "--reward-data", "train"], "Expected `batches` of `rewards` with Gradient"),
@@ -49,8 +48,6 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
         (["--credit", "Reinforce(per='batch')"], "Expected `per` to be one of round, sample, step, got 'batch'"),
         (["--rewards", "Rewards(score='f1')"], "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
         (["--generator", "DropHead(0.1)"], "Expected one Generator, such as a GNetProvider, alone or in a compos"),
-        (["--decisions", "key"], """use --generator "GNetProvider(decisions='key', masks_per_layer='heads')\""""),
-        (["--antithetic"], '--antithetic is no longer an option: use --credit "Reinforce(antithetic=True)".'),
     ],
 )
 def test_options_without_effect_are_refused_before_the_run_begins(cli, tmp_path, options, sentence):

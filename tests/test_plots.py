@@ -90,9 +90,9 @@ def test_the_game_is_that_of_the_rounds(runs, drawn):
     scores, rewards, wins, watched = drawn["attendout"][1]["game"].axes
     rounds = RunReader(runs / "attendout").rounds
     assert list(scores.lines[0].get_ydata()) == [line["attacker_score"] for line in rounds]
-    assert list(scores.lines[1].get_ydata()) == [line["defender_score"] for line in rounds]
+    assert list(scores.lines[2].get_ydata()) == [line["defender_score"] for line in rounds]
     won = sum(line["winner"] == "attacker" for line in rounds)
-    assert len(scores.lines[2].get_xdata()) == won
+    assert len(scores.lines[1].get_xdata()) == won
     assert len(scores.lines[3].get_xdata()) == len(rounds) - won
     assert [float(segment[1, 1]) for segment in rewards.collections[0].get_segments()] == [
         line["reward"] for line in rounds
@@ -160,7 +160,7 @@ def test_seeds_and_intervals(tmp_path, figures):
 
 def test_styles_differ_without_colour():
     first = [style for style, _ in zip(styles(), range(7), strict=False)]
-    for part in ("line", "marker", "color"):
+    for part in ("linestyle", "marker", "color"):
         assert len({str(getattr(style, part)) for style in first}) == 7
     grey = [0.299 * int(c[1:3], 16) + 0.587 * int(c[3:5], 16) + 0.114 * int(c[5:], 16) for c in COLORS]
     assert grey[0] == 0

@@ -9,7 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from attnreg.experiments.results.document import say
-from attnreg.experiments.runs.divergence import growing_loss
+from attnreg.experiments.runs.telemetry import growing_loss
 from attnreg.experiments.setup.data_checks import data_warnings, shared_rows, unknown_tokens
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.kinds import kind_class

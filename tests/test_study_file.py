@@ -201,7 +201,9 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path, monkeypatch):
             if run.method.name != "random":
                 score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
                 content = {
-                    "request": saved_model.request({"task": None}, None, "test", None, {}),
+                    "request": saved_model.request(
+                        {"task": None}, data_dir=None, split="test", max_length=None, classes={}
+                    ),
                     "metrics": {"accuracy": score},
                 }
                 (run.folder / "evaluations").mkdir()
@@ -290,7 +292,7 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
         return start
 
     monkeypatch.setattr(launch, "local", local)
-    monkeypatch.setattr(saved_model, "score_saved", lambda *args, **options: pytest.fail("scored"))
+    monkeypatch.setattr(saved_model.SavedModel, "score", lambda *args, **options: pytest.fail("scored"))
     path = file_of(tmp_path, score_on=[{"split": "test"}], equivalence=None, primary=None)
     assert_sentence(cli("compare", "--study", path), 1, "Stopped. Repeat the command to continue.$")
     assert {path.parent.name for path in tmp_path.rglob("report.md")} == {"agreement-train_size=64", "mine"}

@@ -58,22 +58,22 @@ def evaluate(
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
-    from attnreg.experiments.results.saved_model import predict_saved, score_saved, submit_saved
+    from attnreg.experiments.results.saved_model import SavedModel
 
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
+    saved = SavedModel(run, options, **shared)
     if submission is not None:
         if split == "validation":
             raise UsageError("--submission is for the test split: remove --split validation.")
-        for file, rows in submit_saved(run, submission, options, **shared).items():
+        for file, rows in saved.submit(submission).items():
             click.echo(f"Predictions of {rows} rows saved to {file}")
         return
     if predict is not None:
-        rows = predict_saved(run, predict, options, split=split or "test", **shared)
+        rows = saved.predict(predict, split or "test")
         click.echo(f"Predictions of {rows} rows saved to {predict}")
         return
     split = split or "validation"
-    renamed = dict(_pair(text) for text in classes)
-    path, result = score_saved(run, options, split=split, name=name, classes=renamed, **shared)
+    path, result = saved.score(split, name, dict(_pair(text) for text in classes))
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")

@@ -96,10 +96,10 @@ class PlannedRun:
         if not (self.folder / "config.json").is_file():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
-        elif (differences := self.settings.differences(self.reader.config)) and not self.changed:
+        elif (others := self.settings.differences(self.reader.config)) and not self.changed:
             raise InputError(
-                f"The run in {self.folder} has other options than this comparison: {', '.join(differences)}. Give the "
-                "same options, or another --output-dir."
+                f"The run in {self.folder} has other options than this comparison: {', '.join(others.values())}. Give "
+                "the same options, or another --output-dir."
             )
 
     def check_data(self) -> None:
@@ -119,7 +119,7 @@ class PlannedRun:
         if not (self.folder / "config.json").is_file():
             return []
         settings, config = self.settings, self.reader.config
-        different = settings.different(config)
+        different = [*settings.differences(config)]
         if different not in ([], ["provider"]):  # another command
             return []
         return [*(["the provider's file"] if different else []), *changed(settings.content(), config)]

@@ -44,7 +44,8 @@ class Scoring:
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
         path = run.folder / "evaluations" / f"{self._file}.json"
-        asked = request({"task": self.task}, self.data_dir, self.split, self.max_length, self.classes)
+        names = ("data_dir", "split", "max_length", "classes")
+        asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
         try:
             if not path.is_file():
                 return None
@@ -55,19 +56,12 @@ class Scoring:
 
     def score(self, run: PlannedRun, device: str | None) -> str | None:
         """Score a run; return why it failed, if so."""
-        from attnreg.experiments.results.saved_model import score_saved  # late: it imports torch
+        from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
 
+        options = {"task": self.task}
         try:
-            score_saved(
-                run.folder,
-                {"task": self.task},
-                data_dir=self.data_dir,
-                split=self.split,
-                max_length=self.max_length,
-                device=device,
-                name=self._file,
-                classes=self.classes,
-            )
+            saved = SavedModel(run.folder, options, self.data_dir, self.max_length, device=device)
+            saved.score(self.split, self._file, self.classes)
         except InputError as error:
             return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"
         return None

@@ -23,15 +23,13 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        acquired = lock.acquire()
     except Timeout as error:
         raise InputError(busy) from error
     except OSError as error:
         raise InputError(f"Cannot write to --output-dir: {error}.") from error
-    try:
+    with acquired:
         yield
-    finally:
-        lock.release()
 
 
 def is_locked(folder: Path) -> bool:

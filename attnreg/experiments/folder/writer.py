@@ -20,60 +20,52 @@ from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.models.lora import save_model
 
+# What a run leaves if it fails before its first checkpoint; there is nothing to lose.
+_UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
+
 
 class RunFolder:
     """The folder that a run writes to. Of several processes, only one is the writer."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.writer = True
-        self.checkpoints = path / "checkpoints"
+        self.path, self.checkpoints, self.writer = path, path / "checkpoints", True
 
     def check(self, settings: Settings) -> None:
-        """Check, before anything is written, that the run can start or resume here.
-
-        Raises:
-            InputError: if the folder is not empty and ``--resume`` is not given; or if it is given, and the folder
-                holds no run, a run with other options, or one of another version, recipe file or data.
-        """
-        config = self.path / "config.json"
+        """Check, before anything is written, that the run can start or, with the same options and data, resume here."""
         if not settings.resume:
-            if self.path.exists() and (
-                not self.path.is_dir() or {each.name for each in self.path.iterdir()} - self._unbegun()
-            ):
-                raise InputError(
-                    f"Expected --output-dir to be new or empty, got {self.path}: {self._instead(config, settings)}."
-                )
+            names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+            if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
+                instead = self._instead(settings)
+                raise InputError(f"Expected --output-dir to be new or empty, got {self.path}: {instead}.")
             return
-        if not config.is_file():
+        if not (self.path / "config.json").is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
-        try:
-            differences = settings.differences(RunReader(self.path).config)
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"Cannot read the run's options in {config}: {error}.") from error
-        if differences:
+        if others := self._differences(settings):
             raise InputError(
-                f"The run in {self.path} was started with other options: resume with {', '.join(differences)}, or pass "
-                "--output-dir for another run."
+                f"The run in {self.path} was started with other options: resume with {others}, or pass --output-dir "
+                "for another run."
             )
         if new := changed(settings.content(), RunReader(self.path).config):
             raise InputError(
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
 
-    def _unbegun(self) -> set[str]:
-        """The names of files that a run leaves if it fails before its first checkpoint; there is nothing to lose."""
-        return set() if self.begun else {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
+    def _differences(self, settings: Settings) -> str:
+        """The options in which the run in the folder differs, as typed on the command line."""
+        try:
+            return ", ".join(settings.differences(RunReader(self.path).config).values())
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"Cannot read the run's options in {self.path / 'config.json'}: {error}.") from error
 
-    def _instead(self, config: Path, settings: Settings) -> str:
+    def _instead(self, settings: Settings) -> str:
         """Say what to do about a run in the folder of a new one."""
-        if not config.is_file():
+        if not (self.path / "config.json").is_file():
             return "choose another folder"
         finished = RunReader(self.path).finished
-        with suppress(InputError, TypeError, AttributeError):
-            if differences := settings.differences(RunReader(self.path).config):
-                ended = "is finished, with" if finished else "has"
-                return f"its run {ended} other options, {', '.join(differences)}; pass --output-dir for this one"
+        with suppress(InputError):
+            if others := self._differences(settings):
+                run = "run is finished, with" if finished else "run has"
+                return f"its {run} other options, {others}; pass --output-dir for this one"
         return "choose another folder, or pass --resume to " + ("print its report" if finished else "continue its run")
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
@@ -102,10 +94,8 @@ class RunFolder:
         except ConnectionError:  # from a tracker, or a pipe whose reader has gone
             raise
         except (OSError, SafetensorError) as error:
-            raise StoppedError(
-                f"Cannot write the run's files: {error}. {self.last_good()}",
-                can_go_on=RunReader(self.path).resumable,
-            ) from error
+            what = f"Cannot write the run's files: {error}. {self.last_good()}"
+            raise StoppedError(what, can_go_on=RunReader(self.path).resumable) from error
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""
@@ -122,9 +112,8 @@ class RunFolder:
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""
         steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
-        if not steps:
-            return "The run has no checkpoint yet."
-        return f"The last good checkpoint (step {max(steps)}) is in {self.checkpoints}."
+        good = f"The last good checkpoint (step {max(steps, default=0)}) is in {self.checkpoints}."
+        return good if steps else "The run has no checkpoint yet."
 
     @property
     def begun(self) -> bool:
@@ -144,10 +133,8 @@ class RunFolder:
 
     def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
         """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
-        texts = {
-            "predictions.jsonl": "".join(json.dumps(record) + "\n" for record in predictions),
-            "result.json": json.dumps(result, indent=2) + "\n",
-        }
+        rows = "".join(json.dumps(record) + "\n" for record in predictions)
+        texts = {"predictions.jsonl": rows, "result.json": json.dumps(result, indent=2) + "\n"}
         for name, text in {SUMS: checksums_of(texts), **texts}.items():
             self.write_text(name, text)
 

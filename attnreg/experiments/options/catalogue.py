@@ -34,15 +34,14 @@ def is_built_in(file: str) -> bool:
 
 
 def summary(path: Path) -> str:
-    """Read the first line of a file's docstring without running the file."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0]
+    """Read the first line of the docstring of a recipe, which is a decorated function, without running its file."""
+    functions = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
+    return (ast.get_docstring(next(each for each in functions if each.decorator_list)) or "").partition("\n")[0]
 
 
 def find_recipe(name: str) -> Path:
     """Return the file of a built-in recipe."""
-    files = recipe_files()
-    return _found(name, files, f"a recipe among {', '.join(files)}", "recipes")
+    return _found(name, recipe_files(), f"a recipe among {', '.join(recipe_files())}", "recipes")
 
 
 def _found(name: str, files: Mapping[str, Path], expected: str, what: str) -> Path:

@@ -51,25 +51,8 @@ def place_of(error: BaseException) -> str | None:
     return f"{_OWN[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
-def content_of(
-    recipe_file: str | None, data_dir: str | None, values: Iterable[object] = (), score_on: str | None = None
-) -> dict[str, str | None]:
-    """Return checksums of the recipe, of files that values of options name, and of the data, if any."""
-    return {
-        "provider": code_of(values),
-        "recipe": _checksum(recipe_file) if recipe_file and Path(recipe_file).is_file() else None,
-        "data": None if data_dir is None else _checksum(data_dir),
-        **({} if score_on is None else {"score_on": _checksum(score_on)}),
-    }
-
-
 def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[str]:
-    """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged.
-
-    Example:
-        >>> changed({"recipe": "a", "data": None}, {"attnreg": "0.0.1", "content": {"recipe": "b"}})
-        ["the recipe's file", "attnreg's version"]
-    """
+    """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged."""
     theirs = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
     both = {**mine, "attnreg": __version__}
     return [NAMES[name] for name, value in both.items() if name in theirs and theirs[name] != value]
@@ -78,10 +61,11 @@ def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[s
 def code_of(values: Iterable[object]) -> str | None:
     """Return a checksum of the files whose classes values of options name, if any."""
     files = sorted({file for value in values if isinstance(value, str) for file, _ in CLASS_IN_FILE.findall(value)})
-    return " ".join(_checksum(file) if Path(file).is_file() else "absent" for file in files) or None
+    return " ".join(checksum(file) if Path(file).is_file() else "absent" for file in files) or None
 
 
-def _checksum(path: str) -> str:
+def checksum(path: str) -> str:
+    """Return the checksum of a file, or of the names and contents of a folder's files, except hidden ones."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else [each for each in sorted(root.rglob("*")) if each.is_file()]
     shown = [each for each in files if not any(part[0] == "." for part in each.relative_to(root).parts)]

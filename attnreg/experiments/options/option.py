@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import itertools
 import math
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -23,6 +25,7 @@ from attnreg._lazy import listed_names
 
 METHOD = "Method"
 _ALL = "attnreg.all"
+Node = TypeVar("Node", ast.ClassDef, ast.FunctionDef)
 _TYPES: Mapping[str, click.ParamType] = {
     "Probability": click.FloatRange(0, 1),
     "ProbabilityBelowOne": click.FloatRange(0, 1, max_open=True),
@@ -34,8 +37,6 @@ _TYPES: Mapping[str, click.ParamType] = {
     "float": click.FLOAT,
     "str": click.STRING,
 }
-
-
 # Names that other tools give to our options.
 _ELSEWHERE = {
     "lr": "learning-rate",
@@ -53,8 +54,7 @@ class Option(click.Option):
 
     def __init__(self, *args: Any, group: str = METHOD, further: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.group = group
-        self.further = further
+        self.group, self.further = group, further
 
 
 class GroupedCommand(click.Command):
@@ -80,51 +80,37 @@ class GroupedCommand(click.Command):
             raise click.UsageError(f"No such option {flag!r}.{self.instead(ctx, flag, typed)}", ctx) from None
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
-        """Return a sentence on what to write instead of an unknown option, with a space before; empty if unknown.
-
-        Args:
-            ctx: the context of this command.
-            flag: the unknown option.
-            typed: all arguments of the command.
-        """
-        options = (each for each in self.params if isinstance(each, click.Option) and not each.hidden)
-        known = [each.opts[0].lstrip("-") for each in options]
+        """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
+        known = [each.opts[0].lstrip("-") for each in self.params if isinstance(each, click.Option)]
         name = flag.lstrip("-").replace("_", "-").lower()
-        parts = [each for each in known if f"-{each}-" in f"-{name}-" or f"-{name}-" in f"-{each}-"]
-        near = {*parts, *difflib.get_close_matches(name, known)}
+        near = {each for each in known if f"-{each}-" in f"-{name}-" or f"-{name}-" in f"-{each}-"}
+        near |= {*difflib.get_close_matches(name, known)}
         best = max(sorted(near), key=lambda each: difflib.SequenceMatcher(None, name, each).ratio(), default=None)
         best = _ELSEWHERE[name] if _ELSEWHERE.get(name) in known else best
         return "" if best is None else f" Did you mean --{best}?"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
-        groups: dict[str, list[tuple[str, str]]] = {}
-        named: dict[str, list[str]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None or not isinstance(parameter, click.Option):
-                continue
-            group = getattr(parameter, "group", "Other")
-            if getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
-                named.setdefault(group, []).append(parameter.opts[0])
-            else:
-                groups.setdefault(group, []).append(record)
+        groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        named: dict[str, list[str]] = defaultdict(list)
+        for parameter in (each for each in self.get_params(ctx) if isinstance(each, click.Option)):
+            record, group = parameter.get_help_record(ctx), getattr(parameter, "group", "Other")
+            if record and getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
+                named[group].append(parameter.opts[0])
+            elif record:
+                groups[group].append(record)
         for name, records in groups.items():
             with formatter.section("Options" if [*groups] == [name] else f"{name} options"):
                 formatter.write_dl(records)
-        if named:
+        if named:  # broken between flags only, in paragraphs that click leaves as they are
+            fill = functools.partial(textwrap.fill, width=formatter.width - 20, break_on_hyphens=False)
             with formatter.section("More options, which --help-all describes"):
-                formatter.write_dl([(name, _lines(flags, formatter.width - 20)) for name, flags in named.items()])
+                formatter.write_dl([(name, "\b\n" + fill("  ".join(flags))) for name, flags in named.items()])
 
 
 def names_like(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
     """Make a ``shell_complete`` for some names."""
     return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
-
-
-def _lines(flags: Sequence[str], width: int) -> str:
-    """Break between flags only, in a paragraph that click leaves as it is."""
-    return "\b\n" + textwrap.fill("  ".join(flags), width, break_on_hyphens=False)
 
 
 def _help_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -151,9 +137,8 @@ class Numbers(click.ParamType):
     name = "numbers"
 
     def __init__(self, number: click.ParamType, example: str, word: str | None = None) -> None:
-        self._number = number
+        self._number, self._word = number, word
         self._expected = example if word is None else f"{word!r} or {example}"
-        self._word = word
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a list of numbers, or the word."""
@@ -169,10 +154,7 @@ class Numbers(click.ParamType):
 
 
 class Rates(click.FloatRange):
-    """A rate below 1, or rates by pattern, which stay text."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1, max_open=True)
+    """A rate in a range, or rates by pattern, which stay text."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return a number, or the text."""
@@ -203,6 +185,11 @@ def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], A
     return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})
 
 
+def flag_of(name: str) -> str:
+    """Return the usual flag of an option: ``--`` and its name with dashes."""
+    return f"--{name.replace('_', '-')}"
+
+
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Make one decorator of several options, listed in this order."""
     return lambda function: functools.reduce(lambda done, each: each(done), reversed(options), function)
@@ -214,11 +201,12 @@ def as_typed(flag: str, value: Any) -> str:
     Example:
         >>> as_typed("--layers", [0, 1]), as_typed("--provider", "A('x') & B()"), as_typed("words", ["a", "b c"])
         ('--layers 0,1', '--provider "A(\'x\') & B()"', "a 'b c'")
-        >>> as_typed("--resume", True), as_typed("--resume", False)
-        ('--resume', '')
+        >>> as_typed("--resume", True), as_typed("--resume", False), as_typed("--plot/--no-plot", False)
+        ('--resume', '', '--no-plot')
     """
+    flag, _, off_flag = flag.partition("/") if flag.startswith("-") else (flag, "", "")
     if value is None or value is False or value == []:
-        return ""
+        return off_flag if value is False else ""
     if value is True:
         return flag
     words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
@@ -230,11 +218,10 @@ def as_typed(flag: str, value: Any) -> str:
 
 
 def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> Callable[[Any], Any]:
-    """Make an option from an argument of a class, dataclass or method, with the same type, default and help.
+    """Make an option from an argument of a class or dataclass, with the same type, default and help.
 
     Args:
-        target: a public name, such as ``attnreg:AttributionProvider`` or ``attnreg:GNetProvider.for_model``, or a name
-            in a module.
+        target: the public name of a class, such as ``attnreg:AttributionProvider``, or its name in a module.
         name: name of the argument; the recipe's function receives the value under this name.
         flag: the option's flag (default: ``--`` and the name with dashes).
         kwargs: arguments of :func:`option` that replace those from the source.
@@ -248,55 +235,25 @@ def argument(target: str, name: str, flag: str | None = None, **kwargs: Any) -> 
     """
     source, aliases = _source(target)
     annotation, default = _argument(source, name)
-    flag = flag or f"--{name.replace('_', '-')}"
-    if isinstance(annotation, ast.Name) and annotation.id == "bool":
-        own: dict[str, Any] = {} if default else {"is_flag": True}
-        flag = f"{flag}/--no-{flag[2:]}" if default else flag
-    else:
-        own = {"type": _click_type(annotation, aliases)}
-    return option(flag, name, **{**own, "default": default, "help": _help(source, name), **kwargs})
-
-
-def moved(flag: str, instead: str) -> Callable[[Any], Any]:
-    """Make a hidden option that says what to use in place of an option of earlier versions.
-
-    Args:
-        flag: the former flag.
-        instead: what has its effect now.
-    """
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            raise click.UsageError(f"{flag} is no longer an option: use {instead}.")
-
-    # With `flag_value`, a value may follow or not: some of these were switches.
-    return option(
-        flag, hidden=True, is_flag=False, flag_value="", expose_value=False, callback=refuse, help=f"Use {instead}."
-    )
+    flag, is_switch = flag or flag_of(name), ast.unparse(annotation) == "bool"
+    flag += f"/--no-{flag[2:]}" if is_switch and default else ""
+    kind: dict[str, Any] = {"is_flag": True} if is_switch else {"type": _click_type(annotation, aliases)}
+    return option(flag, name, **{**kind, "default": default, "help": _help(source, name), **kwargs})
 
 
 Preset = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 
 
-class _OfTask(Mapping[str, Any]):
+class _OfTask(UserDict[str, Any]):
     """Defaults by option that depend on ``--task``, which is known once all given options are read."""
 
     def __init__(self, context: click.Context, preset: Callable[[str], Mapping[str, Any]]) -> None:
         self._context, self._preset = context, preset
-        self._task = next(each.default for each in context.command.params if each.name == "task")
 
     @property
-    def _chosen(self) -> Mapping[str, Any]:
-        return self._preset(str(self._context.params.get("task", self._task)))
-
-    def __getitem__(self, name: str) -> Any:
-        return self._chosen[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._chosen)
-
-    def __len__(self) -> int:
-        return len(self._chosen)
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        task = next(each.default for each in self._context.command.params if each.name == "task")
+        return dict(self._preset(str(self._context.params.get("task", task))))
 
 
 def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[[Any], Any]:
@@ -326,10 +283,9 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
     return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 
 
-def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, ast.expr]]:
-    """Return the definition of a public name, and the type aliases that its module defines or imports."""
-    package, _, path = target.partition(":")
-    name, _, method = path.partition(".")
+def _source(target: str) -> tuple[ast.ClassDef, Mapping[str, ast.expr]]:
+    """Return the definition of a class, and the type aliases that its module defines or imports."""
+    package, _, name = target.partition(":")
     file = _file(package)
     tree = parsed(listed_names(str(file))[name] if file.name == "__init__.py" else package)
     aliases = _assigned(tree)
@@ -337,17 +293,26 @@ def _source(target: str) -> tuple[ast.ClassDef | ast.FunctionDef, Mapping[str, a
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
             theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    return _method(found, method) if method else found, aliases
+    return _defined(tree, name, ast.ClassDef), aliases
 
 
-def _method(source: ast.ClassDef, name: str) -> ast.FunctionDef:
-    return next(node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == name)
+def _defined(tree: ast.Module | ast.ClassDef, name: str, kind: type[Node]) -> Node:
+    """Return the definition of a class in a module, or of a method in a class."""
+    return next(node for node in tree.body if isinstance(node, kind) and node.name == name)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
     assigned = (node for node in tree.body if isinstance(node, ast.Assign))
     return {left.id: node.value for node in assigned for left in node.targets if isinstance(left, ast.Name)}
+
+
+def attribute_texts(module: str, name: str) -> dict[str, str]:
+    """Return the texts below the attributes of a class, each as one line, by attribute."""
+    return {
+        ast.unparse(each.target): " ".join(ast.literal_eval(text.value).split())
+        for each, text in itertools.pairwise(_defined(parsed(module), name, ast.ClassDef).body)
+        if isinstance(each, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _file(module: str) -> Path:
@@ -362,15 +327,16 @@ def parsed(module: str) -> ast.Module:
     return ast.parse(_file(module).read_text(encoding="utf-8"))
 
 
-def _argument(source: ast.ClassDef | ast.FunctionDef, name: str) -> tuple[ast.expr, Any]:
+def _argument(source: ast.ClassDef, name: str) -> tuple[ast.expr, Any]:
     """Return the annotation and the default of an argument, which must be a literal."""
-    fields = source.body if isinstance(source, ast.ClassDef) else []
-    arguments = {ast.unparse(n.target): (n.annotation, n.value) for n in fields if isinstance(n, ast.AnnAssign)}
+    fields = (node for node in source.body if isinstance(node, ast.AnnAssign))
+    arguments: dict[str, tuple[Any, ast.expr | None]]
+    arguments = {ast.unparse(each.target): (each.annotation, each.value) for each in fields}
     if name not in arguments:  # no dataclass
-        spec = (_method(source, "__init__") if isinstance(source, ast.ClassDef) else source).args
-        defaults = [None] * (len(spec.args) - len(spec.defaults)) + list(spec.defaults)
-        pairs = [*zip(spec.args, defaults, strict=True), *zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-        arguments = {arg.arg: (arg.annotation, default) for arg, default in pairs if arg.annotation}
+        spec = _defined(source, "__init__", ast.FunctionDef).args
+        defaults = [*[None] * (len(spec.args) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
+        named = zip([*spec.args, *spec.kwonlyargs], defaults, strict=True)
+        arguments = {each.arg: (each.annotation, default) for each, default in named}
     annotation, default = arguments[name]
     return annotation, None if default is None else ast.literal_eval(default)
 
@@ -382,12 +348,11 @@ def _click_type(annotation: ast.expr, aliases: Mapping[str, ast.expr]) -> click.
     if isinstance(annotation, ast.Name) and annotation.id in aliases:
         return _click_type(aliases[annotation.id], aliases)
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
-        choices = ast.literal_eval(annotation.slice)
-        return click.Choice(list(choices))
+        return click.Choice(list(ast.literal_eval(annotation.slice)))
     return _TYPES[ast.unparse(annotation)]
 
 
-def _help(source: ast.ClassDef | ast.FunctionDef, name: str) -> str:
+def _help(source: ast.ClassDef, name: str) -> str:
     """Return the entry of an argument in the section ``Args``, as plain text."""
     section = re.search(r"^Args:\n((?:[ ]{4,}.*\n|\n)+)", f"{ast.get_docstring(source)}\n", re.M)
     entry = section and re.search(rf"^    {name}: ((?:.*\n)(?:        .*\n)*)", section[1], re.M)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
 
@@ -31,13 +31,9 @@ def provider_option(*, required: bool = True, summary: str = "Provider") -> Call
         required: whether the provider must be given; if not, the recipe may receive ``None``.
         summary: the beginning of the help text.
     """
-    provider = expression_option(
-        "--provider",
-        f"{__name__}:read_provider",
-        required=required,
-        metavar="EXPRESSION|FILE.yaml",
-        help=f"{summary}: of `attnreg list providers`, FILE.py:CLASS(...), several joined by &, or a YAML file.",
-    )
+    text = f"{summary}: of `attnreg list providers`, FILE.py:CLASS(...), several joined by &, or a YAML file."
+    reader, shown = f"{__name__}:read_provider", "EXPRESSION|FILE.yaml"
+    provider = expression_option("--provider", reader, required=required, metavar=shown, help=text)
     rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
                   help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
     return lambda function: provider(rate(function))
@@ -48,14 +44,18 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
     Args:
         flag: the option's flag.
-        reader: module and name, such as ``my_module:read``, of a function that checks the text and returns it in a
-            uniform spelling. It is imported only where the option is given, because it may import torch.
+        reader: module and name, such as ``my_module:read``, of a function that checks the text. If it returns a text,
+            such as another spelling, this is the value. It is imported only where the option is given, because it may
+            import torch.
         kwargs: arguments of :func:`attnreg.experiments.option`.
     """
 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+        if text is None:
+            return None
         module, _, name = reader.partition(":")
-        return None if text is None else getattr(importlib.import_module(module), name)(text)
+        value = getattr(importlib.import_module(module), name)(text)
+        return value if isinstance(value, str) else text
 
     return option(flag, callback=read, **kwargs)
 
@@ -105,24 +105,23 @@ def _of_yaml(file: Path) -> str:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Cannot read a provider from {file}: {' '.join(str(error).split())}") from error
-    if isinstance(content, dict) and set(content) == {"provider"}:
-        content = content["provider"]
-    return _spelled(content, file)
+        raise InputError(f"Cannot read a provider from {file}: {one_line(error)}") from error
+    return _spelled(content["provider"] if isinstance(content, dict) and [*content] == ["provider"] else content, file)
 
 
 def _spelled(content: Any, file: Path) -> str:
-    if isinstance(content, str):
-        return content if "(" in content else f"{content}()"
-    if isinstance(content, list) and content:
-        return " & ".join(_spelled(item, file) for item in content)
-    if isinstance(content, dict) and len(content) == 1:
-        ((name, arguments),) = content.items()
-        arguments = {} if arguments is None else arguments
-        if isinstance(arguments, list):
-            return f"{name}({', '.join(_argument(value, file) for value in arguments)})"
-        if isinstance(arguments, dict):
-            return f"{name}({', '.join(f'{key}={_argument(value, file)}' for key, value in arguments.items())})"
+    match content:
+        case str():
+            return content if "(" in content else f"{content}()"
+        case [_, *_]:
+            return " & ".join(_spelled(item, file) for item in content)
+        case dict() if len(content) == 1:
+            ((name, arguments),) = content.items()
+            if isinstance(arguments, list):
+                return f"{name}({', '.join(_argument(value, file) for value in arguments)})"
+            if isinstance(arguments, dict | None):
+                named = (f"{key}={_argument(value, file)}" for key, value in (arguments or {}).items())
+                return f"{name}({', '.join(named)})"
     raise InputError(
         f"Expected providers in {file} as a list of entries like `AttentionLayerDrop: {{p: 0.2}}`, or an expression, "
         f"got {content!r}."

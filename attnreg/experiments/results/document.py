@@ -41,18 +41,12 @@ pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
 _LONG = 40  # letters; a column with more in a cell is wider on a narrow screen
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(str):
     """A heading; the first heading is the title."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(str):
     """A paragraph of text."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,6 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
 class Contents:
     """A list of links to all headings but the title."""
 
@@ -110,26 +103,27 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
         | a\|b | 1 |
         <BLANKLINE>
     """
-    parts = []
-    for number, block in enumerate(blocks):
-        if isinstance(block, Heading):
-            parts.append(f"{'##' if number else '#'} {block.text}")
-        elif isinstance(block, Paragraph):
-            parts.append(block.text)
-        elif isinstance(block, Contents):
-            chapters = [each.text for each in blocks if isinstance(each, Heading)][1:]
-            parts.append("\n".join(f"- [{text}](#{_anchor(text)})" for text in chapters))
-        elif isinstance(block, Reports):
-            places = {name: quote(each.relative_to(folder).as_posix()) for name, each in block.folders.items()}
-            parts.append("\n".join(f"- [{name}]({place}/report.md)" for name, place in places.items()))
-        elif isinstance(block, Code):
-            parts.append("\n".join(["```", *block.lines, "```"]))
-        elif isinstance(block, Picture):
-            parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
-        else:
-            rule = [block.align(column, "---", "---:") for column in range(len(block.header))]
-            cells = [block.header, rule, *block.rows]
-            parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells))
+    parts: list[str] = []
+    for block in blocks:
+        match block:
+            case Heading():
+                parts.append(f"{'##' if parts else '#'} {block}")
+            case Paragraph():
+                parts.append(block)
+            case Code():
+                parts.append("\n".join(["```", *block.lines, "```"]))
+            case Table():
+                rule = [block.align(column, "---", "---:") for column in range(len(block.header))]
+                rows = ([cell.replace("|", "\\|") for cell in row] for row in (block.header, rule, *block.rows))
+                parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+            case Picture():
+                parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
+            case Contents():
+                _, *chapters = (each for each in blocks if isinstance(each, Heading))
+                parts.append("\n".join(f"- [{each}](#{_anchor(each)})" for each in chapters))
+            case Reports():
+                places = {name: quote(each.relative_to(folder).as_posix()) for name, each in block.folders.items()}
+                parts.append("\n".join(f"- [{name}]({place}/report.md)" for name, place in places.items()))
     return "\n\n".join(parts) + "\n"
 
 

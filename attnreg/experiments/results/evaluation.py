@@ -18,34 +18,28 @@ from attnreg.experiments.tasks.kinds.kind import IGNORED, Kind, Record
 from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch
 
 
 class Predictions(NamedTuple):
-    """A network's loss and predictions on labelled rows.
+    """A network's predictions on labelled rows."""
 
-    The loss is the mean over labelled rows, words or tokens; ``None`` if the network returns no loss. Each row has a
-    record: ``label``, ``prediction`` and further values that depend on the kind of task.
-    """
-
-    loss: float | None
-    records: list[Record]
+    loss: float | None  #: mean over labelled rows, words or tokens; ``None`` if the network returns no loss
+    records: list[Record]  #: of each row: ``label``, ``prediction`` and further values of the kind of task
 
 
 @torch.no_grad()
 def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Accelerator | None = None) -> Predictions:
-    """Predict in eval mode, then restore the network's mode. An accelerator splits the same rows over its processes.
-
-    The network returns ``logits``, and ``loss`` when it is given labels.
-    """
+    """Predict in eval mode, then restore the network's mode; arguments are as in :func:`evaluate`."""
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
     network.eval()
     mine = []
     for number in range(rank, len(labelled.batches), processes):
         batch = labelled.batches[number]
+        labels: Tensor | None = batch.get("labels")
         if kind.reading is None:
-            output, weight = network(**batch), _labels_in(batch)
+            output = network(**batch)
+            weight = rows_of(batch) if labels is None or labels.is_floating_point() else int((labels != IGNORED).sum())
         else:  # labels number the task's classes, which differ from the network's
             output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
         loss = float(output.loss) * weight if weight else 0.0
@@ -87,23 +81,14 @@ def evaluate_all(
     }
 
 
-def _labels_in(batch: Batch) -> int:
-    labels: Tensor | None = batch.get("labels")
-    if labels is None:
-        return rows_of(batch)
-    return len(labels) if labels.is_floating_point() else int((labels != IGNORED).sum())
-
-
 class _Probed(nn.Module):
     """A network in which an attached provider looks at each batch right before the forward pass on it."""
 
     def __init__(self, network: nn.Module, handle: AttachHandle) -> None:
         super().__init__()
-        self.network = network
-        self._handle = handle  # not the provider itself: `eval()` of this module must not reach it
+        self.network, self._handle = network, handle  # not the provider: `eval()` of this module must not reach it
 
     def forward(self, **batch: Any) -> Any:
-        """Make the first pass, if the provider needs one, then the masked one."""
         self._handle.provider.attribute(self.network, batch)
         return self.network(**batch)
 
@@ -111,8 +96,7 @@ class _Probed(nn.Module):
 def probed_scores(run: Setup, network: nn.Module, provider: Regularizer) -> dict[str, float]:
     """Score a network in eval mode on dev, under a provider's masks, which depend only on the run's seed.
 
-    Returns the metrics, and ``"dropped"``: the share of attention dropped in this process, mean over layers and
-    batches. The random state is the same afterwards.
+    ``"dropped"`` is the share of attention dropped in this process, mean over layers and batches.
     """
     cuda = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(cuda), attach(network, provider) as handle, handle.probing():

@@ -1,8 +1,11 @@
-"""Write ``result.json`` and ``predictions.jsonl`` at the end of training."""
+"""Write ``result.json``, ``predictions.jsonl`` and the model card at the end of training."""
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -10,72 +13,82 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from huggingface_hub import EvalResult, ModelCardData
 from torch import nn
 
 import attnreg
 from attnreg.experiments.folder.history import History
-from attnreg.experiments.results.card import model_card
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.models.lora import is_adapted, summary
+from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
+
+# The hub's names of tasks, by the head of the model, where they are not that name.
+_PIPELINES = {
+    "SequenceClassification": "text-classification",
+    "MaskedLM": "fill-mask",
+    "Seq2SeqLM": "text2text-generation",
+    "CausalLM": "text-generation",
+}
+_OF_HISTORY = (
+    *("trivial", "mislabelled", "other_text", "drop_rates", "active_steps", "events"),
+    *("seconds", "training_seconds", "training_cpu_seconds"),
+)
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     """Evaluate the returned network at the end of training and write the results, and its model card.
 
-    ``predictions.jsonl`` has the label and the prediction (and the logits, for classes) of each dev row, in order.
-    ``result.json`` has the scores on dev and on some training rows (as many as the kind's ``scored_train_rows``), the
-    calibration error, the scores of a predictor that ignores its input, what became of rows with a wrong label, time,
-    memory and passes. It is written last: a run folder that has it has finished training.
+    ``result.json`` is written last: a run folder that has it has finished training.
     """
     kind = run.kind
     some = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
     dev = predict(method.model, run.dev, kind, run.accelerator)
-    scores = {
-        "loss": dev.loss,
-        **kind.score(dev.records),
-        **evaluate_all(method.model, run.further, kind, run.accelerator),
-    }
+    further = evaluate_all(method.model, run.further, kind, run.accelerator)
     history.mislabelled = _mislabelled(method.model, run)
     if history.other_text is not None and run.other_text is not None:
         after = evaluate(method.model, *run.other_text, run.accelerator)
         history.other_text |= {"after": after, "forgetting": after["loss"] - history.other_text["before"]["loss"]}
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
-    records = history.of(method.returned_name)
+    settings, selection, records = run.settings, run.selection(), history.of(method.returned_name)
+    returned = selection.returned(records)["epoch"]
     forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
         "scored_on": run.scored_on,
-        "dev": {**scores, "calibration_error": kind.calibration_error(dev.records)},
+        "dev": {
+            "loss": dev.loss,
+            **kind.score(dev.records),
+            **further,
+            "calibration_error": kind.calibration_error(dev.records),
+        },
         "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
-        "trivial": history.trivial,
-        "mislabelled": history.mislabelled,
-        "other_text": history.other_text,
+        **{name: getattr(history, name) for name in _OF_HISTORY},
         "best_epoch": history.best(run.task.metric, method.returned_name),
         "rows": len(run.train_rows),
         "parameters": run.parameters,
         "steps": history.step,
-        "seconds": history.seconds,
-        "training_seconds": history.training_seconds,
-        "training_cpu_seconds": history.training_cpu_seconds,
         "peak_memory_bytes": history.peak_memory,
         "forward_rows": forward,
         "backward_rows": backward,
-        "drop_rates": history.drop_rates,
-        "active_steps": history.active_steps,
-        "events": history.events,
         "held_out": run.held_out,
-        "returned": {
-            "select": "best" if run.settings.returns_best else "last",
-            "epoch": run.selection().returned(records)["epoch"],
+        "returned": {"select": "best" if settings.returns_best else "last", "epoch": returned},
+        "stopping": None
+        if settings.patience is None and not settings.returns_best
+        else {
+            "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
+            "score": selection.best(records)[selection.key],
+            "last_epoch": records[-1]["epoch"],
+            "returned_epoch": returned,
         },
-        "stopping": _stopping(run, records),
         "environment": {
             "device": device_name(run.accelerator.device),
             "cpu": cpu_name(),
@@ -97,16 +110,13 @@ def _commit() -> dict[str, str]:
         return {}
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):  # without git, say
-        return {
-            "commit": subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-        }
+        return {"commit": subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()}
     return {}
 
 
 def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
     """Score the prediction that suits most training rows, made for every row; ``None`` if the kind has none."""
-    trivial = run.kind.trivial(run.train_rows[REFERENCE][:])
-    if trivial is None:
+    if (trivial := run.kind.trivial(run.train_rows[REFERENCE][:])) is None:
         return None
     name, answer = trivial
     scores = {
@@ -127,14 +137,66 @@ def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
     return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
 
 
-def _stopping(run: Setup, records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return which rows decided, when the run stopped and which epoch is its best; ``None`` if no rows decided."""
-    if run.settings.patience is None and not run.settings.returns_best:
-        return None
-    selection = run.selection()
-    return {
-        "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
-        "score": selection.best(records)[selection.key],
-        "last_epoch": records[-1]["epoch"],
-        "returned_epoch": selection.returned(records)["epoch"],
+def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, Any]) -> str:
+    """Return the model card of a finished run, in the format of the Hugging Face Hub. It names no licence."""
+    settings, task = run.settings, run.task
+    base = settings.model or task.model
+    on_hub = base if base is not None and not Path(base).exists() else None
+    data = task.hub[0] if task.hub is not None and settings.data_dir is None else None
+    scores = {name: value for name, value in result["dev"].items() if isinstance(value, (int, float))}
+    head = run.kind.head.removeprefix("AutoModelFor")
+    pipeline = _PIPELINES.get(head, re.sub(r"\B([A-Z])", r"-\1", head).lower())
+    split = "validation" if run.scored_on == "dev" else f"{run.scored_on} rows of train"
+    metadata = ModelCardData(
+        base_model=on_hub,
+        datasets=data,
+        library_name="peft" if is_adapted(run.model) else "transformers",
+        metrics=list(task.metrics),
+        model_name=f"{settings.recipe}-{task.name}",
+        pipeline_tag=pipeline,
+        tags=["attnreg", settings.recipe],
+        eval_results=[
+            EvalResult(pipeline, data or task.name, task.name, name, value, dataset_split=split)
+            for name, value in scores.items()
+            if math.isfinite(value)
+        ],
+    )
+    returned = result["returned"]
+    held = "" if result["held_out"] is None else f" (with {result['held_out']['rows']} more as rewards)"
+    facts = {
+        "Base model": base or f"a tiny {run.model.config.model_type.upper()} with random weights",
+        "Task": f"{task.name} ({task.kind}): {task.summary.rstrip('.')}",
+        "Data": f"{settings.data_dir or data or 'built in'}, {result['rows']} training rows{held}",
+        "Recipe": settings.recipe,
+        "Options of the recipe": ", ".join(f"{run.settings.flag(k)} {v}" for k, v in settings.own.items()) or "none",
+        "Regularizer": "none" if provider is None else f"`{expression_of(provider)}`",
+        **({"Adapter": f"of the base model, by peft. {summary(run.model)}"} if is_adapted(run.model) else {}),
+        "Seed": settings.seed,
+        "Network": f"of epoch {returned['epoch']} of {settings.epochs} (`--select {returned['select']}`)",
+        "Version": f"attnreg {attnreg.__version__}, torch {result['environment']['torch']}, "
+        f"transformers {result['environment']['transformers']}",
     }
+    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    table = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())
+    return f"""---
+{metadata.to_yaml()}
+---
+
+# {settings.recipe} on {task.name}
+
+{lines}
+
+Scores on {run.scored_on} rows:
+
+| score | value |
+| --- | ---: |
+{table}
+
+To repeat the training:
+
+```
+{settings.command()}
+```
+
+Before you share this model, add its licence to the first lines of this file.
+"""

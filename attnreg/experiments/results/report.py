@@ -1,4 +1,4 @@
-"""The final report of a run: scores and drop rates, on the screen and in ``report.md``."""
+"""What the final report of a run shows and says: scores and drop rates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
+from attnreg.experiments.results.document import Table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
@@ -18,38 +16,18 @@ if TYPE_CHECKING:  # `attnreg compare` needs only the tables
 COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
-def report(
-    run: Setup,
-    history: History,
-    plain: tuple[Setup, History] | None,
-    notes: Sequence[str],
-    tables: Mapping[str, Sequence[Sequence[str]]],
-) -> None:
-    """Print the results of a run and write them to ``report.md``; see :meth:`attnreg.experiments.Run.report`."""
+def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:
+    """Return the tables of a run by heading; the first heading is the title of the report."""
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {run.task.metric} on {run.scored_on} rows, seed {settings.seed}"
-    shown = {title: _scores(run, history, plain)}
-    if rates := [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]:
-        shown["Drop rate per layer\n(mean while active)"] = Table(["layer", "drop rate"], rates)
-    shown |= {heading: Table(first, others) for heading, (first, *others) in tables.items()}
-    said = [*notes, *_notes(run, history, plain)]
-    console = Console(quiet=not run.folder.writer)
-    for heading, table in shown.items():
-        print_table(console, table, title=heading)
-    say(console, *said, f"Results saved to {run.folder.path}/.")
-    blocks: list[Block] = [Heading(title), shown.pop(title)]
-    for heading, table in shown.items():
-        blocks += [Paragraph(f"{' '.join(heading.split())}:"), table]
-    with run.folder.written():
-        run.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], run.folder.path))
-    if not settings.keep_checkpoints:
-        for each in (run, *(() if plain is None else plain[:1])):
-            each.folder.remove_checkpoints()
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    by_layer = {"Drop rate per layer\n(mean while active)": Table(["layer", "drop rate"], rates)} if rates else {}
+    return {title: _scores(run, history, plain), **by_layer}
 
 
 def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
     """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
-    metric, stopping = run.task.metric, run.settings.stop_on is not None
+    metric = run.task.metric
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
     if plain is not None:
@@ -60,17 +38,21 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
         best, last = its_history.best(metric, network), records[-1]
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
-        returned = [_returned(its_run, its_history, network)] if stopping else []
+        is_returned = network == its_history.returned  # or it is the other one of a game
+        returned = _at(its_run.selection().returned(records), metric) if is_returned else "not returned"
         size, seconds = str(len(its_run.train_rows)), f"{its_history.seconds:.0f}"
-        rows.append([name, *returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
+        rows.append([name, returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
     if (trivial := history.trivial) is not None:
-        cells = [f"{trivial['dev'][metric]:.4f}", "none", "none", str(len(run.train_rows)), "0"]
-        rows.append([trivial["predictor"], *(["none"] if stopping else []), *cells])
-    header = ["network", *(["returned epoch"] if stopping else []), "last epoch", "best epoch", "loss", "rows"]
-    return Table([*header, "time (s)"], rows)
+        score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
+        rows.append([trivial["predictor"], "none", score, "none", "none", size, "0"])
+    header = ["network", "returned epoch", "last epoch", "best epoch", "loss", "rows", "time (s)"]
+    left_out = slice(1, 1) if run.settings.stop_on is not None else slice(1, 2)  # without a choice of epochs
+    for row in (header, *rows):
+        del row[left_out]
+    return Table(header, rows)
 
 
-def _notes(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
+def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
     """Say what the tables do not, after the recipe's own notes."""
     settings = run.settings
     if history.drop_rates or (run.folder.path / "provider").is_dir():
@@ -115,13 +97,6 @@ def _at(record: Mapping[str, Any], metric: str) -> str:
     return f"{record[metric]:.4f} ({record['epoch']})"
 
 
-def _returned(run: Setup, history: History, network: str) -> str:
-    """Return the score of the network that the run returned, with its epoch, or that it is the other one of a game."""
-    if network != history.returned:
-        return "not returned"
-    return _at(run.selection().returned(history.of(network)), run.task.metric)
-
-
 def _stopped(run: Setup, history: History) -> str:
     """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
     records, patience = history.of(history.returned), run.settings.patience
@@ -158,19 +133,12 @@ def collapsed(records: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
-    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game.
-
-    Example:
-        >>> rounds_played({"winner: attacker": 3, "winner: defender": 1})
-        'The game had 4 rounds: the Attacker won 3, the Defender 1.'
-    """
-    attacker, defender = (events.get(f"winner: {name}", 0) for name in ("attacker", "defender"))
+    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game."""
+    attacker, defender = (events.get(f"winner: {name}", 0) / runs for name in ("attacker", "defender"))
     if not attacker + defender:
         return ""
-    if runs > 1:
-        return (
-            f"The game had {(attacker + defender) / runs:.1f} rounds on average: the Attacker won "
-            f"{attacker / runs:.1f}, the Defender {defender / runs:.1f}."
-        )
-    plural = "s" * (attacker + defender > 1)
-    return f"The game had {attacker + defender} round{plural}: the Attacker won {attacker}, the Defender {defender}."
+    digits, rounds = (1, "rounds on average") if runs > 1 else (0, "round" + "s" * (attacker + defender > 1))
+    return (
+        f"The game had {attacker + defender:.{digits}f} {rounds}: the Attacker won {attacker:.{digits}f}, the Defender "
+        f"{defender:.{digits}f}."
+    )

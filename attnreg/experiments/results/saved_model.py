@@ -6,11 +6,10 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from torch import nn
 
@@ -19,7 +18,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
-from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.setup.batches import Labelled, in_order
 from attnreg.experiments.setup.data_checks import cut_inputs, unknown_tokens
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.choice import choose_task
@@ -32,163 +31,134 @@ from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import Task
 
 
-def score_saved(
-    run: Path,
-    options: Mapping[str, str | None],
-    *,
-    data_dir: str | None = None,
-    split: str = "validation",
-    max_length: int | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-    name: str | None = None,
-    classes: Mapping[str, str] | None = None,
-) -> tuple[Path, dict[str, Any]]:
-    """Score the network that a run returned and write it to the run's ``evaluations``; return the file and its content.
+@dataclass
+class SavedModel:
+    """The network that a finished run returned, to use on other data.
 
-    Options that are ``None`` are the run's own: ``task`` and what defines one, the data if the task is the run's, and
-    the maximum length. The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` is that
-    of the written file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
+    Options that are ``None`` are the run's own: ``task`` and what else defines one, the data if the task is the run's,
+    and the maximum length.
     """
-    asked = request(options, data_dir, split, max_length, classes)
-    config, task, own_classes, data_dir = _wanted(run, options, data_dir)
-    own_folder = config.get("data_dir") if task.name == config["task"] else None
-    # Evaluation needs no training split; the classes come from the model.
-    wanted = replace(task, evaluation_only=True, labels=task.labels or own_classes)
-    task, splits = load_data(wanted, data_dir, needs_validation=split == "validation", classes=classes)
-    rows_of = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
-    if rows_of not in splits:
-        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.{WITHOUT_LABELS}")
-    place = choose_device(device)
-    model, kind = _model(run, config, task, own_classes, max_length)
-    names = {"": rows_of}
-    if split == "validation":
-        names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
-    where = "" if data_dir is None else f" of {Path(data_dir).name}"
-    shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
-    _warn_of_inputs(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
-    sets = {name: in_order(kind.encode(splits[theirs]), batch_size, kind, place) for name, theirs in names.items()}
-    what = {"task": task.name, "split": split, "data_dir": absolute(data_dir), "max_length": kind.max_length}
-    path = _place(run / "evaluations", what, name, absolute(own_folder))
-    result = {
-        **what,
-        "network": _returned(run),
-        "request": asked,
-        "rows": len(sets[""].references),
-        "metrics": evaluate_all(model.to(place), sets, kind),
-        "classes": None
-        if kind.reading is None
-        else {name: task.labels[i] for name, i in zip(own_classes, kind.reading, strict=True)},
-    }
-    path.parent.mkdir(exist_ok=True)
-    _write(path, json.dumps(result, indent=2) + "\n")
-    return path, result
 
+    run: Path
+    options: Mapping[str, str | None]
+    data_dir: str | None = None
+    max_length: int | None = None
+    batch_size: int = 64
+    device: str | None = None
 
-def submit_saved(
-    run: Path,
-    folder: Path,
-    options: Mapping[str, str | None],
-    *,
-    data_dir: str | None = None,
-    max_length: int | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-) -> dict[Path, int]:
-    """Write the predictions of a run's saved model on the test split of a GLUE task, as GLUE's server takes them.
+    def __post_init__(self) -> None:
+        run, self._config = self.run, _config(self.run)
+        self._task, own = _task(self._config, self.options), _task(self._config, {})
+        if self._task.kind != own.kind:
+            raise InputError(
+                f"Expected a {own.kind} task for the model of {run}, got {self._task.name!r} ({self._task.kind})."
+            )
+        self._classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
+        self._own_folder = self._config.get("data_dir") if self._task.name == own.name else None
+        self._folder = self._own_folder if self.data_dir is None else self.data_dir
+        if self.data_dir is None and self._folder is not None and WHOLE in names_in(own, Path(self._folder)).values():
+            raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
+        self._place = choose_device(self.device)
 
-    The data is a folder with ``test``, or a single file; other arguments are as in :func:`score_saved`. Returns the
-    number of rows in each written file, such as ``CoLA.tsv``.
-    """
-    files = submission_files(_task(_config(run), options).name)
-    config, task, classes, data_dir = _wanted(run, options, data_dir)
-    if data_dir is not None and len(files) > 1 and Path(data_dir).is_file():
-        raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
-    tests = {file: load_inputs(task, split, data_dir) for split, file in files.items()}
-    place = choose_device(device)
-    model, kind = _model(run, config, task, classes, max_length)
-    _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, rows in tests.items():
-        _write(folder / file, submission(task, rows, _predictions(model, kind, rows, batch_size, place)))
-    return {folder / file: len(rows) for file, rows in tests.items()}
+    def score(
+        self, split: str = "validation", name: str | None = None, classes: Mapping[str, str] | None = None
+    ) -> tuple[Path, dict[str, Any]]:
+        """Score the network and write the scores to the run's ``evaluations``; return the file and its content.
 
+        The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` is that of the written
+        file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
+        """
+        folder = self._folder
+        # Evaluation needs no training split; the classes come from the model.
+        wanted = replace(self._task, evaluation_only=True, labels=self._task.labels or self._classes)
+        task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)
+        rows_of = "validation" if split not in splits and _is_validation(split, task, folder) else split
+        if rows_of not in splits:
+            raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
+        model, kind = self._load(task)
+        names = {"": rows_of}
+        if split == "validation":
+            names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
+        where = "" if folder is None else f" of {Path(folder).name}"
+        shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
+        _warn_of_inputs(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
+        sets = {name: self._batches(kind, splits[theirs]) for name, theirs in names.items()}
+        what = {"task": task.name, "split": split, "data_dir": absolute(folder), "max_length": kind.max_length}
+        path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
+        if not (reader := RunReader(self.run)).finished:
+            raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
+        asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
+        result = {
+            **what,
+            # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
+            "network": reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}),
+            "request": request(self.options, **asked),
+            "rows": len(sets[""].references),
+            "metrics": evaluate_all(model, sets, kind),
+            "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
+        }
+        path.parent.mkdir(exist_ok=True)
+        _write(path, json.dumps(result, indent=2) + "\n")
+        return path, result
 
-def predict_saved(
-    run: Path,
-    file: Path,
-    options: Mapping[str, str | None],
-    *,
-    data_dir: str | None = None,
-    split: str = "test",
-    max_length: int | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-) -> int:
-    """Write rows, which need no label, with the prediction of a run's saved model for each; return their number.
+    def submit(self, folder: Path) -> dict[Path, int]:
+        """Write predictions on the test split of a GLUE task, as GLUE's server takes them; return how many by file."""
+        task, source = self._task, self._folder
+        files = submission_files(task.name)
+        if source is not None and len(files) > 1 and Path(source).is_file():
+            raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
+        tests = {file: load_inputs(task, split, source) for split, file in files.items()}
+        model, kind = self._load(task)
+        _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, rows in tests.items():
+            _write(folder / file, submission(task, rows, self._predictions(model, kind, rows)))
+        return {folder / file: len(rows) for file, rows in tests.items()}
 
-    ``file`` is ``.csv`` or ``.jsonl``; it gets all columns but that of labels. A prediction is a class name or a
-    number. Other arguments are as in :func:`score_saved`.
-    """
-    config, task, classes, data_dir = _wanted(run, options, data_dir)
-    cls = kind_class(task.kind)
-    if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row):
-        raise InputError(
-            f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task."
-        )
-    if file.suffix not in (".csv", ".jsonl"):
-        raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
-    task = replace(task, labels=task.labels or classes)
-    rows = load_inputs(task, split, data_dir)
-    if "prediction" in rows.column_names:
-        raise InputError(f"The rows to predict have a column `prediction` already, which {file} would hold: rename it.")
-    place = choose_device(device)
-    model, kind = _model(run, config, task, classes, max_length)
-    _warn_of_inputs(kind, {"inputs": rows})
-    table = rows.remove_columns(task.label).to_pandas()
-    found = _predictions(model, kind, rows, batch_size, place)
-    table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
-    lines = {"orient": "records", "lines": True, "force_ascii": False}
-    _write(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
-    return len(rows)
+    def predict(self, file: Path, split: str = "test") -> int:
+        """Write all columns but that of labels, and a class name or number as prediction; return how many rows."""
+        task = replace(self._task, labels=self._task.labels or self._classes)
+        cls = kind_class(task.kind)
+        if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row):
+            raise InputError(
+                f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task."
+            )
+        if file.suffix not in (".csv", ".jsonl"):
+            raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
+        rows = load_inputs(task, split, self._folder)
+        if "prediction" in rows.column_names:
+            raise InputError(
+                f"The rows to predict have a column `prediction` already, which {file} would hold: rename it."
+            )
+        model, kind = self._load(task)
+        _warn_of_inputs(kind, {"inputs": rows})
+        table = rows.remove_columns(task.label).to_pandas()
+        found = self._predictions(model, kind, rows)
+        table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
+        lines = {"orient": "records", "lines": True, "force_ascii": False}
+        _write(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
+        return len(rows)
 
+    def _load(self, task: Task) -> tuple[nn.Module, Kind]:
+        """Load the model, and the kind that encodes the rows of a task for it."""
+        folder, classes = self.run / "model", self._classes
+        reading = None if classes == task.labels else reading_of(classes, task)
+        model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(folder))
+        if new:
+            raise InputError(f"The model in {folder} lacks weights: {', '.join(sorted(new)[:5])}. Repeat the run.")
+        length = longest_input(model, self.max_length, self._config["max_length"])
+        return model.to(self._place), kind_class(task.kind)(task, tokenizer, length, reading)
 
-def _predictions(model: nn.Module, kind: Kind, rows: Dataset, batch_size: int, place: torch.device) -> list[Any]:
-    records = predict(model.to(place), in_order(kind.encode(rows), batch_size, kind, place), kind).records
-    return [record["prediction"] for record in records]
+    def _batches(self, kind: Kind, rows: Dataset) -> Labelled:
+        return in_order(kind.encode(rows), self.batch_size, kind, self._place)
+
+    def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset) -> list[Any]:
+        return [record["prediction"] for record in predict(model, self._batches(kind, rows), kind).records]
 
 
 def _write(path: Path, text: str) -> None:
     with replaced_file(path) as file:
         file.write(text)
-
-
-def _wanted(
-    run: Path, options: Mapping[str, str | None], data_dir: str | None
-) -> tuple[dict[str, Any], Task, tuple[str, ...], str | None]:
-    """Return the run's options, the task to score on, the classes of the run's model, and the folder of the data."""
-    config = _config(run)
-    task, own = _task(config, options), _task(config, {})
-    if task.kind != own.kind:
-        raise InputError(f"Expected a {own.kind} task for the model of {run}, got {task.name!r} ({task.kind}).")
-    classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
-    if data_dir is None and task.name == own.name:
-        data_dir = config.get("data_dir")
-        if data_dir is not None and WHOLE in names_in(own, Path(data_dir)).values():
-            raise InputError(f"{run} was trained on rows of {data_dir}: use --data-dir to give other rows.")
-    return config, task, classes, data_dir
-
-
-def _model(
-    run: Path, config: Mapping[str, Any], task: Task, classes: tuple[str, ...], max_length: int | None
-) -> tuple[nn.Module, Kind]:
-    """Load the saved model of a run, and the kind that encodes the rows of a task for it."""
-    reading = None if classes == task.labels else reading_of(classes, task)
-    model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(run / "model"))
-    if new:
-        raise InputError(f"The model in {run / 'model'} lacks weights: {', '.join(sorted(new)[:5])}. Repeat the run.")
-    length = longest_input(model, max_length, config["max_length"])
-    return model, kind_class(task.kind)(task, tokenizer, length, reading)
 
 
 def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
@@ -209,14 +179,6 @@ def _config(run: Path) -> dict[str, Any]:
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"Cannot read the run's options in {run / 'config.json'}: {error!r}.") from error
-
-
-def _returned(run: Path) -> dict[str, Any]:
-    reader = RunReader(run)
-    if not reader.finished:
-        raise InputError(f"The run in {run} has not finished: continue it with --resume.")
-    # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
-    return dict(reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}))
 
 
 def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
@@ -244,48 +206,32 @@ def _classes(model: Path) -> tuple[str, ...]:
 def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
     """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
     if name is not None:
-        path = folder / f"{name}.json"
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
-        if _made_before(path, what) is False:
+        if not _may_be_in(path := folder / f"{name}.json", what):
             raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
-    parts = [what["task"], *(part for part in (other, what["split"]) if part not in usual)]
-    path = folder / f"{'-'.join(parts)}.json"
-    if _made_before(path, what) is not False:
-        return path
+    words = "-".join([what["task"], *(part for part in (other, what["split"]) if part not in usual)])
     mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
-    return folder / f"{'-'.join([*parts, mark])}.json"
+    path = folder / f"{words}.json"
+    return path if _may_be_in(path, what) else folder / f"{words}-{mark}.json"
 
 
-def _made_before(path: Path, what: Mapping[str, Any]) -> bool | None:
-    """Whether a file holds an evaluation of the same data; ``None`` if there is no file."""
-    if not path.is_file():
-        return None
+def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
+    """Whether a file holds an evaluation of the same data, or none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return all(content.get(key) == value for key, value in what.items())
+        return not path.is_file() or what.items() <= json.loads(path.read_text(encoding="utf-8")).items()
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def request(
-    options: Mapping[str, str | None],
-    data_dir: str | None,
-    split: str,
-    max_length: int | None,
-    classes: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    """Return the arguments of :func:`score_saved` as they are written to its file."""
-    return {
-        "options": {name: value for name, value in options.items() if value is not None},
-        "data_dir": absolute(data_dir),
-        "split": split,
-        "max_length": max_length,
-        "classes": dict(classes or {}),
-    }
+def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
+    """Return what a model was asked to be scored on, as it is written to the file of the scores."""
+    given = {name: value for name, value in options.items() if value is not None}
+    folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
+    return {"options": given, **asked, "data_dir": folder, "classes": classes}
 
 
 def absolute(folder: str | None) -> str | None:

@@ -17,16 +17,8 @@ from attnreg.regularizer.expressions import checked_expression
 def fit_schedule(run: RunReader, pieces: int) -> str:
     """Fit a piecewise linear schedule to the drop rate of each layer over training, by least squares.
 
-    The pieces of a line are equally long, from the first to the last step with masks.
-
-    Returns:
-        a :class:`attnreg.BernoulliScheduleProvider`, as an expression for ``--provider``.
-
-    Raises:
-        InputError: if the run is not finished, its layers are not those of one stack, or it has too few steps.
-
-    Reference:
-        AttendOut (arXiv 2104.04692), Section 7.2.
+    The pieces of a line are equally long, from the first to the last step with masks. The result is an expression of a
+    :class:`attnreg.BernoulliScheduleProvider` (AttendOut, arXiv 2104.04692, Section 7.2).
     """
     if not run.finished:
         raise InputError(f"The run in {run.folder} is not finished: continue it with --resume first.")
@@ -51,10 +43,9 @@ def fit_schedule(run: RunReader, pieces: int) -> str:
 def _fitted(points: NDArray[np.float64], total: int, pieces: int) -> str:
     """Return the knots of one layer."""
     begin, end, rates = points.T
-    # A step's rate is that of the progress before it.
-    first, last = (begin[0] - 1) / total, end[-1] / total
     if not rates.any():
         return "[(0, 0)]"
+    first, last = (begin[0] - 1) / total, end[-1] / total  # a step's rate is that of the progress before it
     middle = (begin + end - 2) / (2 * total)
     knots = np.linspace(first, last, pieces + 1)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import math
@@ -15,8 +14,8 @@ import click
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
-from attnreg.experiments.options.option import GroupedCommand, together
-from attnreg.experiments.options.settings import LARGEST, TASK_OPTIONS, Settings, data_name, shared_options
+from attnreg.experiments.options.option import GroupedCommand, flag_of, together
+from attnreg.experiments.options.settings import LARGEST, OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.choice import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
@@ -104,14 +103,15 @@ def _load_command(name: str, path: Path, real_path: Path, modified: int) -> Reci
 
 
 def _settings(recipe: str, options: dict[str, Any]) -> Settings:
-    for parameter in click.get_current_context().command.params:
+    command = click.get_current_context().command
+    for parameter in command.params:
         value = options.get(str(parameter.name))
         if isinstance(value, float) and not math.isfinite(value):  # click's ranges accept nan and inf
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
         if isinstance(value, int) and value > LARGEST:
             raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
     own = dict(options)
-    shared = {f.name: own.pop(f.name) for f in dataclasses.fields(Settings) if f.name in own}
+    shared = {each.name: own.pop(each.name) for each in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
         raise UsageError(
@@ -126,31 +126,28 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
             "heads of other kinds are new, so score the finished run with `attnreg evaluate`."
         )
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
-    if shared["patience"] is None and shared["select"] == "last":
-        for name in ("stop_on", "stopping_rows"):
-            if shared[name] is not None:
-                raise UsageError(f"--{name.replace('_', '-')} needs --patience or --select best.")
-    elif shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
+    is_stopped = shared["patience"] is not None or shared["select"] == "best"
+    for is_there, needed, names in (
+        (is_stopped, "--patience or --select best", ("stop_on", "stopping_rows")),
+        (shared["lora_rank"], "--lora-rank", _OF_LORA),
+    ):
+        if not is_there and (given := [name for name in names if shared[name]]):
+            raise UsageError(f"{flag_of(given[0])} needs {needed}.")
+    if shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
         raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
-    else:
-        shared["stop_on"] = shared["stop_on"] or "held-out"
-    if shared["lora_rank"] is None and (given := [name for name in _OF_LORA if shared[name]]):
-        raise UsageError(f"--{given[0].replace('_', '-')} needs --lora-rank.")
+    shared["stop_on"] = shared["stop_on"] or ("held-out" if is_stopped else None)
     if shared["schedule"] == "constant" and shared["lr_warmup"] and _is_given("lr_warmup"):
         raise UsageError(
             f"--schedule constant has no warm-up, got --lr-warmup {shared['lr_warmup']:g}: use --schedule "
             "constant_with_warmup, or remove --lr-warmup."
         )
     for name in ("epochs", "batch_size", "learning_rate"):
-        if shared[name] is None:
-            shared[name] = getattr(task, name)
+        shared[name] = getattr(task, name) if shared[name] is None else shared[name]
     data = data_name(task.name, shared["data_dir"])
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{data}-seed{shared['seed']}"
-    params = click.get_current_context().command.params
-    flags = {str(parameter.name): parameter.opts[0] for parameter in params}
-    off_flags = {str(each.name): each.secondary_opts[0] for each in params if each.secondary_opts}
-    source = inspect.unwrap(click.get_current_context().command.callback or _settings).__code__.co_filename
-    return Settings(recipe=recipe, own=own, flags=flags, off_flags=off_flags, recipe_file=source, **shared)
+    flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
+    source = inspect.unwrap(command.callback or _settings).__code__.co_filename
+    return Settings(recipe=recipe, own=own, flags=flags, recipe_file=source, **shared)
 
 
 def _is_given(name: str) -> bool:

@@ -32,37 +32,22 @@ def read_generator(text: str) -> str:
     return text if text == "none" else read_provider(text)
 
 
-def read_credit(text: str) -> str:
-    """Check the value of ``--credit``."""
-    credit_of(text)
-    return text
-
-
 def credit_of(text: str) -> Credit:
-    """Make a credit from an expression."""
+    """Make a credit from an expression, the value of ``--credit``."""
     return parse_call(text, {"Reinforce": Reinforce, "GradientCredit": GradientCredit})
 
 
-def read_rewards(text: str) -> str:
-    """Check the value of ``--rewards``."""
-    _rewards_of(text, lambda: "loss")
-    return text
-
-
-def _rewards_of(text: str, metric: Callable[[], Any]) -> tuple[Rewards, int | str | None]:
-    """Return the rewards of an expression, and how many rows are drawn anew for each round."""
+def rewards_of(text: str, metric: Callable[[], Any] = lambda: "loss") -> tuple[Rewards, int | str | None]:
+    """Return the rewards of an expression, the value of ``--rewards``, and how many rows are drawn for each round."""
 
     def make(
-        score: str = "loss",
-        batches_per_round: int | None = None,
-        noise: float = 0.0,
-        fresh_rows: int | str | None = None,
+        score: str = "loss", batches_per_round: int | None = None, noise: float = 0.0, fresh_rows: Any = None
     ) -> tuple[Rewards, int | str | None]:
-        known: Any = metric() if score == "metric" else score
         if fresh_rows not in (None, "steps"):
-            whole_number("fresh_rows", fresh_rows)  # type: ignore[arg-type]
+            whole_number("fresh_rows", fresh_rows)
         if fresh_rows and batches_per_round:
             raise InputError("`fresh_rows` are all scored in their round: remove `batches_per_round`.")
+        known: Any = metric() if score == "metric" else score
         return Rewards(score=known, batches_per_round=batches_per_round, noise=noise), fresh_rows
 
     return parse_call(text, {"Rewards": make})
@@ -98,21 +83,18 @@ class RewardRows:
 
     def __init__(self, run: Setup, data: RewardData, rows: int, epochs: int) -> None:
         self._run, self._data = run, data
-        #: a sentence for the report, if the scores are biased
-        self.note: str | None = None
+        self.note: str | None = None  #: a sentence for the report, if the scores are biased
         self._rows: Any = None if data in ("train", "noisy-train") else self._chosen(rows, epochs)
 
     def _batches(self, fresh: int | None) -> Any:
         run, chosen = self._run, self._rows
-        if chosen is None:
-            if fresh is not None:
-                raise UsageError(
-                    "`fresh_rows` in --rewards needs rows besides the round's own: remove it for --reward-data "
-                    f"{self._data}."
-                )
-            return None
         if fresh is None:
-            return run.rows_in_order(chosen)
+            return None if chosen is None else run.rows_in_order(chosen)
+        if chosen is None:
+            raise UsageError(
+                "`fresh_rows` in --rewards needs rows besides the round's own: remove it for --reward-data "
+                f"{self._data}."
+            )
         if fresh > len(chosen):
             raise UsageError(
                 f"Expected `fresh_rows` in --rewards of at most {len(chosen)}, the number of reward rows, got {fresh}."
@@ -149,7 +131,7 @@ class RewardRows:
     def rewards(self, text: str, round_steps: int) -> Rewards:
         """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
         run = self._run
-        wanted, number = _rewards_of(text, lambda: metric_score(run))
+        wanted, number = rewards_of(text, lambda: metric_score(run))
         fresh = round_steps if isinstance(number, str) else number
         if wanted.score == "accuracy" and run.kind.one_number_per_row:
             raise _expected_loss(run, "accuracy")
@@ -211,19 +193,17 @@ class WatchedWord:
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """Return the rates by layer: ``watched.N`` and ``others.N``."""
-        names = {True: "watched", False: "others"}
-        sums: Any = dict.fromkeys(names, 0.0)
-        counts = dict.fromkeys(names, 0)
+        sums: dict[str, Any] = {"watched": 0.0, "others": 0.0}
+        counts = dict.fromkeys(sums, 0)
         for batch in self.batches:
             dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
             units = self.generator.units(batch)
             is_word = (batch["input_ids"].flatten(0, -2) == self.token)[:, None]
-            for watched in sums:
-                chosen = units & (is_word == watched)
-                sums[watched] = sums[watched] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
-                counts[watched] += int(chosen.sum())
+            for name, chosen in (("watched", units & is_word), ("others", units & ~is_word)):
+                sums[name] = sums[name] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
+                counts[name] += int(chosen.sum())
         return {
-            f"{names[watched]}.{layer}": float(total) / max(1, counts[watched])
-            for watched in sums
-            for layer, total in enumerate(sums[watched])
+            f"{name}.{layer}": float(rate) / max(1, counts[name])
+            for name, total in sums.items()
+            for layer, rate in enumerate(total)
         }

@@ -7,20 +7,21 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 
-from attnreg.errors import AsleepWarning, InputError, StoppedError
+from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
-from attnreg.experiments.runs.checkpoint import checkpoint, recover_states, restore, write_state
-from attnreg.experiments.runs.divergence import DivergenceCheck, growing_loss
+from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
 from attnreg.experiments.runs.progress import Progress
-from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
+from attnreg.experiments.runs.telemetry import PassCounter, Telemetry, growing_loss
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import biased
@@ -66,7 +67,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
     set_seed(run.settings.seed, device_specific=True)
     run.accelerator.wait_for_everyone()  # all processes must have checked the folder before one writes to it
     loop = _Loop(method, run)
-    with run.folder.locked(), run.folder.written(), Interruption() as loop.interruption:
+    with run.folder.locked(), run.folder.written(), interruptible() as loop.signals:
         if run.folder.writer:
             recover_states(run.folder.checkpoints)
         run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
@@ -76,7 +77,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
             if run.other_text is not None:
                 loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
-        with run.tracked(), Progress(run, loop.history) as loop.progress:
+        loop.progress = Progress(run, loop.history)
+        with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
         loop.selection.give_back(method.model)
@@ -84,7 +86,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         conclude(method, run, loop.history)
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
             run.remarks.append(growth)
-        if loop.interruption.signal:
+        if loop.signals:
             loop.stop()  # the caller must not continue after a signal
     return loop.history
 
@@ -93,14 +95,12 @@ class _Loop:
     """The state of a training loop."""
 
     progress: Progress
-    interruption: Interruption
+    signals: list[signal.Signals]
 
     def __init__(self, method: TrainingMethod, run: Setup) -> None:
-        self.method = method
-        self.run = run
-        self.history = History()
-        self.telemetry = Telemetry(run.log_telemetry, Updater(accelerator=run.accelerator).mean)
-        self.divergence = DivergenceCheck(method, run.folder)
+        self.method, self.run, self.history = method, run, History()
+        mean = Updater(accelerator=run.accelerator).mean
+        self.telemetry = Telemetry(run.log_telemetry, mean, run.folder.last_good)
         self.selection = run.selection()
 
     @property
@@ -122,7 +122,6 @@ class _Loop:
             history.step += 1
             history.batch += 1
             history.forward_rows, history.backward_rows = passes.forward, passes.backward
-            self.divergence.note(history.step, result)
             self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
             now = time.perf_counter()
             history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
@@ -136,7 +135,7 @@ class _Loop:
             clock, cpu = time.perf_counter(), time.process_time()
         self.telemetry.flush(history.step)  # waits for the device
         history.training_seconds += time.perf_counter() - clock
-        self.divergence.check(history.step)
+        self._check()
         history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
         history.active_steps = self.telemetry.active_steps()
         history.events = dict(self.telemetry.event_counts)
@@ -163,8 +162,13 @@ class _Loop:
             run.log_evaluation(record)
             self.progress.evaluated(record)
 
+    def _check(self) -> None:
+        """Raise if training has diverged."""
+        provider = [] if self.method.provider is None else [self.method.provider]
+        self.telemetry.check(self.history.step, [*self.method.learners, *provider])
+
     def _is_to_stop(self) -> bool:
-        accelerator, asked = self.run.accelerator, self.interruption.signal is not None
+        accelerator, asked = self.run.accelerator, bool(self.signals)
         if accelerator.num_processes == 1:
             return asked
         if asked:
@@ -174,7 +178,7 @@ class _Loop:
     def stop(self) -> NoReturn:
         """End the run."""
         self.run.accelerator.wait_for_everyone()  # a launcher may kill the other processes once one has ended
-        number = self.interruption.signal or signal.SIGTERM  # the signal may have reached another process only
+        number = (self.signals or [signal.SIGTERM])[-1]  # the signal may have reached another process only
         raise StoppedError(
             f"Stopped by {number.name} after step {self.history.step}. The run is saved in {self.run.folder.path}.",
             exit_code=128 + number,
@@ -184,44 +188,70 @@ class _Loop:
     def save(self) -> None:
         """Write a checkpoint, unless training has diverged."""
         run = self.run
-        self.divergence.check(self.history.step)
-        state = checkpoint(self.method, self.history, self.selection, self.telemetry, run.accelerator)
+        self._check()
+        state = self._state()
         if run.folder.writer:
             write_state(run.folder.checkpoints, self.history.step, state)
 
+    def _state(self) -> dict[str, Any]:
+        """Return the state of the run; for each process, its rows, telemetry and random state."""
+        scaler, history = self.run.accelerator.scaler, self.history
+        return {
+            "method": self.method.state_dict(),
+            "history": vars(history),
+            "best": self.selection.weights,  # with `--select best`
+            "rows": gather_object([[history.forward_rows, history.backward_rows]]),
+            "telemetry": gather_object([self.telemetry.state_dict()]),
+            "rng": gather_object([rng_state()]),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
     def restore(self) -> None:
         """Continue from the last checkpoint."""
-        run = self.run
-        parts = (self.method, self.selection, self.telemetry)
-        self.history = restore(run.folder.checkpoints, *parts, run.accelerator)
-        run.folder.keep_lines(metrics=len(self.history.evaluations), telemetry=self.telemetry.written)
+        folder, accelerator = self.run.folder, self.run.accelerator
+        state = read_state(folder.checkpoints)
+        try:
+            if len(state["rng"]) != accelerator.num_processes:
+                raise InputError(
+                    f"The checkpoint in {folder.checkpoints} was written by {len(state['rng'])} processes and cannot "
+                    f"be resumed by {accelerator.num_processes}. Start the same number of processes."
+                )
+            self.method.load_state_dict(state["method"])
+            self.history = history = History(**state["history"])
+            self.selection.weights = state["best"]
+            rank = accelerator.process_index
+            history.forward_rows, history.backward_rows = state["rows"][rank]
+            self.telemetry.load_state_dict(state["telemetry"][rank])
+            set_rng_state(state["rng"][rank])
+            if accelerator.scaler is not None:
+                accelerator.scaler.load_state_dict(state["scaler"])
+        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            raise InputError(
+                f"The checkpoint in {folder.checkpoints} does not fit this run: {one_line(error)}"
+            ) from error
+        folder.keep_lines(metrics=len(history.evaluations), telemetry=self.telemetry.written)
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interruption:
-    """Record the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
+@contextmanager
+def interruptible() -> Iterator[list[signal.Signals]]:
+    """Collect the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
 
     A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
     """
+    seen: list[signal.Signals] = []
+    before: dict[int, Any] = {}
 
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number))
+        signal.signal(number, before[number])
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
-        signal.signal(number, self._before[self.signal])
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                # None means that the handler was not installed from Python, so it could not be restored.
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # None means that the handler was not installed from Python, so it could not be restored.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)

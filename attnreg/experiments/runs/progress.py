@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from attnreg.experiments.folder.history import History
+from attnreg.experiments.results.document import say
 from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.experiments.setup.setup import Setup
@@ -28,7 +29,7 @@ class Progress:
         self._console = Console(quiet=not run.folder.writer)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._state = Text(no_wrap=True, overflow="ellipsis")
-        self._live = Live(Group(self._bar, self._state), console=self._console, transient=True)
+        self.shown = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
         self._metrics: dict[str, float] = {}
         self._history, self._began = history, history.step
@@ -36,18 +37,14 @@ class Progress:
 
     def step(self, history: History, telemetry: Telemetry) -> None:
         """Update the bar after a training step."""
-        shown = []
-        if "loss" in telemetry.latest:
-            shown.append(f"loss {telemetry.latest['loss']:.3f}")
+        shown = [f"loss {telemetry.latest['loss']:.3f}"] if "loss" in telemetry.latest else []
         if rates := that_drop(telemetry.drop_rates):
             shown.append(f"drop {fmean(rates):.2f}")
-        if telemetry.event_counts:
-            wins = {key.split(": ")[1]: count for key, count in telemetry.event_counts.items()}
-            shown.append("wins " + " ".join(f"{name} {count}" for name, count in sorted(wins.items())))
+        if wins := sorted((key.split(": ")[1], count) for key, count in telemetry.event_counts.items()):
+            shown.append("wins " + " ".join(f"{name} {count}" for name, count in wins))
         if self._metrics:
-            shown.append(
-                f"{self._run.scored_on} " + " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items())
-            )
+            scores = " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items())
+            shown.append(f"{self._run.scored_on} {scores}")
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
         self._bar.update(self._task, completed=history.step, description=description)
         self._state.plain = "  ".join(shown)
@@ -62,12 +59,11 @@ class Progress:
             dropped = f"  drop rate {fmean(rates):.3f}" if rates else "  nothing dropped"
         key = f"{STOPPING}_{metric}"
         held_out = f"  on stopping rows {record[key]:.4f}" if key in record else ""
-        self._console.print(
+        text = (
             f"epoch {record['epoch']}/{self._run.epochs}  {record['network']:<9} {self._run.scored_on} loss "
-            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}{self._left()}",
-            highlight=False,
-            soft_wrap=True,
+            f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}{self._left()}"
         )
+        say(self._console, text)
 
     def _left(self) -> str:
         """Estimate the time that is left, where no bar shows it."""
@@ -76,10 +72,3 @@ class Progress:
             return ""
         seconds = (time.monotonic() - self._clock) * left / done
         return f"  about {seconds:.0f} s left" if seconds < 100 else f"  about {seconds / 60:.0f} min left"
-
-    def __enter__(self) -> Progress:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()

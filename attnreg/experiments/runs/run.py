@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
+
 from attnreg.errors import InputError, UsageError, did_you_mean
 from attnreg.experiments.folder.history import History
-from attnreg.experiments.results.report import report
+from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
+from attnreg.experiments.results.report import notes_of, tables_of
 from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.models.linear_head import fit_linear_head
@@ -116,7 +119,18 @@ class Run(Setup):
             notes: sentences to add below the tables.
             tables: further tables by title; the first row is the header.
         """
-        report(self, history, plain, notes, tables or {})
+        given = {heading: Table(first, others) for heading, (first, *others) in (tables or {}).items()}
+        said = [*notes, *notes_of(self, history, plain)]
+        console, blocks = Console(quiet=not self.folder.writer), list[Block]()
+        for heading, table in {**tables_of(self, history, plain), **given}.items():
+            print_table(console, table, title=heading)
+            blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(heading), table]
+        say(console, *said, f"Results saved to {self.folder.path}/.")
+        with self.folder.written():
+            self.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], self.folder.path))
+        if not self.settings.keep_checkpoints:
+            for each in (self, *(() if plain is None else plain[:1])):
+                each.folder.remove_checkpoints()
 
     def plain(self) -> Run:
         """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""
@@ -132,11 +146,10 @@ class Run(Setup):
 
 def _arguments(method: Callable[..., Any]) -> set[str]:
     """Return the names of a method's arguments, with those that ``**options`` pass on; empty if that is unknown."""
-    found: set[str] = set()
     calls = [vars(cls).get("__init__") for cls in method.__mro__] if isinstance(method, type) else [method]
-    for call in calls:
-        known = {} if call is None else inspect.signature(call).parameters
-        found |= {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-        if known and not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+    found = {"self"}
+    for known in (inspect.signature(call).parameters.values() for call in calls if call is not None):
+        found |= {each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+        if not any(each.kind is each.VAR_KEYWORD for each in known):
             return found - {"self"}
     return set()

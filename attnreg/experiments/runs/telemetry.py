@@ -1,37 +1,41 @@
-"""Measure training: losses, drop rates and passes over steps."""
+"""Measure training: losses, drop rates and passes over steps, and whether it diverges."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from math import isfinite, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnreg.errors import StoppedError
 from attnreg.training.method import StepResult
 
 EVERY = 10
+Values = dict[str, Tensor]
 
 
 class Telemetry:
-    """Log means over ten steps, because reading numbers at each step would slow a GPU down.
+    """Log means over ten steps, because reading numbers at each step would slow a GPU down; with an event, at once.
 
-    A step with an event, such as the end of a round, writes a line at once. ``over_processes`` averages a drop rate
-    over processes; losses are already averaged.
+    ``over_processes`` averages a drop rate over processes; losses are already averaged. ``last_good`` says in a
+    sentence, for the error of a loss that is not finite, where the last checkpoint is.
     """
 
     def __init__(
-        self, write: Callable[[dict[str, Any]], None], over_processes: Callable[[Tensor], Tensor] | None = None
+        self,
+        write: Callable[[dict[str, Any]], None],
+        over_processes: Callable[[Tensor], Tensor] = lambda rate: rate,
+        last_good: Callable[[], str] = str,
     ) -> None:
-        self._write = write
-        self._over_processes = over_processes or (lambda rate: rate)
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._of_run = write, over_processes, last_good
+        self._steps: list[tuple[int, Values, Values]] = []  # since the last line: number, losses, drop rates
         self._run: dict[str, list[float]] = {}  # by site: sum of drop rates, number of steps
         self._epoch: dict[str, list[float]] = {}
-        self.steps = 0
         self.written = 0
         self.latest: dict[str, float] = {}
         self.drop_rates: dict[str, float] = {}
@@ -39,45 +43,47 @@ class Telemetry:
 
     def note(self, step: int, result: StepResult, drop_rates: Mapping[str, Tensor]) -> None:
         """Add one step. Drop rates are 0-d, or ``(H,)`` where masks differ by head."""
-        values = {"loss": result.loss, **result.logs, **{f"drop/{k}": v for k, v in drop_rates.items()}}
-        for name, value in values.items():
-            value = value.detach().float() if isinstance(value, Tensor) else torch.tensor(float(value))
-            self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
-            self._counts[name] = self._counts.get(name, 0) + 1
-        self.steps += 1
-        for name, event in result.events.items():
-            key = f"{name}: {event}"
+        self._steps.append((step, _tensors({"loss": result.loss, **result.logs}), _tensors(drop_rates)))
+        for key in (f"{name}: {event}" for name, event in result.events.items()):
             self.event_counts[key] = self.event_counts.get(key, 0) + 1
         if step % EVERY == 0 or result.events:
             self.flush(step, result.events)
 
     def flush(self, step: int, events: Mapping[str, str] | None = None) -> None:
         """Write the means over the steps since the last line."""
-        if not self._sums:
+        if not self._steps:
             return
-        logs: dict[str, float] = {}
-        rates: dict[str, float] = {}
-        by_head: dict[str, list[float]] = {}
-        for name, total in self._sums.items():
-            mean = total / self._counts[name]
-            if not name.startswith("drop/"):
-                logs[name] = float(mean)
-                continue
-            site = name[5:]
-            rates[site] = float(self._over_processes(mean.mean()))  # rates by head stay those of this process
+        self.check(step)
+        write, over_processes, _ = self._of_run
+        self.latest = {name: float(mean) for name, (mean, _) in _means(losses for _, losses, _ in self._steps).items()}
+        self.drop_rates, by_head = {}, {}
+        for site, (mean, count) in _means(rates for _, _, rates in self._steps).items():
+            self.drop_rates[site] = rate = float(
+                over_processes(mean.mean())
+            )  # rates by head stay those of this process
             if mean.dim():
                 by_head[site] = mean.tolist()
             for sums in (self._run, self._epoch):
-                held = sums.setdefault(site, [0.0, 0])
-                held[0] += rates[site] * self._counts[name]
-                held[1] += self._counts[name]
-        self.latest, self.drop_rates = logs, rates
+                total, steps = sums.get(site, (0.0, 0))
+                sums[site] = [total + rate * count, steps + count]
         self.written += 1
-        line: dict[str, Any] = {"step": step, **logs, "drop_rate": rates, **(events or {})}
-        if by_head:
-            line["drop_rate_by_head"] = by_head
-        self._write(line)
-        self._sums, self._counts = {}, {}
+        heads = {"drop_rate_by_head": by_head} if by_head else {}
+        write({"step": step, **self.latest, "drop_rate": self.drop_rates, **(events or {}), **heads})
+        self._steps = []
+
+    def check(self, step: int, networks: Iterable[nn.Module] = ()) -> None:
+        """Raise if a loss since the last line, or now a parameter of a network, is not finite."""
+        for number, losses, _ in self._steps:
+            for name, value in losses.items():
+                if not isfinite(value):
+                    raise self._diverged(f"the {name.replace('_', ' ')} is {float(value)}", number)
+        for name, weight in (pair for network in networks for pair in network.named_parameters()):
+            if not bool(weight.detach().isfinite().all()):
+                raise self._diverged(f"parameter {name} is not finite", step)
+
+    def _diverged(self, what: str, step: int) -> StoppedError:
+        advice = "Start again with a lower --learning-rate."
+        return StoppedError(f"Training diverged: {what} at step {step}. {advice} {self._of_run[2]()}")
 
     def end_epoch(self) -> dict[str, float]:
         """End an epoch and return its drop rate per site; empty if the provider was not active."""
@@ -94,23 +100,34 @@ class Telemetry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
-        return {name: value for name, value in vars(self).items() if name not in ("_write", "_over_processes")}
+        return {name: value for name, value in vars(self).items() if name != "_of_run"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""
         vars(self).update(state)
 
 
-class PassCounter:
-    """Count the rows that go forward and backward through networks.
+def _tensors(values: Mapping[str, Tensor | float]) -> Values:
+    return {name: torch.as_tensor(value, dtype=torch.float32).detach().clone() for name, value in values.items()}
 
-    A row counts once for each forward pass that returns logits, and once for each backward pass through them or the
-    loss, with or without weight gradients. A plain training step counts each row once forward and once backward.
+
+def _means(records: Iterable[Values]) -> dict[str, tuple[Tensor, int]]:
+    """Return the mean of each value, and how many records have it."""
+    found: dict[str, list[Tensor]] = {}
+    for name, value in (pair for record in records for pair in record.items()):
+        found.setdefault(name, []).append(value)
+    sums = {name: functools.reduce(lambda a, b: a.to(b.device) + b, values) for name, values in found.items()}
+    return {name: (total / len(found[name]), len(found[name])) for name, total in sums.items()}
+
+
+class PassCounter:
+    """Count each row once for each forward pass that returns logits, and once for each backward pass through them.
+
+    A backward pass through the loss, or without weight gradients, counts the same.
     """
 
     def __init__(self, forward: int = 0, backward: int = 0) -> None:
-        self.forward = forward
-        self.backward = backward
+        self.forward, self.backward = forward, backward
 
     @contextmanager
     def counting(self, networks: Iterable[nn.Module]) -> Iterator[None]:
@@ -138,3 +155,28 @@ class PassCounter:
         for way, tensor in (("loss", loss), ("logits", logits)):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(functools.partial(count, way))
+
+
+def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a warning if the mean training loss was never again as low as before the first evaluation.
+
+    Fewer than three evaluations give none, nor does a regularizer that acts in some epochs only. Lines are those of
+    ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
+    """
+    if len({bool(record["drop_rate"]) for record in evaluations if "drop_rate" in record}) > 1:
+        return None
+    means, done = [], 0
+    for record in evaluations:
+        new = [line for line in lines if done < line["step"] <= record["step"]]
+        lengths = [after - before for before, after in pairwise([done, *(line["step"] for line in new)])]
+        pairs = [(line["loss"], steps) for line, steps in zip(new, lengths, strict=True) if "loss" in line]
+        if pairs:
+            means.append((sum(map(prod, pairs)) / sum(steps for _, steps in pairs), record["epoch"]))
+        done = record["step"]
+    if len(means) < 3 or any(mean <= means[0][0] for mean, _ in means[1:]):
+        return None
+    (first, begin), (last, end) = means[0], means[-1]
+    return (
+        f"Warning: the training loss grew from {first:.4f} (mean up to epoch {begin}) to {last:.4f} (up to epoch "
+        f"{end}): lower --learning-rate, unless the regularizer became stronger."
+    )

@@ -176,7 +176,9 @@ def draw(runs: Runs, path: Path) -> None:
         for place, (method, look) in enumerate(zip(METHODS, styles(), strict=False)):
             name = SHOWN.get(method, method)
             mean = [runs.number(each, method, "accuracy") for each in runs.noises]
-            lines.plot(runs.noises, mean, linestyle=look.line, color=look.color, marker=look.marker, ms=4, label=name)
+            lines.plot(
+                runs.noises, mean, linestyle=look.linestyle, color=look.color, marker=look.marker, ms=4, label=name
+            )
             scores = [*runs.values(noise, method, "accuracy").values()]
             shift = np.linspace(-0.18, 0.18, len(scores))
             points.plot(place + shift, scores, look.marker, color=look.color, ms=3.5, alpha=0.6, mew=0)

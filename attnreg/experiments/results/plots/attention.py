@@ -45,10 +45,8 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
     number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
-    choice = 0
-    if task.choices:
-        with torch.no_grad():
-            choice = int(model.eval()(**batch).logits.argmax())
+    with torch.no_grad():
+        choice = int(model.eval()(**batch).logits.argmax()) if task.choices else 0
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
@@ -78,8 +76,7 @@ class _Watched(MaskProvider):
 
     def __init__(self, provider: Regularizer) -> None:
         super().__init__()
-        self.provider = provider
-        self.label = ""
+        self.provider, self.label = provider, ""
         self.site: AttentionSite | None = None
         self.mask: Mask | None = None
 
@@ -102,21 +99,13 @@ def plot_attention(
     choice: int = 0,
     seed: int = 0,
 ) -> None:
-    """Plot the attention of one sample and the positions that a provider drops.
+    """Plot the attention of one row, ``batch`` with ``labels``, and the positions that a provider drops.
 
     The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
-    or untrained attention stay apart, and plots can be compared.
-
-    Args:
-        model: the model, with nothing attached.
-        batch: model inputs of one row, with ``labels``.
-        tokens: the tokens to plot; positions after them (padding) are left out.
-        provider: an :class:`attnreg.AttributionProvider` also shows attributions and candidate region.
-        path: the PNG file to save.
-        layer: index of the layer.
-        head: index of the head (default: the head with the most attribution, or the first).
-        choice: for multiple choice, index of the choice to plot; only the predicted choice has attributions.
-        seed: seed of the masks; the ``handle.seed`` of a training pass on this batch gives the masks of that pass.
+    or untrained attention stay apart, and plots can be compared. An :class:`attnreg.AttributionProvider` also shows
+    attributions and candidate region. Positions after the ``tokens`` are left out. The default head has the most
+    attribution. Of multiple choice, only the predicted ``choice`` has attributions. With the ``handle.seed`` of a
+    training pass on this batch, the masks are those of that pass.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
@@ -164,7 +153,7 @@ def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title
     axes.set_title(title)
     axes.set_xticks(range(len(tokens)), tokens, rotation=90)
     axes.set_yticks(range(len(tokens)), tokens if with_rows else [])
-    axes.set_xticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
-    axes.set_yticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
     axes.grid(which="minor", color="#e0e0e0", lw=0.4)
     axes.tick_params(which="minor", length=0)

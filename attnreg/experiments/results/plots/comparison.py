@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,7 @@ def plot_seeds(
     trivial: tuple[str, float] | None = None,
     bounds: tuple[float, float] = ANYTHING,
 ) -> None:
-    """Plot the scores of methods: seeds as points, mean and 95 % interval (Student's t) as a bar, within ``bounds``.
-
-    ``trivial`` is the name and the score of a predictor that ignores its input, drawn as a thin line.
-    """
+    """Plot scores: seeds as points, mean and 95 % interval (Student's t) as a bar, a trivial predictor as a line."""
     names = [folded(name) for name in scores]
     height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
@@ -96,8 +94,8 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
                 epochs = [epoch for epoch in scores[0] if all(epoch in each for each in scores)]
                 values = [[each[epoch] for each in scores] for epoch in epochs]
                 means = [sum(each) / len(each) for each in values]
-                axes.plot(epochs, means, linestyle=style.line, marker=point_alone(means), color=style.color, lw=1.6,
-                          label=name)  # fmt: skip
+                look = {**style._asdict(), "marker": point_alone(means)}
+                axes.plot(epochs, means, **look, label=name)
                 if len(runs) > 1:
                     ends = [min(each) for each in values], [max(each) for each in values]
                     axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
@@ -105,17 +103,14 @@ def plot_learning(curves: Mapping[str, Sequence[Sequence[dict[str, Any]]]], metr
         count_axis(*panels)
         panels[-1].set_xlabel("epoch")
         handles, labels = panels[0].get_legend_handles_labels()
-        panels[0].figure.legend(handles, labels, loc="outside lower left", frameon=False, fontsize="small")
+        panels[0].figure.legend(handles, labels, loc="outside lower left", fontsize="small")
 
 
 WITH_NUMBERS = 6
 
 
 def plot_confusion(counts: Mapping[str, NDArray[np.int64]], classes: Sequence[str], path: Path) -> None:
-    """Plot one confusion matrix per method, as the share of each true class.
-
-    The counts are numbers of rows by class (first) and predicted class (second), ``(C, C)``.
-    """
+    """Plot one confusion matrix per method, as the share of each true class; counts are by class, then prediction."""
     names = [folded(name) for name in counts]
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
@@ -165,12 +160,12 @@ def plot_reliability(methods: Mapping[str, Reliability], path: Path) -> None:
                       transform_rotates_text=True, fontsize="small", color="#666666")  # fmt: skip
         for name, bins, style in zip(names, methods.values(), styles(), strict=False):
             sizes = 4 + 160 * bins.rows / bins.rows.sum()
-            axes.plot(bins.confidence, bins.accuracy, linestyle=style.line, color=style.color, lw=1.2)
+            axes.plot(bins.confidence, bins.accuracy, linestyle=style.linestyle, color=style.color, lw=1.2)
             axes.scatter(bins.confidence, bins.accuracy, s=sizes, marker=style.marker, color=style.color, alpha=0.8,
                          lw=0, label=name)  # fmt: skip
         lowest = min(float(bins.confidence.min()) for bins in methods.values())
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(lowest - 0.03, 1.02), ylim=(-0.02, 1.02))
-        legend = axes.figure.legend(loc="outside lower left", frameon=False, fontsize="small")
+        legend = axes.figure.legend(loc="outside lower left", fontsize="small")
         for handle in legend.legend_handles:
             handle.set_sizes([24])  # type: ignore[union-attr]
 
@@ -203,22 +198,15 @@ def plot_search(
 def plot_progress(
     complete: Sequence[tuple[int, float]], stopped: Sequence[tuple[int, float]], metric: str, seeds: int, path: Path
 ) -> None:
-    """Plot the mean score of each trial, and the best one so far as a line.
-
-    A trial is the number of runs when it ended, and its mean score: over all seeds if it is complete, or over fewer if
-    it was stopped early.
-    """
+    """Plot the mean score of each trial over the number of runs when it ended, and the best one so far as a line."""
     with picture(path, width=6.0, height=3.4, grid="y", published=True) as (axes,):
         if stopped:
             axes.plot(*zip(*stopped, strict=True), "x", color=COLORS[2], ms=6, label="stopped early (fewer seeds)")
         count = "1 seed" if seeds == 1 else f"mean of {seeds} seeds"
         axes.plot(*zip(*complete, strict=True), "o", color=COLORS[1], ms=5, label=f"complete ({count})")
-        best: list[tuple[int, float]] = []
-        for runs, score in complete:
-            best.append((runs, max(score, best[-1][1]) if best else score))
-        last = max(runs for runs, _ in [*complete, *stopped])
-        best.append((last, best[-1][1]))
-        axes.step(*zip(*best, strict=True), where="post", color=COLORS[0], lw=1.6, label="best so far")
+        ends, scores = zip(*complete, strict=True)
+        best, last = list(itertools.accumulate(scores, max)), max(runs for runs, _ in [*complete, *stopped])
+        axes.step([*ends, last], [*best, best[-1]], where="post", color=COLORS[0], label="best so far")
         axes.set(xlabel="runs", ylabel=f"{metric.replace('_', ' ')} on held-out rows")
         count_axis(axes)
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(fontsize="small")

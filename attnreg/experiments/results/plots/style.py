@@ -20,7 +20,7 @@ class Style(NamedTuple):
     """Colour, line style and marker of one line in a plot."""
 
     color: str
-    line: Any
+    linestyle: Any
     marker: str
 
 
@@ -48,7 +48,7 @@ def count_axis(*axes: Axes) -> None:
         one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         low, high = one.get_xlim()
         if high - low < 1:  # a single step or round: some room around it
-            one.set_xlim((low + high) / 2 - 0.5, (low + high) / 2 + 0.5)
+            one.set_xlim((low + high - 1) / 2, (low + high + 1) / 2)
 
 
 def point_alone(values: Sized) -> str | None:
@@ -71,23 +71,29 @@ def picture(
 
     The lines of a grid are behind all others. A published figure is also saved as PDF and SVG.
     """
-    figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for one in axes if grid is not None else ():
-        one.grid(axis=grid, color="#dddddd", lw=0.6)
-        one.set_axisbelow(True)
-    yield axes
+    with rc_context({"legend.frameon": False, "lines.linewidth": 1.6, "svg.hashsalt": path.stem}):
+        figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+        for one in axes if grid is not None else ():
+            one.grid(axis=grid, color="#dddddd", lw=0.6)
+            one.set_axisbelow(True)
+        yield axes
+        for one in axes:
+            one.spines[["top", "right"]].set_visible(False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if any(one.images for one in figure.axes):
+            figure.draw_without_rendering()  # images have a fixed aspect, and the first layout does not know their size
+        figure.savefig(path, dpi=DPI)
+        for suffix, metadata in VECTOR_FORMATS.items() if published else ():  # the same figure gives the same file
+            figure.savefig(path.with_suffix(f".{suffix}"), metadata=metadata)
+
+
+def legend_beside(*axes: Axes) -> None:
+    """Put the legend of each at its right, with each label once."""
     for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if any(one.images for one in figure.axes):
-        figure.draw_without_rendering()  # images have a fixed aspect, and the first layout does not know their size
-    figure.savefig(path, dpi=DPI)
-    if published:
-        for suffix, metadata in VECTOR_FORMATS.items():
-            with rc_context({"svg.hashsalt": path.stem}):  # the same figure gives the same file
-                figure.savefig(path.with_suffix(f".{suffix}"), metadata=metadata)
+        named = dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
+        one.legend(named.values(), named.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def folded(name: str, width: int = 24, lines: int = 4) -> str:
