@@ -174,7 +174,6 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
     for reward in (0.7, 0.7, 0.7):  # always the same: no difference to the baseline
         teacher.draw(make_batches(1)[0])
         teacher.update([torch.tensor(reward)])
-        teacher.forget()
     assert torch.equal(weights(net), before)
     sizes = []
     for reward in (1e-3, -1e-3, 1e-6):

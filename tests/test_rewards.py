@@ -8,15 +8,15 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.referee import noisy_tokens
+from attnreg.attendout.reinforce import reinforce_loss
 from attnreg.attendout.rewards import (
     MetricScore,
     by_evidence,
     correctness,
     greedy,
     negative_loss,
+    noisy_tokens,
     proportional,
-    reinforce_loss,
     standardized_gap,
 )
 from attnreg.errors import InputError

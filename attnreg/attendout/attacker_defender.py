@@ -17,13 +17,12 @@ from typing_extensions import override
 from attnreg.arguments import Count, Index, a_function, one_of, whole_number
 from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.referee import Referee, Rewards
 from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import Score, ScoreName, Winner, WinnerName
+from attnreg.attendout.rewards import Referee, Rewards, Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, add_learned
 
 Returned = Literal["attacker", "defender"]
@@ -156,17 +155,19 @@ class AttackerDefender(TrainingMethod):
             optimizer = optimizer_factory(network)
             if generator is not None:  # in both, so that groups and schedules match; the Defender's has no gradients
                 add_learned(optimizer, generator, provider_lr)
-            options: Shared = {
-                "scheduler": None if scheduler_factory is None else scheduler_factory(optimizer),
-                "max_grad_norm": max_grad_norm,
-                "accelerator": accelerator,
-                "loss_function": loss_function,
-            }
-            return FineTuning(network, optimizer, provider, **options)
+            return FineTuning(
+                network,
+                optimizer,
+                provider,
+                scheduler=None if scheduler_factory is None else scheduler_factory(optimizer),
+                max_grad_norm=max_grad_norm,
+                accelerator=accelerator,
+                loss_function=loss_function,
+            )
 
         self.attacker = learner(copy.deepcopy(model), generator)
         self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
-        self._attackers = [self.attacker, *([] if self.twin is None else [self.twin])]
+        self._attackers = [each for each in (self.attacker, self.twin) if each is not None]
         self.defender = learner(model, None)
         self._teacher = Teacher()
         if generator is not None:
@@ -179,7 +180,9 @@ class AttackerDefender(TrainingMethod):
                 reward_batch=self._referee.next_batch,
                 loss_function=loss_function,
             )
-        self._moves = self.steps = 0
+        self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker, "teacher": self._teacher}
+        self._parts |= {} if self.twin is None else {"twin": self.twin}
+        self._moves = self.steps = 0  # of the round, of training
         #: Number of rounds that each network has won; with winner ``"none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
 
@@ -288,23 +291,18 @@ class AttackerDefender(TrainingMethod):
             if self.steps == self.course.warmup_steps:
                 self._copy_to_others(self.defender)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
-        self._begin(batch)
+        if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
+            self.generator.calibrate(batch)
+            self._updater.share(self.generator)  # all processes begin the game with the same Generator
         self._teacher.draw(batch)
         attacker, *_ = [each.step(batch) for each in self._attackers]
         self._teacher.check_drawn()
         self._moves += 1
         self._referee.note(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
-        events: dict[str, str] = {}
-        if self._moves == self.course.steps or self.steps == self.course.game_steps:
-            events["winner"] = self._finish_round(logs)
+        ends = self._moves == self.course.steps or self.steps == self.course.game_steps
+        events = {"winner": self._finish_round(logs)} if ends else {}
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
-
-    def _begin(self, batch: Batch) -> None:
-        """Let all processes begin the game with the same Generator, which its first batch changes."""
-        if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
-            self.generator.calibrate(batch)
-            self._updater.share(self.generator)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
         verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
@@ -317,8 +315,6 @@ class AttackerDefender(TrainingMethod):
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._moves = 0
-        self._referee.forget()
-        self._teacher.forget()
         self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
@@ -336,24 +332,14 @@ class AttackerDefender(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "defender": self.defender.state_dict(),
-            "attacker": self.attacker.state_dict(),  # the Generator is its provider
-            "twin": None if self.twin is None else self.twin.state_dict(),
-            "teacher": self._teacher.state_dict(),
-            "referee": self._referee.state_dict(),
-            "moves": self._moves,
-            "steps": self.steps,
-            "wins": dict(self.wins),
-        }
+        counts = {"moves": self._moves, "steps": self.steps, "wins": dict(self.wins)}
+        parts = {name: part.state_dict() for name, part in self._parts.items()}  # the Generator is in the Attacker's
+        return {**parts, "referee": self._referee.state_dict(), **counts}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.defender.load_state_dict(state["defender"])
-        self.attacker.load_state_dict(state["attacker"])
-        if self.twin is not None:
-            self.twin.load_state_dict(state["twin"])
-        self._teacher.load_state_dict(state["teacher"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 
@@ -362,7 +348,7 @@ def generator_in(provider: Regularizer | None) -> Any:
     """Return the Generator: the provider itself, or the one in a composition ``a & b``."""
     if provider is None:
         return None
-    parts = list(provider.providers) if isinstance(provider, Compose) else [provider]
+    parts = provider.inner() if isinstance(provider, Compose) else [provider]
     found = [part for part in parts if hasattr(part, "sample")]
     if len(found) != 1:
         raise InputError(
@@ -377,20 +363,16 @@ def copy_learner(source: FineTuning, target: FineTuning) -> None:
     with torch.no_grad():
         for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
             ours.copy_(theirs)
-        for theirs, ours in zip(_parameters(source), _parameters(target), strict=True):
-            if theirs is ours:  # of a provider, which has no copy
-                continue
-            for name, value in source.optimizer.state[theirs].items():
-                held = target.optimizer.state[ours].get(name)
-                if isinstance(value, Tensor) and isinstance(held, Tensor):
-                    held.copy_(value)
-                else:
-                    target.optimizer.state[ours][name] = copy.deepcopy(value)
-    for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
-        our_group.update({name: value for name, value in their_group.items() if name != "params"})
+        for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
+            our_group.update({name: value for name, value in their_group.items() if name != "params"})
+            for theirs, ours in zip(their_group["params"], our_group["params"], strict=True):
+                if theirs is ours:  # of a provider, which has no copy
+                    continue
+                for name, value in source.optimizer.state[theirs].items():
+                    held = target.optimizer.state[ours].get(name)
+                    if isinstance(value, Tensor) and isinstance(held, Tensor):
+                        held.copy_(value)
+                    else:
+                        target.optimizer.state[ours][name] = copy.deepcopy(value)
     if source.scheduler is not None and target.scheduler is not None:
         target.scheduler.load_state_dict(source.scheduler.state_dict())
-
-
-def _parameters(learner: FineTuning) -> list[Tensor]:
-    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from attnreg.arguments import NotNegative, not_negative
-from attnreg.attendout.referee import Rewards
+from attnreg.attendout.rewards import Rewards
 from attnreg.errors import InputError
-from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch, Updater
 
@@ -52,25 +51,15 @@ class Credit(ABC):
         """Refuse what does not fit the credit: ``provider`` is the Generator, alone or in a composition."""
 
     @abstractmethod
-    def teacher(
-        self,
-        generator: nn.Module,
-        updater: Updater,
-        *,
-        max_grad_norm: float | None = 1.0,
-        attacker: nn.Module | None = None,
-        reward_batch: Callable[[int], Batch] | None = None,
-        loss_function: LossFunction | None = None,
-    ) -> Teacher:
+    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> Teacher:
         """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
 
         Args:
             generator: the Generator.
             updater: gives precision and processes.
-            max_grad_norm: clip the Generator's gradient to this norm; ``None`` does not clip.
-            attacker: the model that it masks.
-            reward_batch: returns the reward batch of an update, numbered from 0.
-            loss_function: the Attacker's, as in :class:`attnreg.training.FineTuning`.
+            game: ``max_grad_norm``, to which the Generator's gradient is clipped; ``attacker``, the model that it
+                masks; ``reward_batch``, which returns the reward batch of an update, numbered from 0; and the
+                Attacker's ``loss_function``.
         """
 
 
@@ -95,9 +84,6 @@ class Teacher:
             gaps: for each Attacker, its scores minus the Defender's on the same rows, ``(n,)``.
         """
         return float(gaps[0].mean())
-
-    def forget(self) -> None:
-        """Forget the current round."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""

@@ -23,7 +23,7 @@ from attnreg.arguments import (
     probability_below_one,
 )
 from attnreg.attendout.credit import Credit, Teacher
-from attnreg.attendout.referee import Rewards
+from attnreg.attendout.rewards import Rewards
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import that_look_at_batches
@@ -38,10 +38,8 @@ STEP = 0.01  # length of the finite difference in the space of parameters, as in
 class GradientCredit(Credit):
     r"""Teach a G-Net by how the Attacker's next update changes the reward loss R, to first order.
 
-    A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
-    changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
-    length. Adam gives its steps a length of its own, so that the direction counts. The Generator therefore ascends the
-    cosine
+    With the training gradient :math:`g(M) = \nabla_\theta L(\theta; M)` under masks M and the gradient v of R, of unit
+    length, the Generator ascends the cosine
 
     .. math:: c(M) = v^\top \hat g(M), \qquad \hat g = g / \lVert g \rVert, \qquad
               \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g,
@@ -50,11 +48,9 @@ class GradientCredit(Credit):
               \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
 
     in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
-    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. That takes a
-    forward and a backward pass on reward rows and on the training batch, and two forward passes and two backward
-    passes, to the masks alone, on the training batch. No score and no winner is needed. The credit of the units is
-    divided by its running deviation; ``price`` times the mean Kullback-Leibler divergence of the decisions from
-    ``initial_keep`` is subtracted.
+    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. No score and no
+    winner is needed. The credit of the units is divided by its running deviation; ``price`` times the mean
+    Kullback-Leibler divergence of the decisions from ``initial_keep`` is subtracted.
 
     One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
     its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
@@ -193,9 +189,7 @@ class GradientTeacher(Teacher):
             gradients = self._gradients(batch, {name: trained[name] for name in direction})
         length = _length(gradients) or 1.0
         along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
-        across = {
-            name: each - along * gradients[name] if name in gradients else each for name, each in direction.items()
-        }
+        across = {**direction, **{name: direction[name] - along * each for name, each in gradients.items()}}
         rest = _length(across) or 1.0
         return _scaled(across, STEP / rest), rest / (STEP * length)
 
@@ -203,18 +197,13 @@ class GradientTeacher(Teacher):
         self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
     ) -> list[Tensor]:
         """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
-        with draws_repeated(self.attacker), self._shifted(direction, sign):
-            found = self._gradients(batch, dict(enumerate(masks)))
-        return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
-
-    @contextmanager
-    def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
         parameters = dict(self.attacker.named_parameters())
-        with put_back([parameters[name] for name in direction]):
+        with draws_repeated(self.attacker), put_back([parameters[name] for name in direction]):
             with torch.no_grad():
                 for name, each in direction.items():
                     parameters[name].add_(each, alpha=sign)
-            yield
+            found = self._gradients(batch, dict(enumerate(masks)))
+        return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from attnreg.arguments import ProbabilityBelowOne, one_of, probability_below_one, true_or_false
 from attnreg.attendout.credit import Credit, Teacher
-from attnreg.attendout.referee import Rewards
-from attnreg.attendout.rewards import reinforce_loss, standardized_gap
+from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Compose, Regularizer
@@ -35,11 +34,8 @@ class Reinforce(Credit):
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
     scale from round to round, so that noise around an equal score stays small; a standardized gap is as large for noise
-    as for a difference.
-
-    Three settings lower the variance, beside fewer ``decisions`` of the Generator: one reward per sample, the baseline
-    ``"leave-one-out"`` over them, and ``antithetic`` masks, for which a second Attacker begins each round with the
-    first one's weights and trains under the opposite masks. It never wins.
+    as for a difference. Rewards per sample, ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer
+    ``decisions`` of the Generator.
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
@@ -53,7 +49,8 @@ class Reinforce(Credit):
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
-        antithetic: draw masks in opposite pairs, for two Attackers.
+        antithetic: draw masks in opposite pairs: a second Attacker, which never wins, begins each round with the
+            first one's weights and trains under the opposite masks.
         learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
 
     Raises:
@@ -124,9 +121,9 @@ class Reinforce(Credit):
 class ReinforceTeacher(Teacher):
     """Updates a Generator by REINFORCE.
 
-    The Generator does not change within a round. With one reward per round, the gradient is therefore a sum over steps
-    times that reward: it is accumulated while masks are drawn, so that memory does not grow with the round. With one
-    reward per sample, batches and packed masks are kept until the rewards are known.
+    The Generator does not change within a round. With one reward per round, the gradient is a sum over steps times that
+    reward, which is accumulated while masks are drawn, so that memory does not grow with the round. With more rewards,
+    batches and packed masks are kept until they are known.
     """
 
     def __init__(
@@ -161,19 +158,16 @@ class ReinforceTeacher(Teacher):
     @override
     def draw(self, batch: Batch) -> None:
         self.steps += 1
-        if self.credit.per != "round":
-            with torch.no_grad(), self._updater.autocast():
-                self._sample(batch)
-            self._drawn = self._generator.keep
-            masks = [self._generator.keep, *([self._generator.opposite_keep] if self.credit.antithetic else [])]
+        generator, cached, antithetic = self._generator, self.credit.per != "round", self.credit.antithetic
+        with torch.set_grad_enabled(not cached), self._updater.autocast(), sparse_embeddings(generator):
+            log_probs = generator.sample_opposites(batch) if antithetic else [generator.sample(batch)]
+        self._drawn = getattr(generator, "keep", None)
+        if cached:
+            masks = [generator.keep, generator.opposite_keep] if antithetic else [generator.keep]
             self._draws.append([dict(batch), [pack(mask) for mask in masks]])
             return
-        with self._updater.autocast(), sparse_embeddings(self._generator):
-            log_probs = self._sample(batch)
-        self._drawn = getattr(self._generator, "keep", None)
         for attacker, log_prob in enumerate(log_probs):
-            last = attacker + 1 == len(log_probs)
-            self._accumulate(attacker, reinforce_loss(log_prob, 1.0), keep_graph=not last)
+            self._accumulate(attacker, log_prob, 1.0, keep_graph=attacker + 1 < len(log_probs))
 
     @override
     def check_drawn(self) -> None:
@@ -184,22 +178,29 @@ class ReinforceTeacher(Teacher):
                 "be rewarded: train without the provider that makes this pass."
             )
 
-    def _sample(self, batch: Batch) -> Sequence[Tensor]:
-        return self._generator.sample_opposites(batch) if self.credit.antithetic else [self._generator.sample(batch)]
-
-    def _accumulate(self, attacker: int, loss: Tensor, *, keep_graph: bool = False) -> None:
-        parameters = list(self._generator.parameters())
+    def _accumulate(
+        self, attacker: int, log_prob: Tensor, advantage: Tensor | float, *, keep_graph: bool = False
+    ) -> None:
+        """Add the gradient of REINFORCE's loss to an Attacker's sum, which is dense; that of a table may be sparse."""
+        parameters, loss = list(self._generator.parameters()), reinforce_loss(log_prob, advantage)
         gradients = torch.autograd.grad(loss, parameters, retain_graph=keep_graph, allow_unused=True)
         if attacker == len(self._gradients):
             self._gradients.append([None] * len(parameters))
-        self._gradients[attacker] = [
-            _added(old, new) for old, new in zip(self._gradients[attacker], gradients, strict=True)
-        ]
+        sums = self._gradients[attacker]
+        for number, new in enumerate(gradients):
+            if (total := sums[number]) is None:
+                sums[number] = new.to_dense() if new is not None and new.is_sparse else new
+            elif new is not None:
+                total.add_(new)
 
     @override
     def update(self, gaps: Sequence[Tensor]) -> float:
-        if self.credit.per == "step":
-            gaps = [self._of_steps(each) for each in gaps]
+        if self.credit.per == "step":  # a last round may be shorter than the others
+            if (rows := len(gaps[0])) < self.steps:
+                raise InputError(
+                    f"Expected a reward row for each step with `per` 'step', got {rows} rows for {self.steps} steps."
+                )
+            gaps = [each[: self.steps] for each in gaps]
         rewards = [self.credit.rewards(each) for each in gaps]
         mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
         if not self.rounds:
@@ -218,6 +219,7 @@ class ReinforceTeacher(Teacher):
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
         self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
+        self.steps, self._gradients, self._draws = 0, [], []
         return float(rewards[0].mean())
 
     def _advantage(self, reward: Tensor) -> Tensor:
@@ -236,16 +238,7 @@ class ReinforceTeacher(Teacher):
         deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
         return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
 
-    def _of_steps(self, gaps: Tensor) -> Tensor:
-        """Return the gaps of the round's steps; a last round may be shorter than the others."""
-        if len(gaps) < self.steps:
-            raise InputError(
-                f"Expected a reward row for each step with `per` 'step', got {len(gaps)} rows for {self.steps} steps."
-            )
-        return gaps[: self.steps]
-
     def _accumulate_draws(self, advantages: Sequence[Tensor]) -> None:
-        by_step = self.credit.per == "step"
         sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
         for attacker, each in enumerate(advantages):
             begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
@@ -254,13 +247,9 @@ class ReinforceTeacher(Teacher):
                     log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
                 log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
                 rows = torch.arange(begin, begin + len(log_prob)) % len(each)
-                own = each[step] if by_step else each[rows]
-                self._accumulate(attacker, reinforce_loss(log_prob, own.to(log_prob.device)))
+                own = each[step] if self.credit.per == "step" else each[rows]
+                self._accumulate(attacker, log_prob, own.to(log_prob.device))
                 begin += len(log_prob)
-
-    @override
-    def forget(self) -> None:
-        self.steps, self._gradients, self._draws = 0, [], []
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -287,7 +276,7 @@ class ReinforceTeacher(Teacher):
 
 @contextmanager
 def sparse_embeddings(module: nn.Module) -> Iterator[None]:
-    """Let the gradients of embedding tables hold only the rows that a forward pass within the block uses."""
+    """Let the gradients of embedding tables hold only the few rows that a forward pass within the block uses."""
     tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
     before = [each.sparse for each in tables]
     try:
@@ -299,10 +288,6 @@ def sparse_embeddings(module: nn.Module) -> Iterator[None]:
             each.sparse = sparse
 
 
-def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    """Add a gradient to a sum, which is dense, in place: a table of embeddings is large, and a batch uses few rows."""
-    if gradient is None:
-        return total
-    if total is None:
-        return gradient.to_dense() if gradient.is_sparse else gradient
-    return total.add_(gradient)
+def reinforce_loss(log_prob: Tensor, advantage: Tensor | float) -> Tensor:
+    """Return the loss whose gradient estimates minus that of the expected reward; the advantage is 0-d or ``(B,)``."""
+    return -(log_prob * advantage).mean()

@@ -12,9 +12,8 @@ from attnreg.arguments import whole_number
 from attnreg.attendout.credit import Credit
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.gradient_credit import GradientCredit
-from attnreg.attendout.referee import Rewards
 from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import MetricScore, Score
+from attnreg.attendout.rewards import MetricScore, Rewards, Score
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.provider import read_provider
 from attnreg.experiments.setup.setup import Setup
