@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from attnreg.arguments import ProbabilityBelowOne, one_of, probability_below_one, true_or_false
 from attnreg.attendout.credit import Credit, Teacher
-from attnreg.attendout.rewards import Rewards, standardized_gap
+from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Compose, Regularizer
@@ -73,9 +73,7 @@ class Reinforce(Credit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.reward) and self.reward not in get_args(RewardName):
-            known = ", ".join(get_args(RewardName))
-            raise InputError(f"Expected `reward` to be a function or one of {known}, got {self.reward!r}.")
+        a_function_or("reward", self.reward, get_args(RewardName))
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
         probability_below_one("momentum", self.momentum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -136,12 +136,11 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional, "none": greedy}
 
 
-def _function(name: str, value: Any, known: Mapping[str, Any]) -> Any:
-    if callable(value):
-        return value
-    if value not in known:
+def a_function_or(name: str, value: Any, known: Collection[str]) -> Any:
+    """Return ``value`` if it is a function or a known name."""
+    if not callable(value) and value not in known:
         raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
-    return known[value]
+    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +178,7 @@ class Rewards:
         whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
         if probability("noise", self.noise) and self.batches is not None:
             raise InputError("Expected `batches` None with `noise`, got batches.")
-        _function("score", self.score, SCORES)
+        a_function_or("score", self.score, SCORES)
 
 
 class Verdict(NamedTuple):
@@ -197,9 +196,10 @@ class Referee:
 
     def __init__(self, updater: Updater, rewards: Rewards, winner: WinnerName | Winner) -> None:
         self.rewards = rewards
-        self.score: Score = _function("score", rewards.score, SCORES)
+        self.score: Score = rewards.score if callable(rewards.score) else SCORES[rewards.score]
         self.copies = winner != "none"
-        self.winner: Winner = _function("winner", winner, WINNERS)
+        a_function_or("winner", winner, WINNERS)
+        self.winner = winner if callable(winner) else WINNERS[winner]
         self._updater = updater
         self._played: list[Batch] = []  # the round's own batches, if it is scored on them
         self.number = 0  # of the round

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
+from typing_extensions import override
 
-from attnreg.attribution.factored import Attributions, FactoredGradient
+from attnreg import functional
 from attnreg.attribution.target import Target
 from attnreg.errors import InputError
+from attnreg.functional.region import Region
 from attnreg.injection import undisturbed
 from attnreg.injection.backends import Tap
 from attnreg.injection.handle import AttachHandle
@@ -22,12 +25,53 @@ from attnreg.sites import SiteInfo
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
 UNUSED = ("not have been used in the graph", "does not require grad")
+
+
+class FactoredGradient(NamedTuple):
+    r"""The gradient with respect to attention weights as the product :math:`(\partial s / \partial O) V^\top`."""
+
+    output_gradient: Tensor  # (B, H, Q, D)
+    values: Tensor  # (B, H_kv, K, D)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, H, Q, K)``."""
+        return *self.output_gradient.shape[:-1], self.values.shape[-2]
+
+
+class Attributions(UserDict[str, Tensor]):
+    """Attributions ``(B, H, Q, K)`` by label; a factored gradient is multiplied out on each access."""
+
+    data: dict[str, Any]  # tensors and factored gradients
+
+    @override
+    def __getitem__(self, label: str) -> Tensor:
+        found = self.data[label]
+        return functional.weights_gradient(*found) if isinstance(found, FactoredGradient) else found
+
+    @override
+    def __repr__(self) -> str:
+        return f"Attributions({self.shapes})"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """``(B, H, Q, K)`` of each attribution, without computing it."""
+        return {label: tuple(found.shape) for label, found in self.data.items()}
+
+    def region(self, label: str, valid: Tensor | None, p: float, region: Region) -> Tensor:
+        """Return the candidate region of an attribution; see :func:`attnreg.functional.candidate_region`."""
+        found = self.data[label]
+        if isinstance(found, FactoredGradient):
+            return functional.factored_region(*found, valid, p, region)
+        return functional.candidate_region(found, valid, p, region)
+
+
 Found = Mapping[str, Tensor | FactoredGradient]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What the first of the two passes runs and explains."""
+    """What the first of the two passes runs and explains: the arguments of :func:`explain`."""
 
     model: nn.Module
     batch: Mapping[str, Any]

@@ -45,11 +45,9 @@ class Line:
         """Return the value at a progress."""
         if progress <= self.progress[0]:
             return float(self.values[0])
-        for begin, end in itertools.pairwise(range(len(self.values))):
-            if progress < self.progress[end]:
-                rise = self.values[end] - self.values[begin]
-                slope = rise / (self.progress[end] - self.progress[begin])
-                return slope * (progress - self.progress[begin]) + self.values[begin]
+        for (x, y), (end, value) in itertools.pairwise(zip(self.progress, self.values, strict=True)):
+            if progress < end:
+                return (value - y) / (end - x) * (progress - x) + y
         return float(self.values[-1])
 
     @property
@@ -61,12 +59,8 @@ class Line:
 class Scheduled(Container):
     r"""Change a regularizer's arguments linearly over training or over the depth of the model.
 
-    .. math::
-        \begin{aligned}
-        & p(x) = \text{linear between the knots } (x_i, p_i), \\
-        & x = t / T \;\text{ or }\; x = l / (L - 1), \qquad
-        p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
-        \end{aligned}
+    .. math:: p(x) \text{ linear between the knots } (x_i, p_i), \quad x = t / T \;\text{ or }\; l / (L - 1), \qquad
+              p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop

@@ -1,7 +1,8 @@
-"""Cross-tuning: alternate between epochs with and without a regularizer."""
+"""Restriction of a regularizer to some layers or epochs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,47 @@ from typing_extensions import override
 from attnreg.arguments import Count, Index, whole_number
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Container, Regularizer, a_regularizer
+from attnreg.sites import Site, SiteInfo, layer_indices, on_layers
+
+
+class OnLayers(Container):
+    """Let a regularizer act on some layers only, in every stack that it is attached to.
+
+    Args:
+        provider: the regularizer to restrict.
+        layers: layer indices; negative ones count from the last layer.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop, AttentionSite
+        >>> first = OnLayers(AttentionLayerDrop(p=1.0), [0])
+        >>> [first(AttentionSite(shape=(1, 1, 2, 2), layer=i, num_layers=2)) for i in range(2)]
+        [Mask(scores=tensor(False), weights=None), None]
+    """
+
+    def __init__(self, provider: Regularizer, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.provider = a_regularizer(provider, "OnLayers")
+        self.layers = layer_indices(layers, "OnLayers")
+        self._is_inside = False  # another OnLayers, which may leave some of its layers out
+        for each in provider.parts():
+            if isinstance(each, OnLayers):
+                each._is_inside = True
+
+    @override
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
+        return super().inner() if site is None or site.is_among(self.layers) else []
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        layers = self.layers
+        if self._is_inside and any(site.is_among(layers) for site in sites):
+            depth = max(site.num_layers for site in sites)
+            layers = [i for i in layers if not -depth <= i < depth or any(site.is_among([i]) for site in sites)]
+        self.provider.check(on_layers(sites, layers, "OnLayers"), model)
 
 
 class CrossTuning(Container):
-    """Use a regularizer in only one of every N epochs.
-
-    It acts in the epochs with ``epoch % every == offset``; in all others, the attached model runs as the plain model.
+    """Use a regularizer in only one of every N epochs; in all others, the attached model runs as the plain model.
 
     Args:
         provider: the regularizer to switch on and off.
@@ -24,8 +60,7 @@ class CrossTuning(Container):
         offset: which of these epochs, from 0.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 1, alternates plain fine-tuning and AD-DROP; its official code
-        is plain in epochs 0, 2, 4 … and uses AD-DROP in epochs 1, 3, 5 …, as with ``every=2, offset=1``.
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 1; its official code begins with a plain epoch.
 
     Example:
         >>> from attnreg import AttentionLayerDrop
