@@ -32,13 +32,11 @@ Returned = Literal["attacker", "defender"]
 class Rounds:
     """The course of a game: how long a round is, who wins it, and in which steps it is played.
 
-    ``winner`` may also be a function of the Attacker's and the Defender's scores, ``(n,)`` each, that returns the 0-d
-    probability that the Attacker wins.
-
     Args:
         steps: steps per round (T in the paper).
         winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
-            "proportional" (drawn in proportion to the scores, of any sign) or "none" (no network is copied).
+            "proportional" (drawn in proportion to the scores, of any sign), "none" (no network is copied) or a function
+            of both scores, ``(n,)`` each, that returns the 0-d probability that the Attacker wins.
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
         game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
@@ -77,10 +75,10 @@ class AttackerDefender(TrainingMethod):
     Args:
         model: becomes the Defender; the Attacker is a copy.
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
-            ``GNetProvider(...) & AdversarialAttention(...)``, the G-Net is the Generator; the others act on the
-            Attacker, whose loss trains their parameters. ``None``: no masks, a game of selection alone. A Generator of
-            your own needs :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample
-            or step; ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
+            ``GNetProvider(...) & AdversarialAttention(...)``, the others act on the Attacker, whose loss trains their
+            parameters. ``None``: no masks, a game of selection alone. A Generator of your own needs
+            :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample or step;
+            ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
             :class:`GradientCredit`.
         optimizer_factory: makes the optimizer of a network; called once for each.
         provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
@@ -200,15 +198,14 @@ class AttackerDefender(TrainingMethod):
     ) -> AttackerDefender:
         """Make the game as the paper states it, from the first step of training to the last.
 
-        The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. After
-        each round of T steps, both networks are scored on T rows, and the difference on the t-th row is the reward of
-        the t-th step, less a moving average. The winner is drawn in proportion to the scores. That the t-th row belongs
-        to the t-th step, and the formula of the proportion, are our reading.
+        The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. The
+        gap on the t-th of T rows rewards the t-th step of a round, less a moving average. The winner is drawn in
+        proportion to the scores. That the rows belong to the steps, and the formula of the proportion, are our reading.
 
         Args:
             model: as in the class.
             batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
-                development set for each round. Scores on the development set are biased then.
+                development set for each round, which biases scores on it.
             optimizer_factory: as in the class.
             steps: T; the paper's main text leaves it open, as the next two.
             score: as in :class:`Rewards`.
@@ -252,7 +249,7 @@ class AttackerDefender(TrainingMethod):
     @override
     def networks(self) -> dict[str, nn.Module]:
         if self._alone:
-            return {self.returns: self._returned.model}
+            return {self.returns: self._parts[self.returns].model}
         # They are equal until the warm-up ends.
         attacker = self.defender if self.steps < self.course.warmup_steps else self.attacker
         return {"defender": self.defender.model, "attacker": attacker.model}
@@ -266,10 +263,6 @@ class AttackerDefender(TrainingMethod):
     def _alone(self) -> bool:
         return self.course.game_steps is not None and self.steps > self.course.game_steps
 
-    @property
-    def _returned(self) -> FineTuning:
-        return self.attacker if self.returns == "attacker" else self.defender
-
     @override
     def on_epoch(self, epoch: int) -> None:
         self.attacker.on_epoch(epoch)
@@ -282,7 +275,7 @@ class AttackerDefender(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         self.steps += 1
         if self._alone:
-            loss = self._returned.step(batch).loss
+            loss = self._parts[self.returns].step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
         if self.steps <= self.course.warmup_steps:
@@ -311,7 +304,7 @@ class AttackerDefender(TrainingMethod):
         if (baseline := self._teacher.used_baseline) is not None:
             logs["baseline"] = baseline
         if self._referee.copies:
-            self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
+            self._copy_to_others(self._parts[winner])
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._moves = 0

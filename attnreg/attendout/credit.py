@@ -54,12 +54,8 @@ class Credit(ABC):
     def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> Teacher:
         """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
 
-        Args:
-            generator: the Generator.
-            updater: gives precision and processes.
-            game: ``max_grad_norm``, to which the Generator's gradient is clipped; ``attacker``, the model that it
-                masks; ``reward_batch``, which returns the reward batch of an update, numbered from 0; and the
-                Attacker's ``loss_function``.
+        ``game`` are ``max_grad_norm``; ``attacker``, the model that the Generator masks; ``reward_batch``, which
+        returns the reward batch of an update, numbered from 0; and the Attacker's ``loss_function``.
         """
 
 
@@ -78,11 +74,7 @@ class Teacher:
         """Check that the Attacker trained under the masks drawn for it."""
 
     def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round, and return the mean reward of the first Attacker.
-
-        Args:
-            gaps: for each Attacker, its scores minus the Defender's on the same rows, ``(n,)``.
-        """
+        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
         return float(gaps[0].mean())
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,8 +89,7 @@ def generator_adam(generator: nn.Module, learning_rate: float | None = None, bia
     r"""Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
 
     Adam moves every weight by about its learning rate, and the number of weights that act together on a logit grows
-    with the square of the width. At the same learning rate, the logits of a wide Generator therefore move so far in
-    one update that noise in the reward decides its drop rates.
+    with the square of the width: at the same rate, noise in the reward would decide the drop rates of a wide G-Net.
 
     Args:
         generator: the G-Net.
@@ -114,7 +105,7 @@ def generator_adam(generator: nn.Module, learning_rate: float | None = None, bia
     """
     if learning_rate is None:
         learning_rate = 1e-3 * min(1.0, (_WIDTH / getattr(generator, "hidden_size", _WIDTH)) ** 2)
-    rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
-    others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
-    groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
+    others = dict(generator.named_parameters())
+    biases = [others.pop(name) for name in ("network.bias",) if name in others]
+    groups: list[dict[str, Any]] = [{"params": [*others.values()]}, {"params": biases, "lr": bias_learning_rate}]
     return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`

@@ -26,25 +26,15 @@ class GNetProvider(MaskProvider):
     r"""Draw masks from a small attention network that reads the tokens, or patches of images (AttendOut's G-Net).
 
     The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
-    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's
-    scores:
+    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
 
-    .. math::
-        s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
-        x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
-        P(\text{keep}) = \sigma(s_{lg} + b_l)
+    .. math:: s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
+              x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
+              P(\text{keep}) = \sigma(s_{lg} + b_l)
 
     :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, for each layer
     and sample. On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in
-    each layer is ``initial_keep``; then it is learned. With ``shared_tables``, it reads the current embeddings of the
-    model that it was last attached to. No gradient reaches them through the G-Net, and they are not in its parameters
-    or ``state_dict``.
-
-    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, ``"type"``
-    once for all keys of a layer and batch with the same token id (of images, at the same position), ``"word"`` likewise
-    but for all layers, so that a batch says "without this word", and ``"batch"`` once for a layer and batch (or for
-    each head of it, with ``masks_per_layer`` or ``num_heads``). The logit of such a decision is the mean of its units'
-    logits.
+    each layer is ``initial_keep``; then it is learned.
 
     Args:
         vocab_size: number of tokens.
@@ -53,8 +43,11 @@ class GNetProvider(MaskProvider):
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
             in the paper, where P(keep) begins near 0.5.
-        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"``, ``"type"``,
-            ``"word"`` or ``"batch"``.
+        decisions: what has one draw, of the mean logit of its units: ``"unit"`` (each position, as in the paper),
+            ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id; of
+            images, at the same position), ``"word"`` (the same for all layers, so that a batch is one without this
+            word, or with it) or ``"batch"`` (a layer, or a head of it, for a batch). The reward says more about each
+            if they are few.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, for one mask that
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
@@ -64,7 +57,8 @@ class GNetProvider(MaskProvider):
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        shared_tables: which embeddings to read from the model: any of ``"tokens"`` and ``"positions"`` (default: none).
+        shared_tables: which embeddings to read from the model that it was last attached to: any of ``"tokens"`` and
+            ``"positions"`` (default: none). No gradient reaches them, and they are not in the ``state_dict``.
         patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
             patches, such as the class token.
 
@@ -73,10 +67,9 @@ class GNetProvider(MaskProvider):
         ``(B, C, N)`` count as ``(B * C, N)``.
 
     Raises:
-        InputError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
-            ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
-            another number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs
-            have no token ids or are too long.
+        InputError: if an argument is out of range, or two do not fit together; when attached, if the model has another
+            number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs have no
+            token ids or are too long.
         RuntimeError: if it has ``shared_tables`` and is used before it is attached.
 
     Reference:
@@ -223,8 +216,7 @@ class GNetProvider(MaskProvider):
             return Mask(normalized=mask, kept=mask.detach() > 0.5)
         if keep is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
-        batch, _, queries, keys = site.shape
-        if (batch, queries, keys) != (keep.shape[0], *keep.shape[3:]):
+        if (site.shape[0], *site.shape[2:]) != (keep.shape[0], *keep.shape[3:]):
             raise InputError(
                 f"G-Net masks self-attention over the model's {keep.shape[0]} inputs of {keep.shape[3]} "
                 f"tokens, but {site.name} has (B, H, Q, K) = {tuple(site.shape)}: attach it to other `modules`."
@@ -233,13 +225,14 @@ class GNetProvider(MaskProvider):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        depths = {site.num_layers for site in sites if site.stack == self._stack}
+        sites = [site for site in sites if site.stack == self._stack]
+        depths = {site.num_layers for site in sites}
         if depths != {self.num_layers}:
             raise InputError(
                 f"This G-Net was made for {self.num_layers} {self._stack} layers, but the model has "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
-        for site in (each for each in sites if each.stack == self._stack):
+        for site in sites:
             self._check_heads(site)
         self._read_tables(model)
 
@@ -267,22 +260,14 @@ class GNetProvider(MaskProvider):
             (self.keep,) = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Draw the masks of the main model's next forward pass, which must be on the same inputs.
-
-        Returns:
-            ``(B,)``, their mean log-probability, as in :meth:`log_prob`.
-        """
+        """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
         decisions = self._calibrated_decisions(inputs)
         (self.keep,) = decisions.draw()
         self._given.give()
         return decisions.log_prob(self.keep)
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Draw masks and their opposites, for the next forward passes of the main model and of another model.
-
-        Returns:
-            the mean log-probability of both, ``(B,)``, as in :meth:`log_prob`.
-        """
+        """Draw masks and their opposites, for the next passes of two models, and return the log-probability of each."""
         decisions = self._calibrated_decisions(inputs)
         self.keep, self.opposite_keep = decisions.draw(opposite=True)
         self._given.give()
@@ -294,10 +279,7 @@ class GNetProvider(MaskProvider):
 
     @contextmanager
     def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
-        """Draw masks for all forward passes within the block, a share of them evenly from [0, 1].
-
-        Such a mask multiplies the attention weights, which are then normalized again.
-        """
+        """Draw masks for all passes within the block, a share evenly from [0, 1]: factors, normalized again."""
         self._relaxed = self._calibrated_decisions(inputs).draw_relaxed(share)
         try:
             yield self._relaxed
@@ -313,7 +295,7 @@ class GNetProvider(MaskProvider):
     def calibrate(self, inputs: Mapping[str, Any]) -> None:
         """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
 
-        The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
+        The first training batch does this, unless the G-Net was loaded.
         """
         if self.initial_keep is None:
             return
@@ -333,11 +315,9 @@ class GNetProvider(MaskProvider):
         return self._decisions(inputs)
 
     def _decisions(self, inputs: Mapping[str, Any]) -> Decisions:
-        read = self._read(inputs)
-        logits, units = self.network(read.values, read.allowed), functional.units(read.allowed, read.allowed.shape)
-        types = read.types if self.decisions in ("type", "word") else None
+        types = self._read(inputs).types if self.decisions in ("type", "word") else None
         number = self.vocab_size if self.patch is None else self.max_length
-        return Decisions(self.decisions, self.masks_per_layer, logits, units, types, number)
+        return Decisions(self.decisions, self.masks_per_layer, self.logits(inputs), self.units(inputs), types, number)
 
     def _read(self, inputs: Mapping[str, Any]) -> Reading:
         if self.patch is None:
@@ -370,15 +350,13 @@ class GNetProvider(MaskProvider):
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
         r"""Compute :math:`(1/n) \sum \log P(d)` over the decisions of all layers, ``(B,)``, differentiable.
 
-        Args:
-            inputs: the main model's inputs for which the masks were drawn.
-            keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
+        ``keep`` are the masks drawn for these inputs of the main model, bool, ``(B, L, M, N, N)``.
         """
         return self._decisions(inputs).log_prob(keep)
 
 
 class Opposite(MaskProvider):
-    """Masks another model with the opposites that a G-Net drew in :meth:`GNetProvider.sample_opposites`."""
+    """Masks another model with the opposites that a G-Net drew."""
 
     def __init__(self, generator: GNetProvider) -> None:
         super().__init__()

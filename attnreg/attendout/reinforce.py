@@ -204,7 +204,11 @@ class ReinforceTeacher(Teacher):
         if not self.rounds:
             self.baseline = mean
         self.rounds += 1
-        advantages = self._scaled([self._advantage(reward) for reward in rewards])
+        advantages = self._scaled(
+            [reward - self.baseline for reward in rewards]
+            if self.credit.baseline == "moving"
+            else [reward - (reward.sum() - reward) / max(1, len(reward) - 1) for reward in rewards]
+        )
         if self.credit.per != "round":
             self._accumulate_draws(advantages)
         weights = [float(each) for each in advantages] if self.credit.per == "round" else [1.0] * len(rewards)
@@ -219,11 +223,6 @@ class ReinforceTeacher(Teacher):
         self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
         self.steps, self._gradients, self._draws = 0, [], []
         return float(rewards[0].mean())
-
-    def _advantage(self, reward: Tensor) -> Tensor:
-        if self.credit.baseline == "leave-one-out":
-            return reward - (reward.sum() - reward) / max(1, len(reward) - 1)
-        return reward - self.baseline
 
     def _scaled(self, advantages: list[Tensor]) -> list[Tensor]:
         if self.credit.reward != "scaled":
@@ -277,9 +276,9 @@ def sparse_embeddings(module: nn.Module) -> Iterator[None]:
     """Let the gradients of embedding tables hold only the few rows that a forward pass within the block uses."""
     tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
     before = [each.sparse for each in tables]
+    for each in tables:
+        each.sparse = True
     try:
-        for each in tables:
-            each.sparse = True
         yield
     finally:
         for each, sparse in zip(tables, before, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -201,9 +202,11 @@ class Referee:
         a_function_or("winner", winner, WINNERS)
         self.winner = winner if callable(winner) else WINNERS[winner]
         self._updater = updater
-        self._played: list[Batch] = []  # the round's own batches, if it is scored on them
         self.number = 0  # of the round
-        self._drawn: tuple[int, Sequence[Batch]] | None = None  # a round's number and reward batches
+        self._played: list[Batch] = []  # its own batches, if it is scored on them
+        given = rewards.batches
+        #: the reward batches of a round, by its number
+        self._batches_of: Any = functools.lru_cache(maxsize=1)(given) if callable(given) else lambda number: given
 
     def note(self, batch: Batch) -> None:
         """Take note of a training batch."""
@@ -232,24 +235,15 @@ class Referee:
         if self.rewards.batches is None:
             noise, special = self.rewards.noise, self.rewards.special_tokens
             return [noisy_tokens(batch, noise, special) if noise else batch for batch in self._played]
-        batches = self._of_round()
+        batches = self._batches_of(self.number)
         size = min(self.rewards.batches_per_round or len(batches), len(batches))
         first = 0 if callable(self.rewards.batches) else self.number * size
         mine = range(self._updater.rank, size, self._updater.processes)
         return [batches[(first + i) % len(batches)] for i in mine]
 
-    def _of_round(self) -> Sequence[Batch]:
-        batches = self.rewards.batches
-        assert batches is not None
-        if not callable(batches):
-            return batches
-        if self._drawn is None or self._drawn[0] != self.number:
-            self._drawn = self.number, batches(self.number)
-        return self._drawn[1]
-
     def next_batch(self, number: int) -> Batch:
         """Return one of the round's reward batches, another one for each number and process."""
-        batches = self._of_round()
+        batches = self._batches_of(self.number)
         return batches[(number * self._updater.processes + self._updater.rank) % len(batches)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,8 +253,8 @@ class Referee:
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore a state returned by :meth:`state_dict`."""
-        self.number, mine = state["number"], state["played"][self._updater.rank]
-        self._played = send_to_device(mine, device)
+        self.number, played = state["number"], state["played"][self._updater.rank]
+        self._played = send_to_device(played, device)
 
 
 def noisy_tokens(batch: Batch, share: float, special_tokens: Sequence[int] = ()) -> Batch:

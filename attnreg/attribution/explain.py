@@ -109,7 +109,9 @@ def explain(
     Returns:
         attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
     """
-    _check_whole(handle, labels)
+    for site in handle.sites:
+        if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
+            raise InputError(f"{site.name} computes its attention in parts (per image or window), so it has no one A.")
     model = extract_model_from_parallel(model)
     batch = a_batch(model, batch)
     target = (target or Target()).for_model(model)
@@ -122,8 +124,7 @@ def explain(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dtype is not None:
-            device = next(model.parameters()).device.type
-            stack.enter_context(torch.autocast(device, dtype))
+            stack.enter_context(torch.autocast(next(model.parameters()).device.type, dtype))
         try:
             found = METHODS[method](run)
         except RuntimeError as error:
@@ -137,12 +138,6 @@ def explain(
     return Attributions(detached)
 
 
-def _check_whole(handle: AttachHandle, labels: Sequence[str]) -> None:
-    for site in handle.sites:
-        if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
-            raise InputError(f"{site.name} computes its attention in parts (per image or window), so it has no one A.")
-
-
 def gradient(run: _Pass) -> Found:
     r"""GA: the signed gradient of s with respect to A, for all layers in one backward pass.
 
@@ -150,8 +145,7 @@ def gradient(run: _Pass) -> Found:
     """
     taps = {label: Tap(at_output=True) for label in run.labels}
     found = _gradients(run, taps, times_tapped=False)
-    values = {label: tap.values for label, tap in taps.items()}
-    return {label: x if (v := values[label]) is None else FactoredGradient(x, v) for label, x in found.items()}
+    return {label: x if (v := taps[label].values) is None else FactoredGradient(x, v) for label, x in found.items()}
 
 
 def gradient_times_attention(run: _Pass) -> Found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -108,11 +107,10 @@ def logits_of(output: Any) -> Tensor:
     """Return what :func:`attnreg.outputs.predictions_of` finds, or raise if it has no known shape."""
     logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
+        shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
         raise InputError(
-            f"The model's output, {type(output).__name__}"
-            + (f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else "")
-            + ", has no `logits` of shape (B,), (B, C) or (B, N, C): pass `target` as a function of the output and the "
-            "batch that returns the score to explain."
+            f"The model's output, {type(output).__name__}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C): "
+            "pass `target` as a function of the output and the batch that returns the score to explain."
         )
     return logits
 
@@ -122,24 +120,20 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
     loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
         return None
-    count = batch.get("num_items_in_batch")
-    with torch.no_grad():
-        moved = moved_labels(labels)
-        both = []
-        for each in (labels, moved):
-            total = F.cross_entropy(logits.flatten(0, 1).float(), each.flatten(), ignore_index=IGNORED, reduction="sum")
-            both.append(float(total) / max(float((each != IGNORED).sum() if count is None else count), 1.0))
-    own = float(loss.detach())
-    plain, shifted = (abs(own - each) for each in both)
+    own, flat, distances = float(loss.detach()), logits.detach().flatten(0, 1).float(), []
+    for each in (labels, moved_labels(labels)):
+        count = (each != IGNORED).sum() if (given := batch.get("num_items_in_batch")) is None else given
+        total = F.cross_entropy(flat, each.flatten(), ignore_index=IGNORED, reduction="sum")
+        distances.append(abs(own - float(total) / max(float(count), 1.0)))
+    plain, shifted = distances
     if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
         return None
     return shifted < plain
 
 
 def _is_regression(logits: Tensor, labels: Any) -> bool:
-    if logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1):
-        return True
-    return isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape
+    one_number = logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
+    return one_number or (isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape)
 
 
 def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:

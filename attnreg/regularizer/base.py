@@ -109,11 +109,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         return True
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Look at a batch before the training step on it, as the first of two passes.
-
-        Args:
-            model: the model that the regularizer is attached to.
-            batch: the model's keyword arguments, including ``labels``.
+        """Look at a batch, with ``labels``, before the training step on it, as the first of two passes.
 
         Raises:
             RuntimeError: if the regularizer is not attached to the model, directly or within a wrapper.
@@ -130,8 +126,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def penalty(self) -> Tensor | None:
         """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
-        A regularizer learns its own parameters through this term and the loss. Add them to the optimizer:
-        ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
+        Parameters learn through it, too: ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
         return _together(operator.add, [each.penalty() for each in self._acting()])
 
@@ -152,11 +147,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             each.on_epoch(epoch)
 
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Decide whether this forward pass skips the block around a self-attention; ``draws`` is the randomness.
-
-        Returns:
-            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if the regularizer does not decide.
-        """
+        """Return whether this pass skips the block around a self-attention: 0-d, bool, on the CPU, or ``None``."""
         return None
 
     @property

@@ -52,11 +52,11 @@ class OnLayers(Container):
 
 
 class CrossTuning(Container):
-    """Use a regularizer in only one of every N epochs; in all others, the attached model runs as the plain model.
+    """Use a regularizer in only one of every N epochs.
 
     Args:
         provider: the regularizer to switch on and off.
-        every: act in one of every N epochs.
+        every: act in one of every N epochs; in all others, the attached model runs as the plain model.
         offset: which of these epochs, from 0.
 
     Reference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import os
 from collections import Counter
@@ -141,14 +142,10 @@ def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:
         )
     values = {key: _restored(value, known) for key, value in config.items()}
     signature = inspect.signature(known[name])
+    variable = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     try:
-        positional = [
-            item
-            for key, parameter in signature.parameters.items()
-            if parameter.kind is parameter.VAR_POSITIONAL
-            for item in (() if known[name].__init__ is nn.Module.__init__ else values.pop(key))
-        ]
-        return known[name](*positional, **values)
+        positional = [] if known[name].__init__ is nn.Module.__init__ else [values.pop(key) for key in variable]
+        return known[name](*itertools.chain(*positional), **values)
     except (TypeError, KeyError) as error:
         raise InputError(f"Expected the arguments of {name}{shown(signature)}, got {config}: {error}.") from error
 

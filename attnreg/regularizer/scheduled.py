@@ -169,10 +169,8 @@ class Scheduled(Container):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        moves = self.growth is not None or (
-            self.over == "training" and any(line.moves for line in self._lines.values())
-        )
-        return never_stepped(self, self.steps, passes) if moves else None
+        moves = self.over == "training" and any(line.moves for line in self._lines.values())
+        return never_stepped(self, self.steps, passes) if moves or self.growth is not None else None
 
     def _advance(self) -> None:
         progress = int(self.steps) / (self.total_steps or 1)
