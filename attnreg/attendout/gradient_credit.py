@@ -131,14 +131,14 @@ class GradientTeacher(Teacher):
         if not getattr(self._generator, "calibrated", True):
             self._generator.calibrate(batch)  # the average begins with the calibrated weights
         with self._latest_weights():
-            self._learn(batch, self._direction(self.reward_batch(self._updates)))
+            self._learn(batch)
 
-    def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
+    def _learn(self, batch: Batch) -> None:
+        direction = self._direction(self.reward_batch(self._updates))
         with self._generator.relaxed(batch, self.credit.share) as relaxed:
             direction, length = self._across(batch, direction)
-            credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
-        slopes = [(up - down) * (length / 2) for up, down in zip(*credit, strict=True)]
-        of_logits = relaxed.gradient(slopes)
+            ups, downs = (self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1))
+        of_logits = relaxed.gradient([(up - down) * (length / 2) for up, down in zip(ups, downs, strict=True)])
         count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
         square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
@@ -146,9 +146,8 @@ class GradientTeacher(Teacher):
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
         keep = 0.5 if self._generator.initial_keep is None else self._generator.initial_keep
         divergence = functional.bernoulli_kl(relaxed.logits, keep)[relaxed.valid].mean()
-        torch.autograd.backward(
-            [relaxed.logits, self.credit.price * divergence], [-of_logits / (deviation * count), None]
-        )
+        losses = [relaxed.logits, self.credit.price * divergence]
+        torch.autograd.backward(losses, [-of_logits / (deviation * count), None])
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
 
@@ -173,7 +172,8 @@ class GradientTeacher(Teacher):
         self.attacker.eval()
         held = self._gradients(batch, {n: p for n, p in self.attacker.named_parameters() if p.requires_grad})
         self.attacker.train()
-        return _scaled(held, STEP / (_length(held) or 1.0))
+        factor = STEP / (_length(held) or 1.0)
+        return {name: each * factor for name, each in held.items()}
 
     def _gradients(self, batch: Batch, of: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Return the gradients of the loss by the keys of tensors, without tensors that it does not depend on."""
@@ -191,7 +191,7 @@ class GradientTeacher(Teacher):
         along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
         across = {**direction, **{name: direction[name] - along * each for name, each in gradients.items()}}
         rest = _length(across) or 1.0
-        return _scaled(across, STEP / rest), rest / (STEP * length)
+        return {name: each * (STEP / rest) for name, each in across.items()}, rest / (STEP * length)
 
     def _slopes(
         self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
@@ -223,10 +223,6 @@ class GradientTeacher(Teacher):
 
 def _length(gradients: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
-
-
-def _scaled(gradients: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-    return {name: each * factor for name, each in gradients.items()}
 
 
 @torch.no_grad()

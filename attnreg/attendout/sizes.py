@@ -70,16 +70,13 @@ def _of_images(model: nn.Module, example_inputs: Any, *, share_embeddings: bool)
         )
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     projection, found = convolutions[0], discover(model, example_inputs)
-    is_cut = (
-        len(convolutions) == 1
-        and projection.kernel_size == projection.stride
-        and projection.groups == 1
-        and projection.padding in ((0, 0), "valid")
-    )
+    is_cut = len(convolutions) == projection.groups == 1 and projection.kernel_size == projection.stride
+    is_cut = is_cut and projection.padding in ((0, 0), "valid")
     given = make_example_inputs(model) if example_inputs is None else [example_inputs]
-    example, images = next(((each, image) for each in given if (image := image_in(each)) is not None), (None, None))
+    example = next((each for each in given if image_in(each) is not None), None)
+    images = None if example is None else image_in(example)
     sites = [site for site in found.sites if site.info.stack == "encoder"]
-    shapes = {site.layout.sizes(site.sighting.shape) for site in sites}
+    shapes = (site.layout.sizes(site.sighting.shape) for site in sites)
     sizes = {(batch, queries, keys) for batch, _, queries, keys in shapes}
     batch, length, keys = sizes.pop() if len(sizes) == 1 else (0, 0, 0)
     patches = 0 if images is None else number_of_patches(images, *projection.kernel_size)

@@ -79,20 +79,14 @@ class Watch:
         if torch.compiler.is_compiling() or self._done:
             return
         self.passes += 1
-        reason = self._reason()
-        self._done = reason is not None or self.passes > PATIENCE
-        if reason is not None:
-            warnings.warn(reason, AsleepWarning, stacklevel=2)
-
-    def _reason(self) -> str | None:
-        reasons = (each.why_asleep(self.passes) for each in self.regularizer.parts())
-        if reason := next(filter(None, reasons), None):
-            return reason
+        reasons = [reason for each in self.regularizer.parts() if (reason := each.why_asleep(self.passes))]
         stale = all(p._version == version and p.grad is not None for p, version in self._versions)
-        if self.passes < PATIENCE or not self._versions or not stale:
-            return None
-        return (
-            f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
-            f"{self.passes} training passes. Add them to the optimizer: "
-            '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
-        )
+        if self.passes >= PATIENCE and self._versions and stale:
+            reasons.append(
+                f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
+                f"{self.passes} training passes. Add them to the optimizer: "
+                '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
+            )
+        self._done = bool(reasons) or self.passes > PATIENCE
+        if reasons:
+            warnings.warn(reasons[0], AsleepWarning, stacklevel=2)
