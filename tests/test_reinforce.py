@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.attendout.reinforce import sparse_embeddings
+from attnreg.attendout.credit import sparse_embeddings
 from attnreg.errors import InputError
 from attnreg.training import AttackerDefender, GradientCredit, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.reinforce import reinforce_loss
+from attnreg.attendout.credit import reinforce_loss
 from attnreg.attendout.rewards import (
     MetricScore,
     by_evidence,

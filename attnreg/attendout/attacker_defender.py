@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, Index, a_function, one_of, whole_number
-from attnreg.attendout.credit import Credit, Teacher
+from attnreg.attendout.credit import Credit, Reinforce, Teacher
 from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.reinforce import Reinforce
 from attnreg.attendout.rewards import Referee, Rewards, Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction

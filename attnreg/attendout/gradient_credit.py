@@ -14,14 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
 from attnreg import functional
-from attnreg.arguments import (
-    InnerProbability,
-    NotNegative,
-    ProbabilityBelowOne,
-    inner_probability,
-    not_negative,
-    probability_below_one,
-)
+from attnreg.arguments import InnerProbability, NotNegative, ProbabilityBelowOne, not_negative, probability
 from attnreg.attendout.credit import Credit, Teacher
 from attnreg.attendout.rewards import Rewards
 from attnreg.errors import InputError
@@ -79,9 +72,9 @@ class GradientCredit(Credit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inner_probability("share", self.share)
+        probability("share", self.share, "(0, 1)")
         not_negative("price", self.price)
-        probability_below_one("averaging", self.averaging)
+        probability("averaging", self.averaging, "[0, 1)")
 
     @override
     def check(self, provider: Regularizer, rewards: Rewards) -> None:

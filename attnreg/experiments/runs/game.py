@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch
 
 from attnreg.arguments import whole_number
-from attnreg.attendout.credit import Credit
+from attnreg.attendout.credit import Credit, Reinforce
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.gradient_credit import GradientCredit
-from attnreg.attendout.reinforce import Reinforce
 from attnreg.attendout.rewards import MetricScore, Rewards, Score
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.provider import read_provider
