@@ -152,15 +152,9 @@ class AttackerDefender(TrainingMethod):
             optimizer = optimizer_factory(network)
             if generator is not None:  # in both, so that groups and schedules match; the Defender's has no gradients
                 add_learned(optimizer, generator, provider_lr)
-            return FineTuning(
-                network,
-                optimizer,
-                provider,
-                scheduler=None if scheduler_factory is None else scheduler_factory(optimizer),
-                max_grad_norm=max_grad_norm,
-                accelerator=accelerator,
-                loss_function=loss_function,
-            )
+            scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
+            shared: Any = {"max_grad_norm": max_grad_norm, "accelerator": accelerator, "loss_function": loss_function}
+            return FineTuning(network, optimizer, provider, scheduler=scheduler, **shared)
 
         self.attacker = learner(copy.deepcopy(model), generator)
         self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None

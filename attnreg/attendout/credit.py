@@ -95,12 +95,10 @@ class Teacher:
 def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
     r"""Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
 
-    Adam moves every weight by about its learning rate, and the number of weights that act together on a logit grows
-    with the square of the width: at the same rate, noise in the reward would decide the drop rates of a wide G-Net.
-
     Args:
         generator: the G-Net.
-        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64.
+        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64,
+            because the number of weights that act together on a logit grows with the square of the width.
         bias_learning_rate: learning rate of the biases.
 
     Example:
@@ -129,19 +127,17 @@ class Reinforce(Credit):
     r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
-    scale from round to round, so that noise around an equal score stays small; a standardized gap is as large for noise
-    as for a difference. Rewards per sample, ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer
-    ``decisions`` of the Generator.
+    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample,
+    ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer ``decisions`` of the Generator.
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
             ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
             of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample or step.
-        per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the first reward row's gap is the reward
-            of the round's first step, and so on: our reading of the paper, which evaluates T rows after T steps and
-            rewards each of T actions; there must be as many rows as steps. Per sample, the rewards of other rows than
-            the round's own are paired with its samples in their order, again from the first when they run out (index
-            modulo n), which is not in the paper.
+        per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the gap on the t-th reward row is the
+            reward of the t-th step, which is our reading of the paper; there must be as many rows as steps. Per sample,
+            other rows than the round's own are paired with its samples in order, again from the first when they run
+            out, which is not in the paper.
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
@@ -206,23 +202,18 @@ class Reinforce(Credit):
             raise InputError("Expected `batches` of `rewards` with `per` 'step': one row for each step of a round.")
 
     @override
-    def teacher(
-        self, generator: nn.Module, updater: Updater, *, max_grad_norm: float | None = 1.0, **others: Any
-    ) -> ReinforceTeacher:
-        return ReinforceTeacher(self, generator, updater, max_grad_norm)
+    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> ReinforceTeacher:
+        return ReinforceTeacher(self, generator, updater, game.get("max_grad_norm", 1.0))
 
 
 class ReinforceTeacher(Teacher):
     """Updates a Generator by REINFORCE.
 
-    The Generator does not change within a round. With one reward per round, the gradient is a sum over steps times that
-    reward, which is accumulated while masks are drawn, so that memory does not grow with the round. With more rewards,
-    batches and packed masks are kept until they are known.
+    With one reward per round, the gradient is that reward times a sum over steps, which is accumulated while masks are
+    drawn, so that memory does not grow. With more rewards, batches and packed masks are kept until they are known.
     """
 
-    def __init__(
-        self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None = 1.0
-    ) -> None:
+    def __init__(self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None) -> None:
         if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
         cached = credit.per != "round"

@@ -32,27 +32,22 @@ class GradientCredit(Credit):
     r"""Teach a G-Net by how the Attacker's next update changes the reward loss R, to first order.
 
     With the training gradient :math:`g(M) = \nabla_\theta L(\theta; M)` under masks M and the gradient v of R, of unit
-    length, the Generator ascends the cosine
+    length, the Generator ascends the expected cosine
 
-    .. math:: c(M) = v^\top \hat g(M), \qquad \hat g = g / \lVert g \rVert, \qquad
-              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g,
+    .. math:: c(M) = v^\top \hat g(M), \quad \hat g = g / \lVert g \rVert, \qquad
+              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g, \quad
+              u^\top g(M) \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
 
-    .. math:: u^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon u; M)
-              \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
-
-    in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
-    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. No score and no
-    winner is needed. The credit of the units is divided by its running deviation; ``price`` times the mean
-    Kullback-Leibler divergence of the decisions from ``initial_keep`` is subtracted.
-
-    One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
-    its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
-    that of the latest weights, :math:`\phi`.
+    The gradient reaches it through a random share of the decisions, whose values are drawn evenly from [0, 1]: the mean
+    slope over [0, 1] is the difference between keeping and dropping. No score and no winner is needed. The credit of
+    the units is divided by its running deviation.
 
     Args:
         share: probability that a decision is replaced by a value drawn evenly from [0, 1].
-        price: weight of the divergence from ``initial_keep``.
-        averaging: decay of the moving average; 0 draws with the latest weights.
+        price: weight of the mean Kullback-Leibler divergence of the decisions from ``initial_keep``, which is
+            subtracted.
+        averaging: decay of the moving average of the G-Net's weights that draws the masks, because one batch says
+            little; the credit is that of the latest weights.
         learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
 
     Raises:

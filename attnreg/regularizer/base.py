@@ -284,5 +284,4 @@ def described(value: Any) -> str:
         return f"the text {value!r}: make a regularizer of it with `attnreg.parse_provider`"
     if isinstance(value, (list, tuple)) and any(isinstance(each, Regularizer) for each in value):
         return f"a {type(value).__name__}: compose regularizers with `a & b`"
-    # A model of transformers prints as hundreds of lines.
     return f"{type(value).__name__}, which is none" if isinstance(value, nn.Module) else repr(value)

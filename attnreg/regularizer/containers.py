@@ -170,10 +170,8 @@ class Scheduled(Container):
               p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
-    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
-    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; progressive layer
-    dropping to a keep rate of 0.5 in L layers is
-    ``Scheduled(LayerDrop(), T, "depth", growth=100, p=[(0, 0.5 / L), (1, 0.5)])``.
+    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; progressive layer dropping
+    to a keep rate of 0.5 is ``Scheduled(LayerDrop(), T, "depth", growth=100, p=[(0, 0.5 / L), (1, 0.5)])``.
 
     Args:
         provider: the regularizer whose arguments change.
