@@ -101,11 +101,8 @@ def standardized_gap(gaps: Tensor) -> Tensor:
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap.
-
-    A single score has no standard error: the better one then wins.
-    """
-    if len(attacker) < 2:
+    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap."""
+    if len(attacker) < 2:  # a single score has no standard error
         return greedy(attacker, defender)
     return torch.special.ndtr(standardized_gap(attacker - defender))
 
@@ -122,11 +119,6 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 
     Two positive scores give a / (a + d), our reading of AttendOut's Section 4.2, which has no formula. What is below
     zero counts for the other network, so that the better one always has the higher probability.
-
-    Example:
-        >>> score = torch.tensor
-        >>> proportional(score([0.6]), score([0.2])), proportional(score([-1.0]), score([-3.0]))
-        (tensor(0.7500), tensor(0.7500))
     """
     a, d = attacker.mean(), defender.mean()
     whole = a.abs() + d.abs()

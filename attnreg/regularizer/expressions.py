@@ -82,12 +82,7 @@ def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
 
 
 def expression_of(provider: Regularizer) -> str:
-    """Return a regularizer as an expression, with all arguments by name.
-
-    Example:
-        >>> expression_of(parse_provider("DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0])"))
-        'DropHead(p=0.1) & OnLayers(provider=AttentionLayerDrop(p=0.2), layers=[0])'
-    """
+    """Return a regularizer as an expression, with all arguments by name."""
     if isinstance(provider, Compose):
         return " & ".join(expression_of(each) for each in provider.inner())
     values = (
@@ -98,12 +93,7 @@ def expression_of(provider: Regularizer) -> str:
 
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
-    """Return an expression in a uniform spelling, if every regularizer and argument in it is known.
-
-    Example:
-        >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
-        "AttentionLayerDrop(p=0.2) & AttentionDropout(0.1, 'scores')"
-    """
+    """Return an expression in a uniform spelling, if every regularizer and argument in it is known."""
     with within_depth(text):
         node = _parsed(text)
         _made(node, text, _known(providers), lambda *args, **options: None)
