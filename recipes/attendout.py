@@ -34,14 +34,13 @@ PAPER = {
                       help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
                            "(default: Reinforce())."),
     expression_option("--rewards", f"{GAME}:read_rewards", metavar="EXPRESSION",
-                      help="Rewards(score, batches_per_round, noise, fresh_rows): score 'loss', 'accuracy' or "
+                      help="Rewards(score, batches_per_round, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
-                           "steps), share of tokens that noisy-train replaces (default: 0.15), rows drawn anew for "
-                           "each round, or 'steps' for as many as its steps (default: batches in turn)."),
-    option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train", "noisy-train"]),
-           default="held-out",
-           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (those of '
-                'the round) or "noisy-train" (the same, with some tokens replaced).'),
+                           "steps), rows drawn anew for each round, or 'steps' for as many as its steps (default: "
+                           "batches in turn)."),
+    option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train"]), default="held-out",
+           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), or "train" (those '
+                'of the round).'),
     option("--reward-rows", type=click.IntRange(min=1), default=256,
            help="Held-out rows for the reward, at most a tenth of train."),
     option("--round-steps", type=click.IntRange(min=1), default=None,
@@ -66,8 +65,7 @@ PAPER = {
         ("averaging", "GradientCredit(averaging=0.5)"), ("generator-lr", "Reinforce(learning_rate=1e-3)"),
         ("rate-lr", "Reinforce(bias_learning_rate=0.01)"))),
     *(moved(f"--{name}", f'--rewards "Rewards({then})"') for name, then in (
-        ("score", "score='accuracy'"), ("batches-per-round", "batches_per_round=4"), ("reward-noise", "noise=0.3"),
-        ("fresh-rows", "fresh_rows=8"))),
+        ("score", "score='accuracy'"), ("batches-per-round", "batches_per_round=4"), ("fresh-rows", "fresh_rows=8"))),
 )  # fmt: skip
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,

@@ -239,7 +239,6 @@ def test_settings_that_do_not_fit(credit, options, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"noise": 0.1}, "Expected `batches` None with `noise`, got batches"),
         (
             {"batches": None, "credit": GradientCredit()},
             "Expected `batches` of `rewards` with GradientCredit, got None",

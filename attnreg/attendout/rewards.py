@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from attnreg.arguments import Probability, probability, whole_number
+from attnreg.arguments import whole_number
 from attnreg.errors import InputError
 from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
 from attnreg.training.method import Batch, Updater
@@ -146,31 +146,24 @@ class Rewards:
         score: ``"loss"`` (negative loss; higher is better), ``"accuracy"``, or a function of a model and a batch that
             returns ``(B,)``; higher is better. :class:`attnreg.training.MetricScore` scores all rows by one metric.
         batches_per_round: number of batches that each round uses, in turn (default: all).
-        noise: share of tokens to replace by others of the same batch before scoring; only for the training batches
-            of the round.
-        special_tokens: token ids that noise leaves alone.
 
     Raises:
         InputError: if an argument is unknown or out of range, or two do not fit together.
 
     Example:
-        >>> Rewards(noise=0.15, special_tokens=[101, 102]).score
+        >>> Rewards(batches_per_round=4).score
         'loss'
     """
 
     batches: RewardBatches | None = None
     score: ScoreName | Score = "loss"
     batches_per_round: int | None = None
-    noise: Probability = 0.0
-    special_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         empty = self.batches is not None and not callable(self.batches) and not len(self.batches)
         if empty or isinstance(self.batches, Mapping):
             raise InputError("Expected `batches` of `rewards` to be a list of at least one batch.")
         whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
-        if probability("noise", self.noise) and self.batches is not None:
-            raise InputError("Expected `batches` None with `noise`, got batches.")
         a_function_or("score", self.score, SCORES)
 
 
@@ -225,8 +218,7 @@ class Referee:
 
     def _batches(self) -> list[Batch]:
         if self.rewards.batches is None:
-            noise, special = self.rewards.noise, self.rewards.special_tokens
-            return [noisy_tokens(batch, noise, special) if noise else batch for batch in self._played]
+            return self._played
         batches = self._batches_of(self.number)
         size = min(self.rewards.batches_per_round or len(batches), len(batches))
         first = 0 if callable(self.rewards.batches) else self.number * size
@@ -247,20 +239,3 @@ class Referee:
         """Restore a state returned by :meth:`state_dict`."""
         self.number, played = state["number"], state["played"][self._updater.rank]
         self._played = send_to_device(played, device)
-
-
-def noisy_tokens(batch: Batch, share: float, special_tokens: Sequence[int] = ()) -> Batch:
-    """Replace a share of a batch's tokens by random others of the batch, but neither special tokens nor padding."""
-    ids = batch.get("input_ids")
-    if ids is None:
-        raise InputError(f"The batch {sorted(batch)} holds no `input_ids` to add noise to.")
-    special = torch.tensor(list(special_tokens), dtype=ids.dtype, device=ids.device)
-    replaceable = ~torch.isin(ids, special)
-    if "attention_mask" in batch:
-        replaceable &= batch["attention_mask"].bool()
-    pool = ids[replaceable]
-    if not len(pool):
-        return batch
-    drawn = pool[torch.randint(len(pool), ids.shape, device=ids.device)]
-    replaced = replaceable & (torch.rand(ids.shape, device=ids.device) < share)
-    return {**batch, "input_ids": torch.where(replaced, drawn, ids)}

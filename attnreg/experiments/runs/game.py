@@ -19,9 +19,8 @@ from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.expressions import parse_call
 from attnreg.training.method import Batch
 
-RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
+RewardData = Literal["held-out", "dev", "half-dev", "train"]
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
-NOISE = 0.15  # share of tokens that noisy-train replaces
 WATCHED_ROWS = 64
 
 
@@ -53,7 +52,6 @@ def _rewards_of(text: str, metric: Callable[[], Any]) -> tuple[Rewards, int | st
     def make(
         score: str = "loss",
         batches_per_round: int | None = None,
-        noise: float = 0.0,
         fresh_rows: int | str | None = None,
     ) -> tuple[Rewards, int | str | None]:
         known: Any = metric() if score == "metric" else score
@@ -61,7 +59,7 @@ def _rewards_of(text: str, metric: Callable[[], Any]) -> tuple[Rewards, int | st
             whole_number("fresh_rows", fresh_rows)  # type: ignore[arg-type]
         if fresh_rows and batches_per_round:
             raise InputError("`fresh_rows` are all scored in their round: remove `batches_per_round`.")
-        return Rewards(score=known, batches_per_round=batches_per_round, noise=noise), fresh_rows
+        return Rewards(score=known, batches_per_round=batches_per_round), fresh_rows
 
     return parse_call(text, {"Rewards": make})
 
@@ -98,7 +96,7 @@ class RewardRows:
         self._run, self._data = run, data
         #: a sentence for the report, if the scores are biased
         self.note: str | None = None
-        self._rows: Any = None if data in ("train", "noisy-train") else self._chosen(rows, epochs)
+        self._rows: Any = None if data == "train" else self._chosen(rows, epochs)
 
     def _batches(self, fresh: int | None) -> Any:
         run, chosen = self._run, self._rows
@@ -151,14 +149,10 @@ class RewardRows:
         fresh = round_steps if isinstance(number, str) else number
         if wanted.score == "accuracy" and run.kind.one_number_per_row:
             raise _expected_loss(run, "accuracy")
-        if wanted.noise and self._rows is not None:
-            raise UsageError("`noise` in --rewards is for --reward-data noisy-train: remove it.")
         return Rewards(
             self._batches(fresh),
             wanted.score,
             None if fresh else wanted.batches_per_round or max(1, round_steps // 2),
-            wanted.noise or (NOISE if self._data == "noisy-train" else 0.0),
-            getattr(run.tokenizer, "all_special_ids", ()),
         )
 
 
