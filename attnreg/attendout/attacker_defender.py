@@ -204,19 +204,6 @@ class AttackerDefender(TrainingMethod):
             score: as in :class:`Rewards`.
             generator_optimizer_factory: makes the Generator's optimizer (default: as in :class:`Reinforce`).
             options: further arguments of the class, such as ``returns`` or ``accelerator``.
-
-        Example:
-            >>> from transformers import BertConfig, BertForSequenceClassification
-            >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-            >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [2, 3, 4]]), "labels": torch.tensor([1, 0])}
-            >>> game = AttackerDefender.paper(
-            ...     BertForSequenceClassification(config),
-            ...     lambda number: [batch],
-            ...     lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
-            ...     steps=2,
-            ... )
-            >>> game.course.winner, game.generator.initial_keep
-            ('proportional', None)
         """
         return cls(
             model,

@@ -111,6 +111,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Look at a batch, with ``labels``, before the training step on it, as the first of two passes.
 
+        The model's mode, parameters, ``grad`` and hooks, and the random state stay as they are.
+
         Raises:
             RuntimeError: if the regularizer is not attached to the model, directly or within a wrapper.
             InputError: if the model's output lacks what is needed, such as a loss.
@@ -147,7 +149,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             each.on_epoch(epoch)
 
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Return whether this pass skips the block around a self-attention: 0-d, bool, on the CPU, or ``None``."""
+        """Return ``True``, 0-d, on the CPU, if this pass skips the block around a self-attention; ``None``: no say."""
         return None
 
     @property
