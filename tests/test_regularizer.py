@@ -107,7 +107,7 @@ def test_an_answer_of_another_kind_is_refused():
     with pytest.raises(InputError, match=r"Expected Answers to return a Mask or None, got Tensor, at .*Mask\(scores="):
         Answers()(SITE)
     with pytest.raises(
-        InputError, match=r"AnswersMask to return the changed states, of shape \(2, 3, 4\), or None, got Mask"
+        InputError, match=r"AnswersMask to return None or the changed states, of shape \(2, 3, 4\), got Mask"
     ):
         AnswersMask()(STATES_AT, STATES)
 

@@ -87,9 +87,9 @@ class HiddenProvider(Regularizer):
         answer: Any = super().__call__(site, *states)
         if answer is None or (isinstance(answer, Tensor) and answer.shape == states[0].shape):
             return answer
-        got = f"shape {tuple(answer.shape)}" if isinstance(answer, Tensor) else type(answer).__name__
+        got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         raise InputError(
-            f"Expected {type(self).__name__} to return the changed states, of shape {tuple(states[0].shape)}, or None, "
+            f"Expected {type(self).__name__} to return None or the changed states, of shape {tuple(states[0].shape)}, "
             f"got {got}, at {site.name}."
         )
 
