@@ -11,12 +11,12 @@ from attnreg.injection import seeded as seeded
 from attnreg.masks import Mask as Mask
 from attnreg.regularizer.base import Compose as Compose
 from attnreg.regularizer.base import Regularizer as Regularizer
-from attnreg.regularizer.cross_tuning import CrossTuning as CrossTuning
+from attnreg.regularizer.containers import CrossTuning as CrossTuning
+from attnreg.regularizer.containers import OnLayers as OnLayers
+from attnreg.regularizer.containers import Scheduled as Scheduled
 from attnreg.regularizer.expressions import parse_provider as parse_provider
-from attnreg.regularizer.on_layers import OnLayers as OnLayers
 from attnreg.regularizer.providers import HiddenProvider as HiddenProvider
 from attnreg.regularizer.providers import MaskProvider as MaskProvider
-from attnreg.regularizer.scheduled import Scheduled as Scheduled
 from attnreg.regularizers.adversarial_attention import AdversarialAttention as AdversarialAttention
 from attnreg.regularizers.attention_dropout import AttentionDropout as AttentionDropout
 from attnreg.regularizers.attention_entropy import AttentionEntropy as AttentionEntropy

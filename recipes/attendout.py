@@ -32,14 +32,13 @@ PAPER = {
                       help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
                            "(default: Reinforce())."),
     expression_option("--rewards", f"{GAME}:rewards_of", metavar="EXPRESSION",
-                      help="Rewards(score, batches_per_round, noise, fresh_rows): score 'loss', 'accuracy' or "
+                      help="Rewards(score, batches_per_round, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
-                           "steps), share of tokens that noisy-train replaces (default: 0.15), rows drawn anew for "
-                           "each round, or 'steps' for as many as its steps (default: batches in turn)."),
-    option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train", "noisy-train"]),
-           default="held-out",
-           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), "train" (those of '
-                'the round) or "noisy-train" (the same, with some tokens replaced).'),
+                           "steps), rows drawn anew for each round, or 'steps' for as many as its steps (default: "
+                           "batches in turn)."),
+    option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train"]), default="held-out",
+           help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), or "train" (those '
+                'of the round).'),
     option("--reward-rows", type=click.IntRange(min=1), default=256,
            help="Held-out rows for the reward, at most a tenth of train."),
     option("--round-steps", type=click.IntRange(min=1), default=None,

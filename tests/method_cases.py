@@ -17,7 +17,6 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.attendout.decisions import Decisions
 from attnreg.training import FineTuning, ForwardPass, GradientCredit, Reinforce, Rewards, Rounds, TrainingMethod
 
 DRAW = torch.Generator().manual_seed(0)
@@ -67,19 +66,13 @@ def with_optimizer(method, model, optimizer, provider, sure, options):
     return method(model, optimizer(model), provider, **options)
 
 
-class SureOfItself(Decisions):
-    """Drops what it would rather drop than the average."""
-
-    def draw(self, logits, units, types, opposite=False):
-        return [logits > logits.mean((-1, -2), keepdim=True) - 1e-4]
-
-
 class Sure(attnreg.GNetProvider):
-    """A Generator that leaves nothing to chance."""
+    """A Generator that leaves nothing to chance: it drops what it would rather drop than the average."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._decisions = SureOfItself("unit", 1, 1)
+    def _decisions(self, inputs):
+        found = super()._decisions(inputs)
+        found.draw = lambda: [found.logits > found.logits.mean((-1, -2), keepdim=True) - 1e-4]
+        return found
 
 
 def game(method, model, optimizer, provider, sure, options):

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.rewards import reinforce_loss
+from attnreg.attendout.credit import reinforce_loss
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
 from tests.method_cases import weights
 

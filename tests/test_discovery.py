@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.attribution.explain import METHODS, explain
+from attnreg.attribution import METHODS, explain
 from attnreg.injection import CoverageWarning, NoAttentionError, discover
 from tests import handwritten
 from tests.handwritten import Layers

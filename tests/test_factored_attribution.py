@@ -16,7 +16,7 @@ from attnreg import functional
 from attnreg.injection.backends import flex, sdpa
 from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
 
-module = importlib.import_module("attnreg.attribution.explain")  # the package has a function of this name
+module = importlib.import_module("attnreg.attribution")
 
 PADDED = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 8 + [0]])
 IDS = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(0)).masked_fill(PADDED == 0, 0)

@@ -35,7 +35,6 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
         (["--generator", "none", "--provider", "DropHead(0.1)"], "--provider needs a Generator: remove it for --gen"),
         (["--provider", "LearnableBernoulli(0.1)"], "LearnableBernoulli makes training passes of its own, without"),
         (["--generator", "none", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
-        (["--rewards", "Rewards(noise=0.5)"], "`noise` in --rewards is for --reward-data noisy-train"),
         (["--rewards", "Rewards(batches_per_round=1, fresh_rows=2)"], "`fresh_rows` are all scored in their round"),
         (["--rewards", "Rewards(fresh_rows=2)", "--reward-data", "train"], "`fresh_rows` in --rewards needs rows bes"),
         (["--rewards", "Rewards(fresh_rows=1000)"], "Expected `fresh_rows` in --rewards of at most 9"),
@@ -81,7 +80,7 @@ def slow(*options):
     "options",
     [
         slow("--reward-data", "half-dev"),
-        ["--reward-data", "noisy-train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
+        ["--reward-data", "train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
         ["--regime", "paper"],
         ["--regime", "paper", "--generator", "none"],

@@ -50,7 +50,6 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
                     dropped = dropped[inputs["input_ids"] == PLANTED][:, None]
                 each.append(dropped.mean(1) if goal != "keep" else 1 - dropped.mean(1))
         teacher.update([torch.cat(each) for each in gaps if each])
-        teacher.forget()
     return generator, before
 
 
@@ -122,6 +121,5 @@ def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
         for _ in range(10):
             teacher.draw(batch())
             teacher.update([torch.randn(())])
-            teacher.forget()
         furthest.append((torch.logit(rates(generator, first)) - math.log(0.1 / 0.9)).abs().max())
     assert sorted(furthest)[1] < 1.2

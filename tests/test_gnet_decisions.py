@@ -143,7 +143,7 @@ def test_the_slope_of_a_type_is_the_sum_over_its_keys():
         torch.ones(2, 4, 4, dtype=torch.bool),
         ragged["input_ids"],
     )
-    relaxed = Decisions("type", 1, 1, 11).draw_relaxed(logits, units, ids, share=1.0)
+    relaxed = Decisions("type", 1, logits, units, ids, num_types=11).draw_relaxed(share=1.0)
     slopes = torch.randn(2, 1, 4, 4).double()
     found = relaxed.gradient([slopes])[0, 0, 0, 0]
     for token in range(11):

@@ -113,9 +113,7 @@ def test_the_gradient_is_that_of_the_expectation_over_hard_decisions(each):
     samples = 20_000
     units = torch.ones(samples, 3, 3, dtype=torch.bool)
     units[:, :, 2] = False
-    relaxed = Decisions(each, num_heads=1, draws=1).draw_relaxed(
-        logits.expand(samples, -1, -1, -1, -1), units, share=0.25
-    )
+    relaxed = Decisions(each, 1, logits.expand(samples, -1, -1, -1, -1), units).draw_relaxed(share=0.25)
     (mask,) = relaxed.masks
     (mask**3 + torch.sin(3 * mask)).sum().backward()  # a loss of each decision alone, far from linear
     found = relaxed.gradient([mask.grad]).sum(-2)[:, 0, 0]  # (samples, keys)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import transformers as hf
 
 from attnreg import attach
+from attnreg.attendout.credit import Reinforce
 from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.reinforce import Reinforce
 from attnreg.training import AttackerDefender, Rewards, Rounds
 from tests.commands import ran, read_lines
 

@@ -106,7 +106,9 @@ class AnswersMask(HiddenProvider):
 def test_an_answer_of_another_kind_is_refused():
     with pytest.raises(InputError, match=r"Expected Answers to return a Mask or None, got Tensor, at .*Mask\(scores="):
         Answers()(SITE)
-    with pytest.raises(InputError, match="Expected AnswersMask to return the changed states or None, got Mask"):
+    with pytest.raises(
+        InputError, match=r"AnswersMask to return None or the changed states, of shape \(2, 3, 4\), got Mask"
+    ):
         AnswersMask()(STATES_AT, STATES)
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.referee import noisy_tokens
+from attnreg.attendout.credit import reinforce_loss
 from attnreg.attendout.rewards import (
     MetricScore,
     by_evidence,
@@ -16,7 +16,6 @@ from attnreg.attendout.rewards import (
     greedy,
     negative_loss,
     proportional,
-    reinforce_loss,
     standardized_gap,
 )
 from attnreg.errors import InputError
@@ -170,41 +169,6 @@ def test_a_metric_needs_one_label_per_row():
     batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[0, -100, 2]])}
     with pytest.raises(InputError, match=r"A metric needs one label per row, got labels of shape \(1, 3\)"):
         MetricScore(lambda a, b: 0.0)(hf.BertForTokenClassification(config), batch)
-
-
-def test_noise_replaces_a_share_of_the_tokens_by_others_of_the_batch():
-    torch.manual_seed(0)
-    ids = torch.randint(5, 100, (64, 50))
-    ids[:, 0] = 1
-    mask = torch.ones_like(ids)
-    mask[:, 40:] = 0
-    ids[:, 40:] = 0
-    noisy = noisy_tokens({"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}, 0.3, special_tokens=[1])
-    changed = noisy["input_ids"] != ids
-    assert not changed[:, 0].any()
-    assert not changed[:, 40:].any()
-    share = changed[:, 1:40].double().mean()  # a replaced token may be replaced by its like, once in about 95
-    assert share == pytest.approx(0.3 * (1 - 1 / 95), abs=5 * (0.21 / (64 * 39)) ** 0.5)
-    assert set(noisy["input_ids"].flatten().tolist()) <= set(ids.flatten().tolist())
-    assert noisy["labels"] is not None
-    with pytest.raises(InputError, match="holds no `input_ids` to add noise to"):
-        noisy_tokens({"pixel_values": torch.zeros(1)}, 0.1)
-
-
-def test_both_networks_are_scored_on_the_same_noisy_rows():
-    seen = []
-
-    def score(network, batch):
-        seen.append(batch["input_ids"])
-        return torch.zeros(len(batch["labels"]))
-
-    game = make_game(steps=2, batches=None, noise=0.9, score=score)
-    batches = make_batches(2)
-    for batch in batches:
-        game.step(batch)
-    assert torch.equal(seen[0], seen[1])
-    assert torch.equal(seen[2], seen[3])
-    assert not torch.equal(seen[0], batches[0]["input_ids"])
 
 
 @pytest.mark.parametrize("credit", [None, GradientCredit()])

@@ -10,7 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
-from attnreg.regularizer.scheduled import Line
+from attnreg.regularizer.containers import Line
 from tests.cases import refused
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)

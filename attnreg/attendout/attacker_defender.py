@@ -15,15 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, Index, a_function, one_of, whole_number
-from attnreg.attendout.credit import Credit, Teacher
+from attnreg.attendout.credit import Credit, Reinforce, Teacher
 from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.referee import Referee, Rewards
-from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import Score, ScoreName, Winner, WinnerName
+from attnreg.attendout.rewards import Referee, Rewards, Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Compose, Regularizer
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, add_learned
 
 Returned = Literal["attacker", "defender"]
@@ -33,13 +31,11 @@ Returned = Literal["attacker", "defender"]
 class Rounds:
     """The course of a game: how long a round is, who wins it, and in which steps it is played.
 
-    ``winner`` may also be a function of the Attacker's and the Defender's scores, ``(n,)`` each, that returns the 0-d
-    probability that the Attacker wins.
-
     Args:
         steps: steps per round (T in the paper).
         winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
-            "proportional" (drawn in proportion to the scores, of any sign) or "none" (no network is copied).
+            "proportional" (drawn in proportion to the scores, of any sign), "none" (no network is copied) or a function
+            of both scores, ``(n,)`` each, that returns the 0-d probability that the Attacker wins.
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
         game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
@@ -78,10 +74,10 @@ class AttackerDefender(TrainingMethod):
     Args:
         model: becomes the Defender; the Attacker is a copy.
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
-            ``GNetProvider(...) & AdversarialAttention(...)``, the G-Net is the Generator; the others act on the
-            Attacker, whose loss trains their parameters. ``None``: no masks, a game of selection alone. A Generator of
-            your own needs :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample
-            or step; ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
+            ``GNetProvider(...) & AdversarialAttention(...)``, the others act on the Attacker, whose loss trains their
+            parameters. ``None``: no masks, a game of selection alone. A Generator of your own needs
+            :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample or step;
+            ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
             :class:`GradientCredit`.
         optimizer_factory: makes the optimizer of a network; called once for each.
         provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
@@ -156,17 +152,13 @@ class AttackerDefender(TrainingMethod):
             optimizer = optimizer_factory(network)
             if generator is not None:  # in both, so that groups and schedules match; the Defender's has no gradients
                 add_learned(optimizer, generator, provider_lr)
-            options: Shared = {
-                "scheduler": None if scheduler_factory is None else scheduler_factory(optimizer),
-                "max_grad_norm": max_grad_norm,
-                "accelerator": accelerator,
-                "loss_function": loss_function,
-            }
-            return FineTuning(network, optimizer, provider, **options)
+            scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
+            shared: Any = {"max_grad_norm": max_grad_norm, "accelerator": accelerator, "loss_function": loss_function}
+            return FineTuning(network, optimizer, provider, scheduler=scheduler, **shared)
 
         self.attacker = learner(copy.deepcopy(model), generator)
         self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
-        self._attackers = [self.attacker, *([] if self.twin is None else [self.twin])]
+        self._attackers = [each for each in (self.attacker, self.twin) if each is not None]
         self.defender = learner(model, None)
         self._teacher = Teacher()
         if generator is not None:
@@ -179,7 +171,9 @@ class AttackerDefender(TrainingMethod):
                 reward_batch=self._referee.next_batch,
                 loss_function=loss_function,
             )
-        self._moves = self.steps = 0
+        self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker, "teacher": self._teacher}
+        self._parts |= {} if self.twin is None else {"twin": self.twin}
+        self._moves = self.steps = 0  # of the round, of training
         #: Number of rounds that each network has won; with winner ``"none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
 
@@ -197,33 +191,19 @@ class AttackerDefender(TrainingMethod):
     ) -> AttackerDefender:
         """Make the game as the paper states it, from the first step of training to the last.
 
-        The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. After
-        each round of T steps, both networks are scored on T rows, and the difference on the t-th row is the reward of
-        the t-th step, less a moving average. The winner is drawn in proportion to the scores. That the t-th row belongs
-        to the t-th step, and the formula of the proportion, are our reading.
+        The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. The
+        gap on the t-th of T rows rewards the t-th step of a round, less a moving average. The winner is drawn in
+        proportion to the scores. That the rows belong to the steps, and the formula of the proportion, are our reading.
 
         Args:
             model: as in the class.
             batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
-                development set for each round. Scores on the development set are biased then.
+                development set for each round, which biases scores on it.
             optimizer_factory: as in the class.
             steps: T; the paper's main text leaves it open, as the next two.
             score: as in :class:`Rewards`.
             generator_optimizer_factory: makes the Generator's optimizer (default: as in :class:`Reinforce`).
             options: further arguments of the class, such as ``returns`` or ``accelerator``.
-
-        Example:
-            >>> from transformers import BertConfig, BertForSequenceClassification
-            >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-            >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [2, 3, 4]]), "labels": torch.tensor([1, 0])}
-            >>> game = AttackerDefender.paper(
-            ...     BertForSequenceClassification(config),
-            ...     lambda number: [batch],
-            ...     lambda network: torch.optim.AdamW(network.parameters(), lr=1e-3),
-            ...     steps=2,
-            ... )
-            >>> game.course.winner, game.generator.initial_keep
-            ('proportional', None)
         """
         return cls(
             model,
@@ -249,7 +229,7 @@ class AttackerDefender(TrainingMethod):
     @override
     def networks(self) -> dict[str, nn.Module]:
         if self._alone:
-            return {self.returns: self._returned.model}
+            return {self.returns: self._parts[self.returns].model}
         # They are equal until the warm-up ends.
         attacker = self.defender if self.steps < self.course.warmup_steps else self.attacker
         return {"defender": self.defender.model, "attacker": attacker.model}
@@ -263,10 +243,6 @@ class AttackerDefender(TrainingMethod):
     def _alone(self) -> bool:
         return self.course.game_steps is not None and self.steps > self.course.game_steps
 
-    @property
-    def _returned(self) -> FineTuning:
-        return self.attacker if self.returns == "attacker" else self.defender
-
     @override
     def on_epoch(self, epoch: int) -> None:
         self.attacker.on_epoch(epoch)
@@ -279,7 +255,7 @@ class AttackerDefender(TrainingMethod):
     def step(self, batch: Batch) -> StepResult:
         self.steps += 1
         if self._alone:
-            loss = self._returned.step(batch).loss
+            loss = self._parts[self.returns].step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
         if self.steps <= self.course.warmup_steps:
@@ -288,23 +264,18 @@ class AttackerDefender(TrainingMethod):
             if self.steps == self.course.warmup_steps:
                 self._copy_to_others(self.defender)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
-        self._begin(batch)
+        if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
+            self.generator.calibrate(batch)
+            self._updater.share(self.generator)  # all processes begin the game with the same Generator
         self._teacher.draw(batch)
         attacker, *_ = [each.step(batch) for each in self._attackers]
         self._teacher.check_drawn()
         self._moves += 1
         self._referee.note(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
-        events: dict[str, str] = {}
-        if self._moves == self.course.steps or self.steps == self.course.game_steps:
-            events["winner"] = self._finish_round(logs)
+        ends = self._moves == self.course.steps or self.steps == self.course.game_steps
+        events = {"winner": self._finish_round(logs)} if ends else {}
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
-
-    def _begin(self, batch: Batch) -> None:
-        """Let all processes begin the game with the same Generator, which its first batch changes."""
-        if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
-            self.generator.calibrate(batch)
-            self._updater.share(self.generator)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
         verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
@@ -313,12 +284,10 @@ class AttackerDefender(TrainingMethod):
         if (baseline := self._teacher.used_baseline) is not None:
             logs["baseline"] = baseline
         if self._referee.copies:
-            self._copy_to_others(self.attacker if verdict.attacker_wins else self.defender)
+            self._copy_to_others(self._parts[winner])
         elif self.twin is not None:
             copy_learner(self.attacker, self.twin)
         self._moves = 0
-        self._referee.forget()
-        self._teacher.forget()
         self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
@@ -336,24 +305,14 @@ class AttackerDefender(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "defender": self.defender.state_dict(),
-            "attacker": self.attacker.state_dict(),  # the Generator is its provider
-            "twin": None if self.twin is None else self.twin.state_dict(),
-            "teacher": self._teacher.state_dict(),
-            "referee": self._referee.state_dict(),
-            "moves": self._moves,
-            "steps": self.steps,
-            "wins": dict(self.wins),
-        }
+        counts = {"moves": self._moves, "steps": self.steps, "wins": dict(self.wins)}
+        parts = {name: part.state_dict() for name, part in self._parts.items()}  # the Generator is in the Attacker's
+        return {**parts, "referee": self._referee.state_dict(), **counts}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.defender.load_state_dict(state["defender"])
-        self.attacker.load_state_dict(state["attacker"])
-        if self.twin is not None:
-            self.twin.load_state_dict(state["twin"])
-        self._teacher.load_state_dict(state["teacher"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
         self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 
@@ -362,7 +321,7 @@ def generator_in(provider: Regularizer | None) -> Any:
     """Return the Generator: the provider itself, or the one in a composition ``a & b``."""
     if provider is None:
         return None
-    parts = list(provider.providers) if isinstance(provider, Compose) else [provider]
+    parts = provider.inner() if isinstance(provider, Compose) else [provider]
     found = [part for part in parts if hasattr(part, "sample")]
     if len(found) != 1:
         raise InputError(
@@ -377,20 +336,16 @@ def copy_learner(source: FineTuning, target: FineTuning) -> None:
     with torch.no_grad():
         for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
             ours.copy_(theirs)
-        for theirs, ours in zip(_parameters(source), _parameters(target), strict=True):
-            if theirs is ours:  # of a provider, which has no copy
-                continue
-            for name, value in source.optimizer.state[theirs].items():
-                held = target.optimizer.state[ours].get(name)
-                if isinstance(value, Tensor) and isinstance(held, Tensor):
-                    held.copy_(value)
-                else:
-                    target.optimizer.state[ours][name] = copy.deepcopy(value)
-    for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
-        our_group.update({name: value for name, value in their_group.items() if name != "params"})
+        for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
+            our_group.update({name: value for name, value in their_group.items() if name != "params"})
+            for theirs, ours in zip(their_group["params"], our_group["params"], strict=True):
+                if theirs is ours:  # of a provider, which has no copy
+                    continue
+                for name, value in source.optimizer.state[theirs].items():
+                    held = target.optimizer.state[ours].get(name)
+                    if isinstance(value, Tensor) and isinstance(held, Tensor):
+                        held.copy_(value)
+                    else:
+                        target.optimizer.state[ours][name] = copy.deepcopy(value)
     if source.scheduler is not None and target.scheduler is not None:
         target.scheduler.load_state_dict(source.scheduler.state_dict())
-
-
-def _parameters(learner: FineTuning) -> list[Tensor]:
-    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]

@@ -1,20 +1,26 @@
-"""How AttendOut's Generator learns: a credit holds the settings, and its teacher applies them in one game."""
+"""How AttendOut's Generator learns: credits hold settings, such as REINFORCE's; their teachers apply them in a game."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
+import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
+from typing_extensions import override
 
-from attnreg.arguments import NotNegative, not_negative
-from attnreg.attendout.referee import Rewards
+from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, one_of, probability, true_or_false
+from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
 from attnreg.errors import InputError
-from attnreg.outputs import LossFunction
-from attnreg.regularizer.base import Regularizer
+from attnreg.outputs import rows_of
+from attnreg.regularizer.base import Compose, Regularizer
+from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
@@ -52,25 +58,11 @@ class Credit(ABC):
         """Refuse what does not fit the credit: ``provider`` is the Generator, alone or in a composition."""
 
     @abstractmethod
-    def teacher(
-        self,
-        generator: nn.Module,
-        updater: Updater,
-        *,
-        max_grad_norm: float | None = 1.0,
-        attacker: nn.Module | None = None,
-        reward_batch: Callable[[int], Batch] | None = None,
-        loss_function: LossFunction | None = None,
-    ) -> Teacher:
+    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> Teacher:
         """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
 
-        Args:
-            generator: the Generator.
-            updater: gives precision and processes.
-            max_grad_norm: clip the Generator's gradient to this norm; ``None`` does not clip.
-            attacker: the model that it masks.
-            reward_batch: returns the reward batch of an update, numbered from 0.
-            loss_function: the Attacker's, as in :class:`attnreg.training.FineTuning`.
+        ``game`` are ``max_grad_norm``; ``attacker``, the model that the Generator masks; ``reward_batch``, which
+        returns the reward batch of an update, numbered from 0; and the Attacker's ``loss_function``.
         """
 
 
@@ -83,21 +75,14 @@ class Teacher:
         return None
 
     def draw(self, batch: Batch) -> None:
-        """Prepare the Attackers' training step on a batch, under masks of the Generator."""
+        """Draw the masks of the Attackers' training step on a batch."""
 
     def check_drawn(self) -> None:
         """Check that the Attacker trained under the masks drawn for it."""
 
     def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round, and return the mean reward of the first Attacker.
-
-        Args:
-            gaps: for each Attacker, its scores minus the Defender's on the same rows, ``(n,)``.
-        """
+        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
         return float(gaps[0].mean())
-
-    def forget(self) -> None:
-        """Forget the current round."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
@@ -110,13 +95,10 @@ class Teacher:
 def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
     r"""Make Adam for a G-Net, with a learning rate of its own for the bias of each layer, which sets its drop rate.
 
-    Adam moves every weight by about its learning rate, and the number of weights that act together on a logit grows
-    with the square of the width. At the same learning rate, the logits of a wide Generator therefore move so far in
-    one update that noise in the reward decides its drop rates.
-
     Args:
         generator: the G-Net.
-        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64.
+        learning_rate: learning rate of its weights; by default 1e-3, times :math:`(64 / d)^2` for a width d above 64,
+            because the number of weights that act together on a logit grows with the square of the width.
         bias_learning_rate: learning rate of the biases.
 
     Example:
@@ -128,7 +110,268 @@ def generator_adam(generator: nn.Module, learning_rate: float | None = None, bia
     """
     if learning_rate is None:
         learning_rate = 1e-3 * min(1.0, (_WIDTH / getattr(generator, "hidden_size", _WIDTH)) ** 2)
-    rates = [parameter for name, parameter in generator.named_parameters() if name == "network.bias"]
-    others = [parameter for name, parameter in generator.named_parameters() if name != "network.bias"]
-    groups: list[dict[str, Any]] = [{"params": others}, {"params": rates, "lr": bias_learning_rate}]
+    others = dict(generator.named_parameters())
+    biases = [others.pop(name) for name in ("network.bias",) if name in others]
+    groups: list[dict[str, Any]] = [{"params": [*others.values()]}, {"params": biases, "lr": bias_learning_rate}]
     return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`
+
+
+Reward = Callable[[Tensor], Tensor]
+RewardName = Literal["scaled", "gap", "sign", "standardized"]
+RewardPer = Literal["round", "sample", "step"]
+Baseline = Literal["moving", "leave-one-out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(Credit):
+    r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
+
+    A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
+    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample,
+    ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer ``decisions`` of the Generator.
+
+    Args:
+        reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
+            ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
+            of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample or step.
+        per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the gap on the t-th reward row is the
+            reward of the t-th step, which is our reading of the paper; there must be as many rows as steps. Per sample,
+            other rows than the round's own are paired with its samples in order, again from the first when they run
+            out, which is not in the paper.
+        baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
+            ``"leave-one-out"`` (the mean of the other samples' rewards).
+        momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
+        antithetic: draw masks in opposite pairs: a second Attacker, which never wins, begins each round with the
+            first one's weights and trains under the opposite masks.
+        learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
+
+    Raises:
+        InputError: if an argument is unknown or out of range, or two do not fit together.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 5; Williams, 1992. Leave-one-out: Kool et al., 2019.
+
+    Example:
+        >>> gaps = torch.tensor([0.5, -0.1])
+        >>> Reinforce(reward="gap").rewards(gaps), Reinforce(reward="sign", per="sample").rewards(gaps)
+        (tensor(0.2000), tensor([ 1., -1.]))
+    """
+
+    reward: RewardName | Reward = "scaled"
+    per: RewardPer = "round"
+    baseline: Baseline = "moving"
+    momentum: ProbabilityBelowOne = 0.9
+    antithetic: bool = False  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        a_function_or("reward", self.reward, get_args(RewardName))
+        one_of("per", self.per, get_args(RewardPer))
+        one_of("baseline", self.baseline, get_args(Baseline))
+        probability("momentum", self.momentum, "[0, 1)")
+        true_or_false("antithetic", self.antithetic)
+        if self.reward == "standardized" and self.per != "round":
+            raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
+        if self.baseline == "leave-one-out" and self.per != "sample":
+            raise InputError(f"Expected `per` 'sample' with baseline 'leave-one-out', got {self.per!r}.")
+
+    def rewards(self, gaps: Tensor) -> Tensor:
+        """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``."""
+        if self.reward == "standardized":
+            return standardized_gap(gaps)
+        if not callable(self.reward):
+            values = gaps.mean() if self.per == "round" else gaps
+            return values.sign() if self.reward == "sign" else values
+        reward = torch.as_tensor(self.reward(gaps)).float()
+        wanted = torch.Size([]) if self.per == "round" else gaps.shape
+        if reward.shape != wanted:
+            raise InputError(
+                f"Expected `reward` to return shape {tuple(wanted)} with `per` {self.per!r}, got {tuple(reward.shape)}."
+            )
+        return reward
+
+    @override
+    def check(self, provider: Regularizer, rewards: Rewards) -> None:
+        if self.antithetic and isinstance(provider, Compose):
+            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
+        if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
+            raise InputError(f"{alone[0]} makes training passes of its own, without the Generator's masks: remove it.")
+        if self.per != "round" and hasattr(rewards.score, "over"):
+            raise InputError(f"Expected `per` 'round' with a metric as score, got {self.per!r}.")
+        if self.per == "step" and rewards.batches is None:
+            raise InputError("Expected `batches` of `rewards` with `per` 'step': one row for each step of a round.")
+
+    @override
+    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> ReinforceTeacher:
+        return ReinforceTeacher(self, generator, updater, game.get("max_grad_norm", 1.0))
+
+
+class ReinforceTeacher(Teacher):
+    """Updates a Generator by REINFORCE.
+
+    With one reward per round, the gradient is that reward times a sum over steps, which is accumulated while masks are
+    drawn, so that memory does not grow. With more rewards, batches and packed masks are kept until they are known.
+    """
+
+    def __init__(self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None) -> None:
+        if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
+            raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
+        cached = credit.per != "round"
+        if cached and getattr(generator, "shared_tables", None):
+            raise InputError("Expected `per` 'round' with shared embeddings, which change within a round.")
+        needed = ["sample"] + ["log_prob"] * cached + ["sample_opposites", "opposite"] * credit.antithetic
+        if missing := [name for name in needed if not hasattr(generator, name)]:
+            raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
+        self.credit = credit
+        self.optimizer = credit.optimizer(generator)
+        self.baseline = 0.0  # the first round sets it
+        self.rounds = 0
+        self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
+        self._generator: Any = generator
+        self._updater = updater
+        self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
+        self._gradients: list[list[Tensor | None]] = []  # one list per Attacker, summed over the round's steps
+        self._draws: list[list[Any]] = []  # pairs: a batch, and packed masks per Attacker
+        self._drawn: Tensor | None = None  # the masks of the latest draw
+        self.steps = 0  # of the current round
+
+    @property
+    @override
+    def used_baseline(self) -> float | None:
+        return self.baseline if self.credit.baseline == "moving" else None
+
+    @override
+    def draw(self, batch: Batch) -> None:
+        self.steps += 1
+        generator, cached, antithetic = self._generator, self.credit.per != "round", self.credit.antithetic
+        with torch.set_grad_enabled(not cached), self._updater.autocast(), sparse_embeddings(generator):
+            log_probs = generator.sample_opposites(batch) if antithetic else [generator.sample(batch)]
+        self._drawn = getattr(generator, "keep", None)
+        if cached:
+            masks = [generator.keep, generator.opposite_keep] if antithetic else [generator.keep]
+            self._draws.append([dict(batch), [pack(mask) for mask in masks]])
+            return
+        for attacker, log_prob in enumerate(log_probs):
+            self._accumulate(attacker, log_prob, 1.0, keep_graph=attacker + 1 < len(log_probs))
+
+    @override
+    def check_drawn(self) -> None:
+        drawn, self._drawn = self._drawn, None
+        if getattr(self._generator, "keep", None) is not drawn:
+            raise InputError(
+                "Another forward pass took the Generator's masks before the Attacker's training step, so they cannot "
+                "be rewarded: train without the provider that makes this pass."
+            )
+
+    def _accumulate(
+        self, attacker: int, log_prob: Tensor, advantage: Tensor | float, *, keep_graph: bool = False
+    ) -> None:
+        """Add the gradient of REINFORCE's loss to an Attacker's sum, which is dense; that of a table may be sparse."""
+        parameters, loss = list(self._generator.parameters()), reinforce_loss(log_prob, advantage)
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=keep_graph, allow_unused=True)
+        if attacker == len(self._gradients):
+            self._gradients.append([None] * len(parameters))
+        sums = self._gradients[attacker]
+        for number, new in enumerate(gradients):
+            if (total := sums[number]) is None:
+                sums[number] = new.to_dense() if new is not None and new.is_sparse else new
+            elif new is not None:
+                total.add_(new)
+
+    @override
+    def update(self, gaps: Sequence[Tensor]) -> float:
+        if self.credit.per == "step":  # a last round may be shorter than the others
+            if (rows := len(gaps[0])) < self.steps:
+                raise InputError(
+                    f"Expected a reward row for each step with `per` 'step', got {rows} rows for {self.steps} steps."
+                )
+            gaps = [each[: self.steps] for each in gaps]
+        rewards = [self.credit.rewards(each) for each in gaps]
+        mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
+        if not self.rounds:
+            self.baseline = mean
+        self.rounds += 1
+        advantages = self._scaled(
+            [reward - self.baseline for reward in rewards]
+            if self.credit.baseline == "moving"
+            else [reward - (reward.sum() - reward) / max(1, len(reward) - 1) for reward in rewards]
+        )
+        if self.credit.per != "round":
+            self._accumulate_draws(advantages)
+        weights = [float(each) for each in advantages] if self.credit.per == "round" else [1.0] * len(rewards)
+        for number, parameter in enumerate(self._generator.parameters()):
+            parameter.grad = None
+            for weight, gradients in zip(weights, self._gradients, strict=True):
+                if (gradient := gradients[number]) is not None:
+                    gradient.mul_(weight / (self.steps * len(rewards)))
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._updater.average_gradients(self._generator.parameters())
+        self._own_updater.step(self._generator, self.optimizer)
+        self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
+        self.steps, self._gradients, self._draws = 0, [], []
+        return float(rewards[0].mean())
+
+    def _scaled(self, advantages: list[Tensor]) -> list[Tensor]:
+        if self.credit.reward != "scaled":
+            return advantages
+        momentum = self.credit.momentum
+        square = sum(float((each**2).mean()) for each in advantages) / len(advantages)
+        if square or self._squares:  # before the first difference, there is no scale
+            self._squares += 1
+            self._square = momentum * self._square + (1 - momentum) * square
+        deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
+        return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
+
+    def _accumulate_draws(self, advantages: Sequence[Tensor]) -> None:
+        sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
+        for attacker, each in enumerate(advantages):
+            begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
+            for step, (batch, masks) in enumerate(self._draws):
+                with self._updater.autocast(), sparse_embeddings(self._generator):
+                    log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
+                log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
+                rows = torch.arange(begin, begin + len(log_prob)) % len(each)
+                own = each[step] if self.credit.per == "step" else each[rows]
+                self._accumulate(attacker, log_prob, own.to(log_prob.device))
+                begin += len(log_prob)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "baseline": self.baseline,
+            "rounds": self.rounds,
+            "squares": [self._square, self._squares],
+            "steps": self.steps,
+            # Of an unfinished round, each process has its own.
+            "gradients": self._updater.gathered([send_to_device(self._gradients, "cpu")]),
+            "draws": self._updater.gathered([send_to_device(self._draws, "cpu")]),
+        }
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.baseline, self.steps = state["baseline"], state["steps"]
+        self.rounds, (self._square, self._squares) = state["rounds"], state["squares"]
+        device = next(self._generator.parameters()).device
+        self._gradients = send_to_device(state["gradients"][self._updater.rank], device)
+        self._draws = send_to_device(state["draws"][self._updater.rank], device)
+
+
+@contextmanager
+def sparse_embeddings(module: nn.Module) -> Iterator[None]:
+    """Let the gradients of embedding tables hold only the few rows that a forward pass within the block uses."""
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
+    before = [each.sparse for each in tables]
+    for each in tables:
+        each.sparse = True
+    try:
+        yield
+    finally:
+        for each, sparse in zip(tables, before, strict=True):
+            each.sparse = sparse
+
+
+def reinforce_loss(log_prob: Tensor, advantage: Tensor | float) -> Tensor:
+    """Return the loss whose gradient estimates minus that of the expected reward; the advantage is 0-d or ``(B,)``."""
+    return -(log_prob * advantage).mean()

@@ -12,136 +12,122 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.draws import Draws, draws_of_pass
+from attnreg.draws import draws_of_pass
 
 Granularity = Literal["unit", "key", "type", "word", "batch"]
 REMEMBERED = 64  # passes
+# Dimensions of the logits over which a decision is shared.
+SHARED = {"unit": (), "key": (3,), "type": (3,), "word": (1, 3), "batch": (0, 3, 4)}
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    r"""Hard decisions, of which a random share is replaced by values drawn evenly from [0, 1].
+    """Hard decisions, of which a random share is replaced by values drawn evenly from [0, 1].
 
-    For a function f of one decision d, with :math:`P(d = 1) = \sigma(\phi)`,
-
-    .. math:: \frac{\partial}{\partial \phi} E_d[f(d)] = \sigma'(\phi) \, (f(1) - f(0))
-              = \sigma'(\phi) \int_0^1 f'(m) \, dm,
-
-    so that the slope at an evenly drawn m estimates the gradient of the hard decision, without bias as far as the
-    other decisions are hard, too.
-
-    ``logits`` are :math:`\phi`, with the Generator's graph, for each draw; ``valid`` has their shape. ``masks`` are the
-    values of each layer, ``(B, M, N, N)``, leaves of the graph. ``weights`` are :math:`\sigma'(\phi)` over the share
-    where the value was drawn from [0, 1], and 0 elsewhere. ``total`` sums over the units of each decision.
+    The mean slope over [0, 1] is the difference between keeping and dropping, so that the slope at such a value
+    estimates the gradient of the hard decision, without bias as far as the other decisions are hard, too.
     """
 
-    logits: Tensor
-    valid: Tensor
-    masks: list[Tensor]
-    weights: Tensor
-    total: Callable[[Tensor], Tensor]
+    logits: Tensor  # phi of each draw, with the Generator's graph
+    valid: Tensor  # in the same shape
+    masks: list[Tensor]  # the values of each layer, (B, M, N, N), leaves of the graph
+    weights: Tensor  # sigma'(phi) over the share where the value was drawn from [0, 1], and 0 elsewhere
+    total: Callable[[Tensor], Tensor]  # sums over the units of each decision
 
     def gradient(self, slopes: Sequence[Tensor]) -> Tensor:
         """Return the gradient of the logits from the slopes of the masks, ``(B, M, N, N)`` for each layer."""
         return self.total(torch.stack(list(slopes), 1)) * self.weights
 
 
-@dataclass(frozen=True)
 class Decisions:
-    """Draw masks from logits, with one decision for each unit, key or type of key, or for the whole batch.
+    """A Generator's decisions on a batch: one for each unit, key or type of key, or for the whole batch.
 
-    With ``"word"``, a type of key has one decision for all layers, with ``"type"`` one for each.
+    With ``"word"``, a type of key has one decision for all layers, with ``"type"`` one for each. A decision that is
+    shared by several units has the mean of their logits.
 
-    A decision that is shared by several units has the mean of their logits. Logits are ``(B, L, G, N, N)``, valid units
-    ``(B, N, N)``, the keys' types ``(B, N)``, below ``num_types``, masks ``(B, L, M, N, N)``, with ``M = G * draws``.
-    Pooled logits have size 1 where a decision is shared; those of types are ``(1, L or 1, G, 1, num_types)``.
+    Logits are ``(B, L, G, N, N)``, valid units ``(B, N, N)``, the keys' types ``(B, N)``, below ``num_types``, masks
+    ``(B, L, M, N, N)``, with ``M = G * draws``. The attributes ``logits`` and ``valid`` are those of the decisions, of
+    size 1 where they are shared, and by type ``(1, L or 1, G, 1, num_types)``.
     """
 
-    each: Granularity
-    num_heads: int
-    draws: int
-    num_types: int = 0
+    def __init__(
+        self,
+        each: Granularity,
+        draws: int,
+        logits: Tensor,
+        units: Tensor,
+        types: Tensor | None = None,
+        num_types: int = 0,
+    ) -> None:
+        self._shared, self._draws, self._types, self._num_types = SHARED[each], draws, types, num_types
+        self._shape = logits.shape
+        self.logits, self.valid = logits, units[:, None, None]
+        if self._shared:
+            valid = self.valid.expand(-1, logits.shape[1], -1, -1, -1) if each == "word" else self.valid
+            count = self._total(valid)
+            self.logits = self._total(logits.masked_fill(~self.valid, 0.0)) / count.clamp(min=1)
+            self.valid = count > 0
 
-    @property
-    def _shared_by(self) -> tuple[int, ...]:
-        """Dimensions of the logits over which a decision is shared."""
-        return {"unit": (), "key": (3,), "type": (3,), "word": (1, 3), "batch": (0, 3, 4)}[self.each]
-
-    def draw(
-        self, logits: Tensor, units: Tensor, types: Tensor | None = None, *, opposite: bool = False
-    ) -> list[Tensor]:
+    @torch.no_grad()
+    def draw(self, *, opposite: bool = False) -> list[Tensor]:
         """Draw masks; with ``opposite`` twice, from noise u and from 1 - u."""
-        pooled, _ = self.pooled(logits, units, types)
-        batch, layers, heads, *rest = pooled.shape
-        shape = (batch, layers, heads * self.draws, *rest)
-        source = draws_of_pass()
-        masks = [pooled.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
+        batch, layers, heads, *rest = self.logits.shape
+        shape = batch, layers, heads * self._draws, *rest
+        masks = [self.logits.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
         for layer in range(layers):  # one layer at a time, because the float noise takes memory
-            each = pooled[:, layer].repeat_interleave(self.draws, 1)
-            uniform = _like(each, source)
+            each = self.logits[:, layer].repeat_interleave(self._draws, 1)
+            uniform = _uniform_like(each)
             if opposite:
                 masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, uniform)
             else:
                 masks[0][:, layer] = functional.sample_keep(each, uniform=uniform)
-        return [self._of_units(mask, logits, types) for mask in masks]
+        return [self._of_units(mask) for mask in masks]
 
-    def log_prob(self, logits: Tensor, keep: Tensor, units: Tensor, types: Tensor | None = None) -> Tensor:
+    def log_prob(self, keep: Tensor) -> Tensor:
         """Return the mean log-probability of each sample's decisions, ``(B,)``."""
-        pooled, valid = self.pooled(logits, units, types)
-        for dim in self._shared_by:  # all units of a decision are alike, so the first tells it
+        for dim in self._shared:  # all units of a decision are alike, so the first tells it
             keep = keep.narrow(dim, 0, 1)
-        if types is not None:
-            keep = self._of_types(keep.long(), types) > 0
-        kept = keep.unflatten(2, (self.num_heads, self.draws)).sum(3)
-        return functional.bernoulli_log_prob(pooled, kept, valid, self.draws).expand(len(logits))
+        if self._types is not None:
+            keep = self._of_types(keep.long(), self._types) > 0
+        kept = keep.unflatten(2, (-1, self._draws)).sum(3)
+        return functional.bernoulli_log_prob(self.logits, kept, self.valid, self._draws).expand(self._shape[0])
 
-    def draw_relaxed(self, logits: Tensor, units: Tensor, types: Tensor | None = None, *, share: float) -> Relaxed:
+    def draw_relaxed(self, share: float) -> Relaxed:
         """Draw decisions, and for a share of them values between 0 and 1."""
-        pooled, valid = self.pooled(logits, units, types)
-        each = pooled.repeat_interleave(self.draws, 2)
-        draws = draws_of_pass()
+        each = self.logits.repeat_interleave(self._draws, 2)
         with torch.no_grad():
-            keep = functional.sample_keep(each, uniform=_like(each, draws))
-            chosen = _like(each, draws) < share
-            values = torch.where(chosen, _like(each, draws), keep.to(each.dtype))
+            keep = functional.sample_keep(each, uniform=_uniform_like(each))
+            chosen = _uniform_like(each) < share
+            values = torch.where(chosen, _uniform_like(each), keep.to(each.dtype))
             probability = torch.sigmoid(each)
-            weights = (probability * (1 - probability) * chosen / share).masked_fill(~valid, 0.0)
-        full = self._of_units(values, logits, types)
-        masks = [layer.clone().requires_grad_() for layer in full.unbind(1)]
-        return Relaxed(each, valid.expand(each.shape), masks, weights, lambda slopes: self._total(slopes, types))
+            weights = (probability * (1 - probability) * chosen / share).masked_fill(~self.valid, 0.0)
+        masks = [layer.clone().requires_grad_() for layer in self._of_units(values).unbind(1)]
+        return Relaxed(each, self.valid.expand(each.shape), masks, weights, self._total)
 
-    def probability(self, logits: Tensor, units: Tensor, types: Tensor | None = None) -> Tensor:
+    def probability(self) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
-        return self._of_units(torch.sigmoid(self.pooled(logits, units, types)[0]), logits, types)
+        return self._of_units(torch.sigmoid(self.logits))
 
-    def pooled(self, logits: Tensor, units: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logits of the decisions, and which of them are valid."""
-        valid = units[:, None, None]
-        if not self._shared_by:
-            return logits, valid
-        count = self._total(valid.expand(-1, logits.shape[1], -1, -1, -1) if self.each == "word" else valid, types)
-        return self._total(logits.masked_fill(~valid, 0.0), types) / count.clamp(min=1), count > 0
-
-    def _total(self, values: Tensor, types: Tensor | None) -> Tensor:
+    def _total(self, values: Tensor) -> Tensor:
         """Sum over the units of each decision."""
-        total = values.sum(self._shared_by, keepdim=True) if self._shared_by else values
-        return total if types is None else self._of_types(total, types)
+        total = values.sum(self._shared, keepdim=True) if self._shared else values
+        return total if self._types is None else self._of_types(total, self._types)
 
     def _of_types(self, of_keys: Tensor, types: Tensor) -> Tensor:
         """Sum values of keys, ``(B, L, M, 1, N)``, over the keys of each type, ``(1, L, M, 1, num_types)``."""
         rows = of_keys.movedim(-1, 1).flatten(0, 1)
-        total = rows.new_zeros(self.num_types, *rows.shape[1:]).index_add(0, types.flatten(), rows)
+        total = rows.new_zeros(self._num_types, *rows.shape[1:]).index_add(0, types.flatten(), rows)
         return total.movedim(0, -1)[None]
 
-    def _of_units(self, pooled: Tensor, logits: Tensor, types: Tensor | None) -> Tensor:
-        """Give each unit, of those of the logits, the value of its decision."""
-        if types is not None:
-            pooled = pooled[0][..., types].movedim(-2, 0)
-        return pooled.expand(*logits.shape[:2], pooled.shape[2], *logits.shape[3:])
+    def _of_units(self, values: Tensor) -> Tensor:
+        """Give each unit the value of its decision."""
+        if self._types is not None:
+            values = values[0][..., self._types].movedim(-2, 0)
+        return values.expand(*self._shape[:2], values.shape[2], *self._shape[3:])
 
 
-def _like(logits: Tensor, draws: Draws) -> Tensor:
-    return draws.uniform(logits.shape, device=logits.device, dtype=logits.dtype)
+def _uniform_like(logits: Tensor) -> Tensor:
+    return draws_of_pass().uniform(logits.shape, device=logits.device, dtype=logits.dtype)
 
 
 def shift_to(probability: float, logits: Tensor) -> float:
@@ -159,8 +145,7 @@ class GivenMasks:
     """Whether a forward pass takes masks that were drawn before it, or draws its own."""
 
     def __init__(self) -> None:
-        self._waiting = False
-        self._ever = False
+        self._waiting = self._ever = False
         self._seed: int | Tensor | None = None  # of the pass that took them, as long as they are there
         self._own: deque[int] = deque(maxlen=REMEMBERED)  # seeds of passes that drew their own
 
@@ -174,14 +159,11 @@ class GivenMasks:
         if self._waiting:
             self._waiting, self._seed = False, draws.seed
             return True
-        if not draws.replayed:
-            self._seed = None
-            if self._ever and isinstance(draws.seed, int):
-                self._own.append(draws.seed)
-            return False
-        if self._seed != draws.seed and self._ever and draws.seed not in self._own:
-            raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
-        if self._seed == draws.seed:
+        if draws.replayed and draws.seed == self._seed:
             return True
+        if self._ever and draws.replayed and draws.seed not in self._own:
+            raise RuntimeError("The masks that were sampled for that pass are gone: replay only the latest pass.")
+        if self._ever and isinstance(draws.seed, int) and not draws.replayed:
+            self._own.append(draws.seed)
         self._seed = None
         return False

@@ -14,8 +14,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, Relaxed, shift_to
-from attnreg.attendout.inputs import ImageInputs, TokenInputs
-from attnreg.attendout.network import GeneratorNetwork
+from attnreg.attendout.network import GeneratorNetwork, Reading, read_images, read_tokens
 from attnreg.attendout.sizes import measured, tables_to_share
 from attnreg.errors import InputError
 from attnreg.masks import Mask
@@ -27,32 +26,15 @@ class GNetProvider(MaskProvider):
     r"""Draw masks from a small attention network that reads the tokens, or patches of images (AttendOut's G-Net).
 
     The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
-    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the main model's
-    scores:
+    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
 
-    .. math::
-        s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
-        x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
-        P(\text{keep}) = \sigma(s_{lg} + b_l)
+    .. math:: s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
+              x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
+              P(\text{keep}) = \sigma(s_{lg} + b_l)
 
     :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, for each layer
-    and sample. By default all heads of the main model share one mask (the paper's G-Net, with G = 1). With
-    ``masks_per_layer`` equal to the model's number of heads, each head has its own draw from the same probabilities;
-    with ``num_heads`` equal to it, each head has its own probabilities.
-
-    With ``feed_forward``, each :math:`x_{l+1}` passes through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with
-    the same weights in all layers and an inner size of 4 d.
-    With ``shared_tables``, it reads the current embeddings of the model that it was last attached to. No gradient
-    reaches them through the G-Net, and they are not in its parameters or ``state_dict``.
-    On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in each layer
-    is ``initial_keep``; then it is learned. The paper samples from the attention scores alone: with
-    ``initial_keep=None`` they are the logits, and P(keep) begins near 0.5.
-
-    With fewer ``decisions``, the reward says more about each: ``"key"`` draws once for all queries of a key, ``"type"``
-    once for all keys of a layer and batch with the same token id (of images, at the same position), ``"word"`` likewise
-    but for all layers, so that a batch says "without this word", and ``"batch"`` once for a layer and batch (or for
-    each head of it, with ``masks_per_layer`` or ``num_heads``). The logit of such a decision is the mean of its units'
-    logits.
+    and sample. On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in
+    each layer is ``initial_keep``; then it is learned.
 
     Args:
         vocab_size: number of tokens.
@@ -60,18 +42,23 @@ class GNetProvider(MaskProvider):
         num_layers: L, the number of layers of the main model.
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
-            in the paper.
-        decisions: what is drawn at once: ``"unit"`` (each position, as in the paper), ``"key"``, ``"type"``,
-            ``"word"`` or ``"batch"``.
-        masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, or the main
-            model's number of heads. It must be 1 if ``num_heads`` is not.
-        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net then masks head h of
-            the model.
-        feed_forward: add a feed-forward block after each attention; the paper's G-Net has none.
+            in the paper, where P(keep) begins near 0.5.
+        decisions: what has one draw, of the mean logit of its units: ``"unit"`` (each position, as in the paper),
+            ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id; of
+            images, at the same position), ``"word"`` (the same for all layers, so that a batch is one without this
+            word, or with it) or ``"batch"`` (a layer, or a head of it, for a batch). The reward says more about each
+            if they are few.
+        masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, for one mask that
+            all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
+        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
+            of its own, then masks head h of the model.
+        feed_forward: pass each :math:`x_{l+1}` through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with the
+            same weights in all layers and an inner size of 4 d; the paper's G-Net has no such block.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        shared_tables: which embeddings to read from the model: any of ``"tokens"`` and ``"positions"`` (default: none).
+        shared_tables: which embeddings to read from the model that it was last attached to: any of ``"tokens"`` and
+            ``"positions"`` (default: none). No gradient reaches them, and they are not in the ``state_dict``.
         patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
             patches, such as the class token.
 
@@ -80,10 +67,9 @@ class GNetProvider(MaskProvider):
         ``(B, C, N)`` count as ``(B * C, N)``.
 
     Raises:
-        InputError: if a size is not positive, ``initial_keep`` is outside ``(0, 1)``, ``num_heads`` does not divide
-            ``hidden_size``, or both ``masks_per_layer`` and ``num_heads`` are above 1; when attached, if the model has
-            another number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs
-            have no token ids or are too long.
+        InputError: if an argument is out of range, or two do not fit together; when attached, if the model has another
+            number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs have no
+            token ids or are too long.
         RuntimeError: if it has ``shared_tables`` and is used before it is attached.
 
     Reference:
@@ -126,7 +112,6 @@ class GNetProvider(MaskProvider):
         self.initial_keep = None if initial_keep is None else inner_probability("initial_keep", initial_keep)
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
         self.decides_for_batch = decisions not in ("unit", "key")
-        self._decisions = Decisions(self.decisions, num_heads, masks_per_layer, max_length if patch else vocab_size)
         if masks_per_layer > 1 < num_heads:
             raise InputError(
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
@@ -156,11 +141,6 @@ class GNetProvider(MaskProvider):
             patch=self.patch,
         )
         self.shared_tables = list(shared_tables)
-        self._inputs: TokenInputs | ImageInputs = (
-            TokenInputs(max_length, pad_token_id, causal=causal)
-            if self.patch is None
-            else ImageInputs(self.patch, vocab_size, max_length)
-        )
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
@@ -187,10 +167,10 @@ class GNetProvider(MaskProvider):
             model: a model that takes token ids, or a Vision Transformer, whose patches the G-Net reads. If it has no
                 table of absolute positions, or none that can be told by its name, positions are learned from scratch.
             initial_keep: as in :class:`GNetProvider`.
-            decisions: as in :class:`GNetProvider`.
-            masks_per_layer: as in :class:`GNetProvider`; ``"heads"`` stands for the model's number of heads.
+            decisions: likewise.
+            masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
             num_heads: likewise.
-            feed_forward: as in :class:`GNetProvider`.
+            feed_forward: likewise.
             share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
@@ -224,21 +204,19 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        if self._relaxed is None or site.stack != self._stack:
-            return self.mask_of(site, self.keep)
-        self._check_heads(site)
-        mask = self._relaxed.masks[site.layer]
-        return Mask(normalized=mask, kept=mask.detach() > 0.5)
+        return self.mask_of(site, self.keep)
 
     def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
-        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""
+        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``, or from relaxed ones."""
         if site.stack != self._stack:
             return None
+        self._check_heads(site)
+        if self._relaxed is not None:
+            mask = self._relaxed.masks[site.layer]
+            return Mask(normalized=mask, kept=mask.detach() > 0.5)
         if keep is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
-        batch, _, queries, keys = site.shape
-        self._check_heads(site)
-        if (batch, queries, keys) != (keep.shape[0], *keep.shape[3:]):
+        if (site.shape[0], *site.shape[2:]) != (keep.shape[0], *keep.shape[3:]):
             raise InputError(
                 f"G-Net masks self-attention over the model's {keep.shape[0]} inputs of {keep.shape[3]} "
                 f"tokens, but {site.name} has (B, H, Q, K) = {tuple(site.shape)}: attach it to other `modules`."
@@ -247,13 +225,14 @@ class GNetProvider(MaskProvider):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        depths = {site.num_layers for site in sites if site.stack == self._stack}
+        sites = [site for site in sites if site.stack == self._stack]
+        depths = {site.num_layers for site in sites}
         if depths != {self.num_layers}:
             raise InputError(
                 f"This G-Net was made for {self.num_layers} {self._stack} layers, but the model has "
                 f"{depths.pop() if depths else 'none'}: use `GNetProvider.for_model(model)`."
             )
-        for site in (each for each in sites if each.stack == self._stack):
+        for site in sites:
             self._check_heads(site)
         self._read_tables(model)
 
@@ -267,9 +246,8 @@ class GNetProvider(MaskProvider):
     def _read_tables(self, model: nn.Module) -> None:
         if self.shared_tables:
             rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
-            self.network.tables = tables_to_share(
-                model, {name: rows[name] for name in self.shared_tables}, self.hidden_size
-            )
+            shapes = {name: (rows[name], self.hidden_size) for name in self.shared_tables}
+            self.network.tables = tables_to_share(model, shapes)
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
@@ -279,32 +257,21 @@ class GNetProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._given.taken() and self._relaxed is None:
-            (self.keep,) = self._decisions.draw(*self._calibrated_logits(inputs))
+            (self.keep,) = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Draw the masks of the main model's next forward pass, which must be on the same inputs.
-
-        Returns:
-            ``(B,)``, their mean log-probability, as in :meth:`log_prob`.
-        """
-        (self.keep,), (log_prob,) = self._draw(inputs)
-        return log_prob
+        """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
+        decisions = self._calibrated_decisions(inputs)
+        (self.keep,) = decisions.draw()
+        self._given.give()
+        return decisions.log_prob(self.keep)
 
     def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Draw masks and their opposites, for the next forward passes of the main model and of another model.
-
-        Returns:
-            the mean log-probability of both, ``(B,)``, as in :meth:`log_prob`.
-        """
-        (self.keep, self.opposite_keep), (log_prob, of_opposite) = self._draw(inputs, opposite=True)
-        return log_prob, of_opposite
-
-    def _draw(self, inputs: Mapping[str, Any], *, opposite: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-        """Draw masks for forward passes to come, and return them with their mean log-probabilities."""
-        logits, units, types = self._calibrated_logits(inputs)
-        masks = self._decisions.draw(logits.detach(), units, types, opposite=opposite)
+        """Draw masks and their opposites, for the next passes of two models, and return the log-probability of each."""
+        decisions = self._calibrated_decisions(inputs)
+        self.keep, self.opposite_keep = decisions.draw(opposite=True)
         self._given.give()
-        return masks, [self._decisions.log_prob(logits, mask, units, types) for mask in masks]
+        return decisions.log_prob(self.keep), decisions.log_prob(self.opposite_keep)
 
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
@@ -312,11 +279,8 @@ class GNetProvider(MaskProvider):
 
     @contextmanager
     def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
-        """Draw masks for all forward passes within the block, a share of them evenly from [0, 1].
-
-        Such a mask multiplies the attention weights, which are then normalized again.
-        """
-        self._relaxed = self._decisions.draw_relaxed(*self._calibrated_logits(inputs), share=share)
+        """Draw masks for all passes within the block, a share evenly from [0, 1]: factors, normalized again."""
+        self._relaxed = self._calibrated_decisions(inputs).draw_relaxed(share)
         try:
             yield self._relaxed
         finally:
@@ -325,35 +289,40 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
-        return self._decisions.probability(*self._logits_and_shared(inputs))
+        return self._decisions(inputs).probability()
 
     @torch.no_grad()
     def calibrate(self, inputs: Mapping[str, Any]) -> None:
         """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
 
-        The first training batch does this by itself. A saved G-Net is not calibrated again when it is loaded.
+        The first training batch does this, unless the G-Net was loaded.
         """
         if self.initial_keep is None:
             return
         if torch.compiler.is_exporting():
             raise RuntimeError("GNetProvider is calibrated in its first training pass: run one before `torch.export`.")
-        logits, valid = self._decisions.pooled(*self._logits_and_shared(inputs))
-        bias = self.network.bias
-        bias = bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
+        decisions = self._decisions(inputs)
+        logits, valid = decisions.logits, decisions.valid
+        bias = self.network.bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
         for layer, own in enumerate(bias) if valid.any() else ():
             each = logits[:, layer] - own.mean()
             own.fill_(shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)]))
         self.calibrated = True
 
-    def _calibrated_logits(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _calibrated_decisions(self, inputs: Mapping[str, Any]) -> Decisions:
         if not self.calibrated:
             self.calibrate(inputs)
-        return self._logits_and_shared(inputs)
+        return self._decisions(inputs)
 
-    def _logits_and_shared(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the logits, and what says which units share a decision: the valid ones, and their keys' types."""
-        types = self._inputs.types(inputs) if self.decisions in ("type", "word") else None
-        return self.logits(inputs), self.units(inputs), types
+    def _decisions(self, inputs: Mapping[str, Any]) -> Decisions:
+        types = self._read(inputs).types if self.decisions in ("type", "word") else None
+        number = self.vocab_size if self.patch is None else self.max_length
+        return Decisions(self.decisions, self.masks_per_layer, self.logits(inputs), self.units(inputs), types, number)
+
+    def _read(self, inputs: Mapping[str, Any]) -> Reading:
+        if self.patch is None:
+            return read_tokens(inputs, self.max_length, self.pad_token_id, causal=self.causal)
+        return read_images(inputs, self.max_length, self.patch, before=self.vocab_size)
 
     @override
     def get_extra_state(self) -> Tensor:
@@ -370,26 +339,24 @@ class GNetProvider(MaskProvider):
             inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
                 dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
         """
-        return self.network(self._inputs.read(inputs), self._inputs.allowed(inputs))
+        read = self._read(inputs)
+        return self.network(read.values, read.allowed)
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
         """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
-        allowed = self._inputs.allowed(inputs)
+        allowed = self._read(inputs).allowed
         return functional.units(allowed, allowed.shape)
 
     def log_prob(self, inputs: Mapping[str, Any], keep: Tensor) -> Tensor:
         r"""Compute :math:`(1/n) \sum \log P(d)` over the decisions of all layers, ``(B,)``, differentiable.
 
-        Args:
-            inputs: the main model's inputs for which the masks were drawn.
-            keep: the masks, bool, ``(B, L, M, N, N)``, a former ``keep``.
+        ``keep`` are the masks drawn for these inputs of the main model, bool, ``(B, L, M, N, N)``.
         """
-        logits, units, types = self._logits_and_shared(inputs)
-        return self._decisions.log_prob(logits, keep, units, types)
+        return self._decisions(inputs).log_prob(keep)
 
 
 class Opposite(MaskProvider):
-    """Masks another model with the opposites that a G-Net drew in :meth:`GNetProvider.sample_opposites`."""
+    """Masks another model with the opposites that a G-Net drew."""
 
     def __init__(self, generator: GNetProvider) -> None:
         super().__init__()

@@ -14,16 +14,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
 from attnreg import functional
-from attnreg.arguments import (
-    InnerProbability,
-    NotNegative,
-    ProbabilityBelowOne,
-    inner_probability,
-    not_negative,
-    probability_below_one,
-)
+from attnreg.arguments import InnerProbability, NotNegative, ProbabilityBelowOne, not_negative, probability
 from attnreg.attendout.credit import Credit, Teacher
-from attnreg.attendout.referee import Rewards
+from attnreg.attendout.rewards import Rewards
 from attnreg.errors import InputError
 from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizer.abilities import that_look_at_batches
@@ -38,32 +31,23 @@ STEP = 0.01  # length of the finite difference in the space of parameters, as in
 class GradientCredit(Credit):
     r"""Teach a G-Net by how the Attacker's next update changes the reward loss R, to first order.
 
-    A step of gradient descent under masks M is :math:`-\eta\, g(M)` with :math:`g(M) = \nabla_\theta L(\theta; M)`. It
-    changes R by :math:`-\eta\, \lVert \nabla_\theta R \rVert\, v^\top g(M)`, where v is the gradient of R, of unit
-    length. Adam gives its steps a length of its own, so that the direction counts. The Generator therefore ascends the
-    cosine
+    With the training gradient :math:`g(M) = \nabla_\theta L(\theta; M)` under masks M and the gradient v of R, of unit
+    length, the Generator ascends the expected cosine
 
-    .. math:: c(M) = v^\top \hat g(M), \qquad \hat g = g / \lVert g \rVert, \qquad
-              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g,
+    .. math:: c(M) = v^\top \hat g(M), \quad \hat g = g / \lVert g \rVert, \qquad
+              \nabla_M c = \frac{\nabla_M\, u^\top g(M)}{\lVert g \rVert}, \quad u = v - c\, \hat g, \quad
+              u^\top g(M) \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
 
-    .. math:: u^\top g(M) = \frac{d}{d\epsilon} L(\theta + \epsilon u; M)
-              \approx \frac{L(\theta + \epsilon u; M) - L(\theta - \epsilon u; M)}{2 \epsilon}
-
-    in expectation over its masks. The gradient reaches it through a random share of the decisions, whose values are
-    drawn evenly from [0, 1]: the mean slope over [0, 1] is the difference between keeping and dropping. That takes a
-    forward and a backward pass on reward rows and on the training batch, and two forward passes and two backward
-    passes, to the masks alone, on the training batch. No score and no winner is needed. The credit of the units is
-    divided by its running deviation; ``price`` times the mean Kullback-Leibler divergence of the decisions from
-    ``initial_keep`` is subtracted.
-
-    One batch says little, and rates that follow it swing. The G-Net therefore draws its masks with a moving average of
-    its weights, :math:`\bar\phi \leftarrow \beta \bar\phi + (1 - \beta)\, \phi`, with β = ``averaging``; the credit is
-    that of the latest weights, :math:`\phi`.
+    The gradient reaches it through a random share of the decisions, whose values are drawn evenly from [0, 1]: the mean
+    slope over [0, 1] is the difference between keeping and dropping. No score and no winner is needed. The credit of
+    the units is divided by its running deviation.
 
     Args:
         share: probability that a decision is replaced by a value drawn evenly from [0, 1].
-        price: weight of the divergence from ``initial_keep``.
-        averaging: decay of the moving average; 0 draws with the latest weights.
+        price: weight of the mean Kullback-Leibler divergence of the decisions from ``initial_keep``, which is
+            subtracted.
+        averaging: decay of the moving average of the G-Net's weights that draws the masks, because one batch says
+            little; the credit is that of the latest weights.
         learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
 
     Raises:
@@ -83,9 +67,9 @@ class GradientCredit(Credit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inner_probability("share", self.share)
+        probability("share", self.share, "(0, 1)")
         not_negative("price", self.price)
-        probability_below_one("averaging", self.averaging)
+        probability("averaging", self.averaging, "[0, 1)")
 
     @override
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
@@ -135,14 +119,14 @@ class GradientTeacher(Teacher):
         if not getattr(self._generator, "calibrated", True):
             self._generator.calibrate(batch)  # the average begins with the calibrated weights
         with self._latest_weights():
-            self._learn(batch, self._direction(self.reward_batch(self._updates)))
+            self._learn(batch)
 
-    def _learn(self, batch: Batch, direction: Mapping[str, Tensor]) -> None:
+    def _learn(self, batch: Batch) -> None:
+        direction = self._direction(self.reward_batch(self._updates))
         with self._generator.relaxed(batch, self.credit.share) as relaxed:
             direction, length = self._across(batch, direction)
-            credit = [self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1)]
-        slopes = [(up - down) * (length / 2) for up, down in zip(*credit, strict=True)]
-        of_logits = relaxed.gradient(slopes)
+            ups, downs = (self._slopes(batch, relaxed.masks, direction, sign) for sign in (1, -1))
+        of_logits = relaxed.gradient([(up - down) * (length / 2) for up, down in zip(ups, downs, strict=True)])
         count = max(1, int(relaxed.valid.sum()))
         self._updates += 1
         square = self._updater.mean(of_logits.double().square().sum() / count)  # the same in all processes
@@ -150,9 +134,8 @@ class GradientTeacher(Teacher):
         deviation = math.sqrt(self._square / (1 - MOMENTUM**self._updates)) or 1.0
         keep = 0.5 if self._generator.initial_keep is None else self._generator.initial_keep
         divergence = functional.bernoulli_kl(relaxed.logits, keep)[relaxed.valid].mean()
-        torch.autograd.backward(
-            [relaxed.logits, self.credit.price * divergence], [-of_logits / (deviation * count), None]
-        )
+        losses = [relaxed.logits, self.credit.price * divergence]
+        torch.autograd.backward(losses, [-of_logits / (deviation * count), None])
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
 
@@ -177,7 +160,8 @@ class GradientTeacher(Teacher):
         self.attacker.eval()
         held = self._gradients(batch, {n: p for n, p in self.attacker.named_parameters() if p.requires_grad})
         self.attacker.train()
-        return _scaled(held, STEP / (_length(held) or 1.0))
+        factor = STEP / (_length(held) or 1.0)
+        return {name: each * factor for name, each in held.items()}
 
     def _gradients(self, batch: Batch, of: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
         """Return the gradients of the loss by the keys of tensors, without tensors that it does not depend on."""
@@ -193,28 +177,21 @@ class GradientTeacher(Teacher):
             gradients = self._gradients(batch, {name: trained[name] for name in direction})
         length = _length(gradients) or 1.0
         along = sum(float((direction[name] * each).sum()) for name, each in gradients.items()) / length**2
-        across = {
-            name: each - along * gradients[name] if name in gradients else each for name, each in direction.items()
-        }
+        across = {**direction, **{name: direction[name] - along * each for name, each in gradients.items()}}
         rest = _length(across) or 1.0
-        return _scaled(across, STEP / rest), rest / (STEP * length)
+        return {name: each * (STEP / rest) for name, each in across.items()}, rest / (STEP * length)
 
     def _slopes(
         self, batch: Batch, masks: Sequence[Tensor], direction: Mapping[str, Tensor], sign: int
     ) -> list[Tensor]:
         """Return the gradient of the training loss with respect to the masks, at shifted parameters."""
-        with draws_repeated(self.attacker), self._shifted(direction, sign):
-            found = self._gradients(batch, dict(enumerate(masks)))
-        return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
-
-    @contextmanager
-    def _shifted(self, direction: Mapping[str, Tensor], sign: int) -> Iterator[None]:
         parameters = dict(self.attacker.named_parameters())
-        with put_back([parameters[name] for name in direction]):
+        with draws_repeated(self.attacker), put_back([parameters[name] for name in direction]):
             with torch.no_grad():
                 for name, each in direction.items():
                     parameters[name].add_(each, alpha=sign)
-            yield
+            found = self._gradients(batch, dict(enumerate(masks)))
+        return [found.get(number, torch.zeros_like(mask)) for number, mask in enumerate(masks)]
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -234,10 +211,6 @@ class GradientTeacher(Teacher):
 
 def _length(gradients: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
-
-
-def _scaled(gradients: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-    return {name: each * factor for name, each in gradients.items()}
 
 
 @torch.no_grad()

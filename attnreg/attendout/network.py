@@ -1,9 +1,10 @@
-"""G-Net's network, which maps token ids or images to the logits of keeping."""
+"""G-Net's network, which maps token ids or images to the logits of keeping, and what it reads of a model's inputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,70 @@ from attnreg.errors import InputError
 TABLES = ("tokens", "positions")
 
 
+class Reading(NamedTuple):
+    """What a G-Net reads of a model's inputs."""
+
+    values: Tensor  # token ids, (B, N), or images, (B, C, height, width)
+    allowed: Tensor  # the positions that attention allows, bool, (B, N, N)
+    types: Tensor  # the type of each key, (B, N): its token id, or its position in an image
+
+
+def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | None, *, causal: bool) -> Reading:
+    """Read token ids; the choices of multiple choice count as samples."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
+        ids = next(integer, None)
+    if ids is None:
+        raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
+    length = ids.shape[-1]
+    if length > max_length:
+        raise InputError(
+            f"Expected at most {max_length} tokens, got {length}: truncate them, or make the G-Net with a larger "
+            "`max_length`."
+        )
+    ids, mask = ids.reshape(-1, length), inputs.get("attention_mask")
+    if mask is None:
+        mask = torch.ones_like(ids) if pad_token_id is None else ids != pad_token_id
+    if mask.numel() != ids.numel():
+        raise InputError(f"Expected `attention_mask` to have the shape of the token ids, got {tuple(mask.shape)}.")
+    allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
+    return Reading(ids, allowed.tril() if causal else allowed, ids)
+
+
+def read_images(inputs: Mapping[str, Any], max_length: int, patch: Sequence[int], before: int) -> Reading:
+    """Read images, of patches ``(C, height, width)`` after ``before`` other tokens; none of them is padding."""
+    pixels = image_in(inputs)
+    if pixels is None or pixels.shape[1:2] != (patch[0],):
+        shape = "none" if pixels is None else tuple(pixels.shape)
+        raise InputError(
+            f"Expected images of {patch[0]} channels, which this G-Net reads, as `pixel_values`, got {shape}."
+        )
+    if (length := before + number_of_patches(pixels, *patch[1:])) > max_length:
+        raise InputError(
+            f"Expected images of at most {max_length} tokens, got {length}: resize them, or make the G-Net with a "
+            "larger `max_length`."
+        )
+    allowed = torch.ones((), dtype=torch.bool, device=pixels.device).expand(len(pixels), length, length)
+    return Reading(pixels, allowed, torch.arange(length, device=pixels.device).expand(len(pixels), -1))
+
+
+def image_in(inputs: Any) -> Tensor | None:
+    """Return the images among a model's inputs, ``(B, C, height, width)``."""
+    named = [inputs.get("pixel_values"), *inputs.values()] if isinstance(inputs, Mapping) else inputs
+    return next((v for v in named if isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 4), None)
+
+
+def number_of_patches(images: Tensor, height: int, width: int) -> int:
+    """Return the number of patches of an image."""
+    return (images.shape[-2] // height) * (images.shape[-1] // width)
+
+
 class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
     The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases are 0 and not
-    learned; ``shared_tables`` are read from :attr:`tables`. Token ids ``(B, N)``, or images, and allowed positions
-    ``(B, N, N)``, bool, give logits ``(B, L, G, N, N)``.
+    learned; ``shared_tables`` are read from :attr:`tables`.
     """
 
     def __init__(
@@ -69,10 +128,10 @@ class GeneratorNetwork(nn.Module):
         else:
             self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
-    def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
-        """Return the logits of keeping."""
-        tokens = self._embed("tokens", ids)
-        steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
+    def forward(self, values: Tensor, allowed: Tensor) -> Tensor:
+        """Return the logits of keeping, ``(B, L, G, N, N)``, from the parts of a :class:`Reading`."""
+        tokens = self._embed("tokens", values)
+        steps = torch.arange(tokens.shape[-2], device=values.device) + self.position_offset
         x = self.embedding_norm(tokens + self._embed("positions", steps))
         attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
         logits = []
@@ -114,20 +173,17 @@ class PatchTokens(nn.Module):
 
 
 class _Heads:
+    """The attention of some heads: scores ``(B, G, N, N)`` of states ``(B, N, d)``, then the output for them."""
+
     def __init__(self, qkv: nn.Linear, out: nn.Linear, num_heads: int) -> None:
         self._qkv, self._out, self._num_heads = qkv, out, num_heads
-        self._value: Tensor | None = None
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the scores ``(B, G, N, N)`` of hidden states ``(B, N, d)``."""
-        query, key, self._value = (
-            part.unflatten(-1, (self._num_heads, -1)).transpose(1, 2) for part in self._qkv(x).chunk(3, dim=-1)
-        )
+        parts = self._qkv(x).chunk(3, dim=-1)
+        query, key, self._value = (part.unflatten(-1, (self._num_heads, -1)).transpose(1, 2) for part in parts)
         return query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
 
     def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Return the attention's output for the hidden states whose scores were computed last."""
-        assert self._value is not None
         return self._out((weights.to(self._value.dtype) @ self._value).transpose(1, 2).flatten(2))
 
 

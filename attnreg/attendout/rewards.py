@@ -1,32 +1,26 @@
-"""Scores and winner rules of AttendOut, and the loss of REINFORCE, each a small function."""
+"""The rewards of AttendOut's game: what scores the networks after a round, on which rows, and who wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from attnreg.arguments import whole_number
 from attnreg.errors import InputError
 from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
-from attnreg.training.method import Batch
+from attnreg.training.method import Batch, Updater
 
 ScoreName = Literal["loss", "accuracy"]
 WinnerName = Literal["evidence", "greedy", "proportional", "none"]
 Score = Callable[[nn.Module, Batch], Tensor]
 Winner = Callable[[Tensor, Tensor], Tensor]
-
-
-def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
-    logits, labels = _predicted(model, batch)
-    if not labels.is_floating_point():
-        per_label = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
-        counted = (labels != IGNORED).view(len(labels), -1)
-        return -per_label.view(counted.shape).sum(1) / counted.sum(1).clamp(min=1)
-    return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
+RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
 
 
 def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -37,6 +31,21 @@ def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     return logits, aligned_labels(model, needed_labels_of(batch, logits))
 
 
+def _mean_of_rows(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the labels of each row, ``(B,)``, of values that are 0 where a label is ignored."""
+    counted = (labels != IGNORED).view(len(labels), -1)
+    return values.view(counted.shape).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
+    logits, labels = _predicted(model, batch)
+    if labels.is_floating_point():
+        return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    return -_mean_of_rows(losses, labels)
+
+
 def correctness(model: nn.Module, batch: Batch) -> Tensor:
     """Return the accuracy per sample, ``(B,)``: for words and tokens, the fraction of its labels that are right.
 
@@ -45,9 +54,7 @@ def correctness(model: nn.Module, batch: Batch) -> Tensor:
     logits, labels = _predicted(model, batch)
     if labels.is_floating_point():
         raise InputError("Score 'accuracy' needs classes as labels, got numbers. Use score 'loss' for regression.")
-    counted = (labels != IGNORED).view(len(labels), -1)
-    right = (logits.argmax(-1) == labels).view(counted.shape) & counted
-    return right.sum(1) / counted.sum(1).clamp(min=1)
+    return _mean_of_rows(logits.argmax(-1) == labels, labels)  # no class is the ignored one
 
 
 SCORES: dict[str, Score] = {"loss": negative_loss, "accuracy": correctness}
@@ -93,11 +100,8 @@ def standardized_gap(gaps: Tensor) -> Tensor:
 
 
 def by_evidence(attacker: Tensor, defender: Tensor) -> Tensor:
-    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap.
-
-    A single score has no standard error: the better one then wins.
-    """
-    if len(attacker) < 2:
+    """Return the probability, 0-d, that the Attacker is better, given the scores: Φ of the standardized gap."""
+    if len(attacker) < 2:  # a single score has no standard error
         return greedy(attacker, defender)
     return torch.special.ndtr(standardized_gap(attacker - defender))
 
@@ -113,14 +117,7 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
     .. math:: P = \frac{\max(a, 0) + \max(-d, 0)}{|a| + |d|}
 
     Two positive scores give a / (a + d), our reading of AttendOut's Section 4.2, which has no formula. What is below
-    zero counts for the other network: two negative ones, such as minus a loss, give |d| / (|a| + |d|), and a positive
-    score wins against a negative one. The networks' probabilities add up to 1, a higher score never lowers its own, and
-    the rule is continuous but where both scores are 0, which is a tie.
-
-    Example:
-        >>> score = torch.tensor
-        >>> proportional(score([0.6]), score([0.2])), proportional(score([-1.0]), score([-3.0]))
-        (tensor(0.7500), tensor(0.7500))
+    zero counts for the other network, so that the better one always has the higher probability.
     """
     a, d = attacker.mean(), defender.mean()
     whole = a.abs() + d.abs()
@@ -131,10 +128,117 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional, "none": greedy}
 
 
-def reinforce_loss(log_prob: Tensor, advantage: Tensor | float) -> Tensor:
-    """Return the loss whose negative gradient is REINFORCE's estimate of the gradient of the expected reward.
+def a_function_or(name: str, value: Any, known: Collection[str]) -> Any:
+    """Return ``value`` if it is a function or a known name."""
+    if not callable(value) and value not in known:
+        raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
+    return value
 
-    The log-probability is that of each sample's actions, a mean over units, ``(B,)``; the advantage, reward minus
-    baseline, is 0-d or ``(B,)``.
+
+@dataclass(frozen=True, eq=False)
+class Rewards:
+    """The rows that both networks are scored on after each round, and the score. Their gaps are the rewards.
+
+    Args:
+        batches: labelled batches, or a function that returns those of a round, numbered from 0; ``None`` uses the
+            training batches of the round.
+        score: ``"loss"`` (negative loss; higher is better), ``"accuracy"``, or a function of a model and a batch that
+            returns ``(B,)``; higher is better. :class:`attnreg.training.MetricScore` scores all rows by one metric.
+        batches_per_round: number of batches that each round uses, in turn (default: all).
+
+    Raises:
+        InputError: if an argument is unknown or out of range, or two do not fit together.
+
+    Example:
+        >>> Rewards(batches_per_round=4).score
+        'loss'
     """
-    return -(log_prob * advantage).mean()
+
+    batches: RewardBatches | None = None
+    score: ScoreName | Score = "loss"
+    batches_per_round: int | None = None
+
+    def __post_init__(self) -> None:
+        empty = self.batches is not None and not callable(self.batches) and not len(self.batches)
+        if empty or isinstance(self.batches, Mapping):
+            raise InputError("Expected `batches` of `rewards` to be a list of at least one batch.")
+        whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
+        a_function_or("score", self.score, SCORES)
+
+
+class Verdict(NamedTuple):
+    """The outcome of a round."""
+
+    attacker: float  # mean scores
+    defender: float
+    gaps: list[Tensor]  # of each Attacker: its scores minus the Defender's, (n,)
+    chance: float  # the probability that the Attacker wins
+    attacker_wins: bool
+
+
+class Referee:
+    """Scores both networks on reward data after a round, and draws the winner."""
+
+    def __init__(self, updater: Updater, rewards: Rewards, winner: WinnerName | Winner) -> None:
+        self.rewards = rewards
+        self.score: Score = rewards.score if callable(rewards.score) else SCORES[rewards.score]
+        self.copies = winner != "none"
+        a_function_or("winner", winner, WINNERS)
+        self.winner = winner if callable(winner) else WINNERS[winner]
+        self._updater = updater
+        self.number = 0  # of the round
+        self._played: list[Batch] = []  # its own batches, if it is scored on them
+        self._drawn: dict[int, Sequence[Batch]] = {}  # the reward batches of the round, by its number
+
+    def note(self, batch: Batch) -> None:
+        """Take note of a training batch."""
+        if self.rewards.batches is None:
+            self._played.append(batch)
+
+    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module]) -> Verdict:
+        """Score the networks in eval mode and draw the winner, which is never the second Attacker, a twin."""
+        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches()]
+        self.number, self._played = self.number + 1, []
+        d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
+        if (over := getattr(self.score, "over", None)) is not None:
+            d, *a = (over(scores) for scores in (d, *a))
+        chance = float(self.winner(a[0], d))
+        wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
+        return Verdict(float(a[0].mean()), float(d.mean()), [each - d for each in a], chance, wins)
+
+    @torch.no_grad()
+    def _scores(self, network: nn.Module, batch: Batch) -> Tensor:
+        network.eval()
+        scores = self.score(network, batch).float().cpu()
+        network.train()
+        return scores
+
+    def _batches(self) -> list[Batch]:
+        if self.rewards.batches is None:
+            return self._played
+        batches = self._of_round()
+        size = min(self.rewards.batches_per_round or len(batches), len(batches))
+        first = 0 if callable(self.rewards.batches) else self.number * size
+        mine = range(self._updater.rank, size, self._updater.processes)
+        return [batches[(first + i) % len(batches)] for i in mine]
+
+    def _of_round(self) -> Any:
+        given = self.rewards.batches
+        if callable(given) and self.number not in self._drawn:
+            self._drawn = {self.number: given(self.number)}
+        return self._drawn[self.number] if callable(given) else given
+
+    def next_batch(self, number: int) -> Batch:
+        """Return one of the round's reward batches, another one for each number and process."""
+        batches = self._of_round()
+        return batches[(number * self._updater.processes + self._updater.rank) % len(batches)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
+        played = self._updater.gathered([[dict(batch) for batch in self._played]])  # each process has its own
+        return {"played": played, "number": self.number}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
+        self.number, played = state["number"], state["played"][self._updater.rank]
+        self._played = send_to_device(played, device)

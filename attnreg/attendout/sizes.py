@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnreg.attendout.inputs import image_in, number_of_patches
+from attnreg.attendout.network import TABLES, image_in, number_of_patches
 from attnreg.errors import InputError
 from attnreg.injection import discover, undisturbed
 from attnreg.injection.discovery.blocks import Block
@@ -18,15 +18,12 @@ from attnreg.sites import SiteInfo
 
 
 class Measured(NamedTuple):
-    """What a Generator takes over from a model: arguments, values of its network's parameters, and the device.
+    """What a Generator takes over from a model."""
 
-    ``heads`` is the number of heads of each layer that it masks; ``None`` if they differ.
-    """
-
-    sizes: dict[str, Any]
-    weights: Mapping[str, Tensor]
+    sizes: dict[str, Any]  # arguments of the G-Net
+    weights: Mapping[str, Tensor]  # of its network, by name
     device: torch.device
-    heads: int | None
+    heads: int | None  # of each layer that it masks; None if they differ
 
     def number(self, name: str, number: int | str) -> int:
         """Return an argument that is a number, or "heads" for the number of heads."""
@@ -73,16 +70,13 @@ def _of_images(model: nn.Module, example_inputs: Any, *, share_embeddings: bool)
         )
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     projection, found = convolutions[0], discover(model, example_inputs)
-    is_cut = (
-        len(convolutions) == 1
-        and projection.kernel_size == projection.stride
-        and projection.groups == 1
-        and projection.padding in ((0, 0), "valid")
-    )
+    is_cut = len(convolutions) == projection.groups == 1 and projection.kernel_size == projection.stride
+    is_cut = is_cut and projection.padding in ((0, 0), "valid")
     given = make_example_inputs(model) if example_inputs is None else [example_inputs]
-    example, images = next(((each, image) for each in given if (image := image_in(each)) is not None), (None, None))
+    example = next((each for each in given if image_in(each) is not None), None)
+    images = None if example is None else image_in(example)
     sites = [site for site in found.sites if site.info.stack == "encoder"]
-    shapes = {site.layout.sizes(site.sighting.shape) for site in sites}
+    shapes = (site.layout.sizes(site.sighting.shape) for site in sites)
     sizes = {(batch, queries, keys) for batch, _, queries, keys in shapes}
     batch, length, keys = sizes.pop() if len(sizes) == 1 else (0, 0, 0)
     patches = 0 if images is None else number_of_patches(images, *projection.kernel_size)
@@ -98,9 +92,7 @@ def _of_images(model: nn.Module, example_inputs: Any, *, share_embeddings: bool)
             f"{type(model).__name__} has them in another order: use another provider."
         )
     width = projection.out_channels
-    weights = {"tokens.projection.weight": projection.weight}
-    if projection.bias is not None:
-        weights["tokens.projection.bias"] = projection.bias
+    weights: dict[str, Tensor] = {f"tokens.projection.{name}": each for name, each in projection.named_parameters()}
     for name, parameter in model.named_parameters():
         if "pos" in name and parameter.numel() == length * width:
             weights.setdefault("positions.weight", parameter.reshape(length, width))
@@ -134,34 +126,26 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
             "use another provider."
         )
     around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
-    positions = next(
-        (
-            table
-            for name, table in tables.items()
-            if _is_position(name) and _is_beside(name, around) and table.weight.shape[1] == tokens.weight.shape[1]
-        ),
-        None,
-    )
+    width = tokens.weight.shape[1]
+    near = (table for name, table in tables.items() if _is_position(name) and _is_beside(name, around))
+    positions = next((table for table in near if table.weight.shape[1] == width), None)
     if positions is None:
         return tokens, None, 0
     first = -1 if positions.padding_idx is None else positions.padding_idx
     return tokens, positions, getattr(positions, "offset", first + 1)
 
 
-def tables_to_share(model: nn.Module, rows: Mapping[str, int], width: int) -> dict[str, nn.Embedding]:
-    """Return a model's embeddings by name; they must have a number of rows, by name, and a width."""
-    tokens, positions, _ = embedding_tables(model)
-    found, tables = {"tokens": tokens, "positions": positions}, {}
-    for name, size in rows.items():
-        table = found[name]
-        if table is None or table.weight.shape != (size, width):
+def tables_to_share(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, nn.Embedding]:
+    """Return a model's embeddings by name, or raise if they have other shapes."""
+    found: dict[str, Any] = dict(zip(TABLES, embedding_tables(model), strict=False))
+    for name, shape in shapes.items():
+        if found[name] is None or found[name].weight.shape != shape:
+            has = "none" if found[name] is None else tuple(found[name].weight.shape)
             raise InputError(
-                f"This G-Net was made for embeddings of {name} of shape {(size, width)}, but the model has "
-                f"{'none' if table is None else tuple(table.weight.shape)}: use "
+                f"This G-Net was made for embeddings of {name} of shape {shape}, but the model has {has}: use "
                 "`GNetProvider.for_model(model, share_embeddings=True)`."
             )
-        tables[name] = table
-    return tables
+    return {name: found[name] for name in shapes}
 
 
 def _is_table(module: Any) -> bool:

@@ -16,7 +16,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizer.cross_tuning import CrossTuning
+from attnreg.regularizer.containers import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of

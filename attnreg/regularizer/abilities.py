@@ -29,13 +29,7 @@ def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
 
 
 def effects(regularizer: Regularizer) -> list[str]:
-    """Return a sentence for each regularizer in a composition that drops nothing by design.
-
-    Example:
-        >>> import attnreg
-        >>> effects(attnreg.EmbeddingNoise() & attnreg.DropHead())
-        ['EmbeddingNoise adds noise; it drops nothing by design.']
-    """
+    """Return a sentence for each regularizer in a composition that drops nothing by design."""
     others = (each for each in regularizer.parts() if each.effect != "drops")
     return [f"{type(each).__name__} {each.effect}; it drops nothing by design." for each in others]
 
@@ -52,13 +46,13 @@ def check_loss(regularizer: Regularizer, loss_function: Callable[..., Any] | Non
 
 def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:
     """Return a sentence on a regularizer, or one inside it, that does not act within this number of epochs, if any."""
-    for each in regularizer.parts():
-        if each.first_epoch >= epochs:
-            return (
-                f"{type(each).__name__} first acts in epoch {each.first_epoch + 1}, but training ends after epoch "
-                f"{epochs}: train for longer, or lower `offset`."
-            )
-    return None
+    late = next((each for each in regularizer.parts() if each.first_epoch >= epochs), None)
+    if late is None:
+        return None
+    return (
+        f"{type(late).__name__} first acts in epoch {late.first_epoch + 1}, but training ends after epoch {epochs}: "
+        "train for longer, or lower `offset`."
+    )
 
 
 def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str | None:
@@ -78,28 +72,21 @@ class Watch:
         self.regularizer = regularizer
         self.passes = 0
         self._versions = [(p, p._version) for p in regularizer.learned_parameters() if p.requires_grad]
-        self._warned = False
+        self._done = False
 
     def training_pass(self) -> None:
         """Count a training pass, and warn if the regularizer cannot act."""
-        if torch.compiler.is_compiling() or self._warned or self.passes > PATIENCE:
+        if torch.compiler.is_compiling() or self._done:
             return
         self.passes += 1
-        reason = self._reason()
-        if reason is not None:
-            self._warned = True
-            warnings.warn(reason, AsleepWarning, stacklevel=2)
-
-    def _reason(self) -> str | None:
-        for each in self.regularizer.parts():
-            reason = each.why_asleep(self.passes)
-            if reason is not None:
-                return reason
-        stale = [p for p, version in self._versions if p._version == version and p.grad is not None]
-        if self.passes >= PATIENCE and self._versions and len(stale) == len(self._versions):
-            return (
+        reasons = [reason for each in self.regularizer.parts() if (reason := each.why_asleep(self.passes))]
+        stale = all(p._version == version and p.grad is not None for p, version in self._versions)
+        if self.passes >= PATIENCE and self._versions and stale:
+            reasons.append(
                 f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
-        return None
+        self._done = bool(reasons) or self.passes > PATIENCE
+        if reasons:
+            warnings.warn(reasons[0], AsleepWarning, stacklevel=2)

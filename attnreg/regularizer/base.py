@@ -7,7 +7,7 @@ import functools
 import inspect
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,22 +34,15 @@ def _check_names(cls: type) -> None:
         if name.startswith("_") or any(name in vars(parent) for parent in cls.__mro__[1:]):
             continue
         near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
-        if near == "forward" and near in vars(cls):
+        if near is None or (near == "forward" and near in vars(cls)):
             continue
-        if near is not None and (
-            "_" in near or near == "forward" or near == "schedulable" or _fits(value, getattr(Regularizer, near))
-        ):
+        both = value, getattr(Regularizer, near)
+        alike = all(map(inspect.isfunction, both)) and len({tuple(inspect.signature(f).parameters) for f in both}) == 1
+        if "_" in near or near in ("forward", "schedulable") or alike:
             raise TypeError(
                 f"{cls.__name__}.{name} would never be read. Did you mean {near}? If not, choose a name that is less "
                 "like it, or begin it with an underscore."
             )
-
-
-def _fits(value: object, original: object) -> bool:
-    """Whether both are methods with the same parameters."""
-    if not inspect.isfunction(value) or not inspect.isfunction(original):
-        return False
-    return list(inspect.signature(value).parameters) == list(inspect.signature(original).parameters)
 
 
 class Regularizer(PretrainedMixin, nn.Module, ABC):
@@ -61,12 +54,12 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     A regularizer acts while both it and the attached module are in training mode. Draw with ``site.keep(p)`` and
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
-    ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name
-    (scikit-learn's convention), so that :meth:`save_pretrained` can write it. Every built-in regularizer raises
-    ``InputError``, a :class:`ValueError`, if an argument is out of range, and when attached to a model that lacks what
-    it acts on, such as its layers, blocks, queries or hidden states.
+    ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name, so that
+    :meth:`save_pretrained` can write it. Every built-in regularizer raises ``InputError``, a :class:`ValueError`, if an
+    argument is out of range, and when attached to a model that lacks what it acts on, such as its layers or queries.
 
-    Abilities are class attributes, properties or methods that a subclass may override:
+    Abilities are class attributes, properties or methods that a subclass may override. A class whose body defines a
+    name that is nearly one of them, or a hook, is refused with :class:`TypeError`: it would never be called.
 
     ======================  ============================  ==========================================================
     ability                 default                       what it tells
@@ -83,9 +76,6 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``why_asleep(...)``     ``None``                      what is missing, if it cannot act as it should
     ======================  ============================  ==========================================================
 
-    A class whose body defines a name that is nearly an ability or hook is refused with :class:`TypeError`: it would
-    never be called.
-
     Example:
         >>> from attnreg import MaskProvider
         >>> class Careless(MaskProvider):
@@ -95,14 +85,9 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         TypeError: Careless.looks_at_batch would never be read. Did you mean looks_at_batches? ...
     """
 
-    #: Float arguments that may change after construction, because :meth:`forward` reads the attribute each time.
-    #: :class:`attnreg.Scheduled` can change these arguments only.
-    schedulable: ClassVar[Collection[str]] = ()
-    #: Whether it must be the only one in a composition to look at batches.
+    schedulable: ClassVar[Collection[str]] = ()  # float arguments that `forward` reads each time
     looks_alone: bool = False
-    #: Whether it may decide once for all rows of a batch, so that parts of a batch would get other masks.
     decides_for_batch: bool = False
-    #: What it does. Reports say so of a regularizer that drops nothing by design.
     effect: str = "drops"
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -124,11 +109,9 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         return True
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Look at a batch before the training step on it, as the first of two passes.
+        """Look at a batch, with ``labels``, before the training step on it, as the first of two passes.
 
-        Args:
-            model: the model that the regularizer is attached to.
-            batch: the model's keyword arguments, including ``labels``.
+        The model's mode, parameters, ``grad`` and hooks, and the random state stay as they are.
 
         Raises:
             RuntimeError: if the regularizer is not attached to the model, directly or within a wrapper.
@@ -145,18 +128,15 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def penalty(self) -> Tensor | None:
         """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
-        A regularizer learns its own parameters through this term and the loss. Add them to the optimizer:
-        ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
+        Parameters learn through it, too: ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
-        terms = [term for each in self._acting() if (term := each.penalty()) is not None]
-        return functools.reduce(operator.add, terms) if terms else None
+        return _together(operator.add, [each.penalty() for each in self._acting()])
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the model's loss trains: by default, all that require a gradient."""
-        inner = self.inner()
-        of_inner = {id(parameter) for each in inner for parameter in each.parameters()}
+        of_inner = {id(parameter) for each in self.inner() for parameter in each.parameters()}
         own = [p for p in self.parameters() if p.requires_grad and id(p) not in of_inner]
-        return own + [parameter for each in inner for parameter in each.learned_parameters()]
+        return own + [parameter for each in self.inner() for parameter in each.learned_parameters()]
 
     def step(self) -> None:
         """Advance schedules; called after each optimizer step."""
@@ -169,11 +149,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             each.on_epoch(epoch)
 
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Decide whether this forward pass skips the block around a self-attention; ``draws`` is the randomness.
-
-        Returns:
-            0-d, bool, on the CPU, ``True`` = skipped; ``None`` if the regularizer does not decide.
-        """
+        """Return ``True``, 0-d, on the CPU, if this pass skips the block around a self-attention; ``None``: no say."""
         return None
 
     @property
@@ -211,9 +187,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     def mask_at(self, site: AttentionSite) -> Mask | None:
         """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
-        answers = [each.mask_at(site) for each in self._acting(site)]
-        masks = [mask for mask in answers if mask is not None]  # torch.compile knows no `:=` in a comprehension
-        return functools.reduce(operator.and_, masks) if masks else None
+        return _together(operator.and_, [each.mask_at(site) for each in self._acting(site)])
 
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         """Return hidden states as the regularizers inside this one change them, one after the other."""
@@ -223,15 +197,13 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     def skip_at(self, site: SiteInfo, draws: Draws) -> Tensor | None:
         """Return whether to skip the block around a self-attention: 0-d, bool; ``None`` if nobody here decides."""
-        skip = self.skips_block(site, draws)
-        if skip is not None and (skip.dim() or skip.dtype != torch.bool):
+        own = self.skips_block(site, draws)
+        if own is not None and (own.dim() or own.dtype != torch.bool):
             raise InputError(
-                f"Expected `skips_block` of {type(self).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
-                f"shape {tuple(skip.shape)} at {site.name}."
+                f"Expected `skips_block` of {type(self).__name__} to return a 0-d bool tensor, got {own.dtype} of "
+                f"shape {tuple(own.shape)} at {site.name}."
             )
-        answers = [*(each.skip_at(site, draws) for each in self._acting(site)), skip]
-        decided = [answer for answer in answers if answer is not None]
-        return functools.reduce(operator.or_, decided) if decided else None
+        return _together(operator.or_, [*(each.skip_at(site, draws) for each in self._acting(site)), own])
 
     @property
     def may_skip_blocks(self) -> bool:
@@ -248,6 +220,11 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def __rand__(self, other: Any) -> Compose:
         """Refuse ``DropHead & DropKey(0.1)``, as the reverse is refused."""
         return Compose(other, self)
+
+
+def _together(combine: Callable[[Any, Any], Any], answers: Sequence[Any]) -> Any:
+    given = [answer for answer in answers if answer is not None]
+    return functools.reduce(combine, given) if given else None
 
 
 class Container(Regularizer):
@@ -309,5 +286,4 @@ def described(value: Any) -> str:
         return f"the text {value!r}: make a regularizer of it with `attnreg.parse_provider`"
     if isinstance(value, (list, tuple)) and any(isinstance(each, Regularizer) for each in value):
         return f"a {type(value).__name__}: compose regularizers with `a & b`"
-    # A model of transformers prints as hundreds of lines.
     return f"{type(value).__name__}, which is none" if isinstance(value, nn.Module) else repr(value)

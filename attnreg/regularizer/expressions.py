@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from torch import nn
 
 from attnreg.errors import InputError, did_you_mean, one_line
 from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
-from attnreg.regularizer.saving import build, known_providers, shown
+from attnreg.regularizer.saving import known_providers, shown
 
 LONGEST = 1000  # characters; keeps nesting far below the parser's limit
 Made = TypeVar("Made")
@@ -25,10 +25,10 @@ def parse_provider(
     total_steps: int | None = None,
     providers: Sequence[type[Regularizer]] = (),
 ) -> Regularizer:
-    """Make a regularizer from an expression: calls with literal arguments, joined by ``&``.
+    """Make a regularizer from an expression: calls joined by ``&``.
 
-    The text is parsed, never evaluated. It may contain only names of regularizers, numbers, strings, lists, ``True``,
-    ``False`` and ``None``.
+    The text is parsed, never evaluated. Arguments are regularizers, numbers, strings, lists, ``True``, ``False`` or
+    ``None``.
 
     Args:
         text: the expression.
@@ -55,14 +55,14 @@ def parse_provider(
             if model is None:
                 raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
             factory, args = cls.for_model, (model, *args)
-        if "total_steps" in inspect.signature(factory).parameters and total_steps is not None:
-            options.setdefault("total_steps", total_steps)
-        return factory(*args, **options)
+        bound = inspect.signature(factory).bind_partial(*args, **options)
+        if "total_steps" in bound.signature.parameters and total_steps is not None:
+            bound.arguments.setdefault("total_steps", total_steps)
+        return factory(*bound.args, **bound.kwargs)
 
-    known = _known(providers)
     with within_depth(text):
         try:
-            return a_regularizer(build(_description(_parsed(text), text, known), known, make), text)
+            return a_regularizer(_made(_parsed(text), text, _known(providers), make), text)
         except (InputError, RecursionError):
             raise
         except (ValueError, TypeError, AttributeError) as error:
@@ -78,16 +78,11 @@ def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
         node = _parsed(text)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
             raise InputError(f"Expected {' or '.join(f'{name}(...)' for name in classes)}, got {text!r}.")
-        return classes[node.func.id](**_description(node, text, classes)["config"])
+        return _made(node, text, classes, lambda factory, *args, **options: factory(*args, **options))
 
 
 def expression_of(provider: Regularizer) -> str:
-    """Return a regularizer as an expression, with all arguments by name.
-
-    Example:
-        >>> expression_of(parse_provider("DropHead(0.1) & OnLayers(AttentionLayerDrop(0.2), [0])"))
-        'DropHead(p=0.1) & OnLayers(provider=AttentionLayerDrop(p=0.2), layers=[0])'
-    """
+    """Return a regularizer as an expression, with all arguments by name."""
     if isinstance(provider, Compose):
         return " & ".join(expression_of(each) for each in provider.inner())
     values = (
@@ -98,15 +93,10 @@ def expression_of(provider: Regularizer) -> str:
 
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
-    """Return an expression in a uniform spelling, if every regularizer and argument in it is known.
-
-    Example:
-        >>> checked_expression("AttentionLayerDrop( p=0.2 )&AttentionDropout(0.1,'scores')")
-        "AttentionLayerDrop(p=0.2) & AttentionDropout(0.1, 'scores')"
-    """
+    """Return an expression in a uniform spelling, if every regularizer and argument in it is known."""
     with within_depth(text):
         node = _parsed(text)
-        _description(node, text, _known(providers))
+        _made(node, text, _known(providers), lambda *args, **options: None)
         return ast.unparse(node)
 
 
@@ -138,11 +128,10 @@ def _parsed(text: str) -> ast.expr:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {reason}.") from None
 
 
-def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """Turn a node into the description that :func:`attnreg.regularizer.saving.build` takes."""
+def _made(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]], make: Callable[..., Any]) -> Any:
+    """Call ``make`` with what each call in an expression names, and its arguments, from the inside out."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        parts = [_description(side, text, known) for side in (node.left, node.right)]
-        return {"provider": "Compose", "config": {"providers": parts}}
+        return make(Compose, *(_made(side, text, known, make) for side in (node.left, node.right)))
     if isinstance(node, ast.Name) and node.id in known:
         example = _example(node.id, known[node.id])
         raise InputError(f"Expected provider calls joined by &, got {node.id} without brackets: write {example}.")
@@ -156,24 +145,21 @@ def _description(node: ast.expr, text: str, known: Mapping[str, Callable[..., An
             f"Expected a provider among {', '.join(sorted(known))}, got {name!r}; see `attnreg list providers`."
             f"{did_you_mean(name, known)}"
         )
-    values = [_value(argument, text, known) for argument in node.args]
+    values = [_value(argument, text, known, make) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):
         raise InputError(f"Expected each argument of {name} by name and only once, got {ast.unparse(node)!r}.")
-    options = {str(option.arg): _value(option.value, text, known) for option in node.keywords}
+    options = {str(option.arg): _value(option.value, text, known, make) for option in node.keywords}
     signature = _signature(known[name])
     try:
-        bound = signature.bind_partial(*values, **options).arguments
-    except TypeError as error:
+        bound = signature.bind_partial(*values, **options)
+        return make(known[name], *bound.args, **bound.kwargs)
+    except (TypeError, KeyError) as error:
         unknown = next((option for option in options if option not in signature.parameters), "")
         raise InputError(
             f"Expected the arguments of {name}{shown(signature)}, got {ast.unparse(node)}: {error}."
             f"{did_you_mean(unknown, signature.parameters)}"
-        ) from None
-    named = {name for name, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD}
-    for schedules in [bound.pop(name) for name in named & bound.keys()]:
-        bound.update(schedules)
-    return {"provider": name, "config": {k: list(v) if isinstance(v, tuple) else v for k, v in bound.items()}}
+        ) from error
 
 
 def _example(name: str, cls: Callable[..., Any]) -> str:
@@ -193,15 +179,14 @@ def _signature(cls: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature([p for name, p in inspect.signature(factory).parameters.items() if name not in left_out])
 
 
-def _value(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]]) -> Any:
+def _value(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]], make: Callable[..., Any]) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
-        return _description(node, text, known)
-    try:
-        # A dict would be mistaken for the description of a regularizer.
+        return _made(node, text, known, make)
+    with suppress(ValueError, TypeError, SyntaxError):
+        # A saved dict would be mistaken for the description of a regularizer.
         if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
-            return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError):
-        pass
+            value = ast.literal_eval(node)
+            return list(value) if isinstance(value, tuple) else value
     raise InputError(
         f"Expected numbers, strings, lists, True, False or None as arguments, got {ast.unparse(node)!r} in {text!r}."
     )

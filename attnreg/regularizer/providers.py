@@ -85,19 +85,13 @@ class HiddenProvider(Regularizer):
         if not isinstance(site, HiddenSite) or len(states) != 1:
             raise _misasked(self, "regularizes hidden states: ask it at a HiddenSite, with the states", site)
         answer: Any = super().__call__(site, *states)
-        if answer is None:
-            return None
-        if not isinstance(answer, Tensor):
-            raise InputError(
-                f"Expected {type(self).__name__} to return the changed states or None, got {type(answer).__name__}, at "
-                f"{site.name}."
-            )
-        if answer.shape != states[0].shape:
-            raise InputError(
-                f"Expected {type(self).__name__} to return states of shape {tuple(states[0].shape)}, got "
-                f"{tuple(answer.shape)}, at {site.name}."
-            )
-        return answer
+        if answer is None or (isinstance(answer, Tensor) and answer.shape == states[0].shape):
+            return answer
+        got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise InputError(
+            f"Expected {type(self).__name__} to return None or the changed states, of shape {tuple(states[0].shape)}, "
+            f"got {got}, at {site.name}."
+        )
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:

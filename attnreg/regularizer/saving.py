@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError, one_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-Known = Mapping[str, type[Any]]
 
 
 class PretrainedMixin:
@@ -132,28 +132,20 @@ def shown(signature: inspect.Signature) -> str:
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
-def build(
-    description: dict[str, Any],
-    known: Known,
-    make: Callable[..., PretrainedMixin] = lambda cls, *args, **options: cls(*args, **options),
-) -> Any:
-    """Make a regularizer from what :func:`describe` returned; ``make`` is given each class and its arguments."""
+def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:
+    """Make a regularizer from what :func:`describe` returned."""
     name, config = description.get("provider"), description.get("config")
     if not isinstance(name, str) or name not in known or not isinstance(config, dict):
         raise InputError(
             f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass "
             "your own class as in `from_pretrained(folder, providers=[MyProvider])`."
         )
-    values = {key: _restored(value, make, known) for key, value in config.items()}
+    values = {key: _restored(value, known) for key, value in config.items()}
     signature = inspect.signature(known[name])
+    variable = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     try:
-        positional = [
-            item
-            for key, parameter in signature.parameters.items()
-            if parameter.kind is parameter.VAR_POSITIONAL
-            for item in (() if known[name].__init__ is nn.Module.__init__ else values.pop(key))
-        ]
-        return make(known[name], *positional, **values)
+        positional = [] if known[name].__init__ is nn.Module.__init__ else [values.pop(key) for key in variable]
+        return known[name](*itertools.chain(*positional), **values)
     except (TypeError, KeyError) as error:
         raise InputError(f"Expected the arguments of {name}{shown(signature)}, got {config}: {error}.") from error
 
@@ -185,7 +177,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
 
 
-def _restored(value: Any, make: Callable[..., PretrainedMixin], known: Known) -> Any:
+def _restored(value: Any, known: Mapping[str, type[Any]]) -> Any:
     if isinstance(value, dict) and "provider" in value:
-        return build(value, known, make)
-    return [_restored(item, make, known) for item in value] if isinstance(value, list) else value
+        return build(value, known)
+    return [_restored(item, known) for item in value] if isinstance(value, list) else value

@@ -12,8 +12,8 @@ from attnreg.arguments import probability, whole_number
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.abilities import never_stepped
+from attnreg.regularizer.containers import Knots, Line
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizer.scheduled import Knots, Line
 from attnreg.sites import AttentionSite, SiteInfo
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnreg.arguments import probability
 from attnreg.regularizer.base import Container
-from attnreg.regularizer.on_layers import OnLayers
+from attnreg.regularizer.containers import OnLayers
 from attnreg.regularizers.attention_dropout import AttentionDropout
 from attnreg.regularizers.hidden_dropout import HiddenDropout
 from attnreg.regularizers.layerdrop import LayerDrop

@@ -9,21 +9,18 @@ from typing import Any, Literal
 import torch
 
 from attnreg.arguments import whole_number
-from attnreg.attendout.credit import Credit
+from attnreg.attendout.credit import Credit, Reinforce
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.gradient_credit import GradientCredit
-from attnreg.attendout.referee import Rewards
-from attnreg.attendout.reinforce import Reinforce
-from attnreg.attendout.rewards import MetricScore, Score
+from attnreg.attendout.rewards import MetricScore, Rewards, Score
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.provider import read_provider
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.expressions import parse_call
 from attnreg.training.method import Batch
 
-RewardData = Literal["held-out", "dev", "half-dev", "train", "noisy-train"]
+RewardData = Literal["held-out", "dev", "half-dev", "train"]
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
-NOISE = 0.15  # share of tokens that noisy-train replaces
 WATCHED_ROWS = 64
 
 
@@ -41,14 +38,14 @@ def rewards_of(text: str, metric: Callable[[], Any] = lambda: "loss") -> tuple[R
     """Return the rewards of an expression, the value of ``--rewards``, and how many rows are drawn for each round."""
 
     def make(
-        score: str = "loss", batches_per_round: int | None = None, noise: float = 0.0, fresh_rows: Any = None
+        score: str = "loss", batches_per_round: int | None = None, fresh_rows: Any = None
     ) -> tuple[Rewards, int | str | None]:
         if fresh_rows not in (None, "steps"):
             whole_number("fresh_rows", fresh_rows)
         if fresh_rows and batches_per_round:
             raise InputError("`fresh_rows` are all scored in their round: remove `batches_per_round`.")
         known: Any = metric() if score == "metric" else score
-        return Rewards(score=known, batches_per_round=batches_per_round, noise=noise), fresh_rows
+        return Rewards(score=known, batches_per_round=batches_per_round), fresh_rows
 
     return parse_call(text, {"Rewards": make})
 
@@ -84,7 +81,7 @@ class RewardRows:
     def __init__(self, run: Setup, data: RewardData, rows: int, epochs: int) -> None:
         self._run, self._data = run, data
         self.note: str | None = None  #: a sentence for the report, if the scores are biased
-        self._rows: Any = None if data in ("train", "noisy-train") else self._chosen(rows, epochs)
+        self._rows: Any = None if data == "train" else self._chosen(rows, epochs)
 
     def _batches(self, fresh: int | None) -> Any:
         run, chosen = self._run, self._rows
@@ -135,14 +132,10 @@ class RewardRows:
         fresh = round_steps if isinstance(number, str) else number
         if wanted.score == "accuracy" and run.kind.one_number_per_row:
             raise _expected_loss(run, "accuracy")
-        if wanted.noise and self._rows is not None:
-            raise UsageError("`noise` in --rewards is for --reward-data noisy-train: remove it.")
         return Rewards(
             self._batches(fresh),
             wanted.score,
             None if fresh else wanted.batches_per_round or max(1, round_steps // 2),
-            wanted.noise or (NOISE if self._data == "noisy-train" else 0.0),
-            getattr(run.tokenizer, "all_special_ids", ()),
         )
 
 

@@ -122,7 +122,6 @@ def oracle_ratio(generator_options: dict[str, Any], options: dict[str, Any], ste
         start = flat(generator) if start is None else start
         per_sample = [torch.cat(each) for each in rewards if each]
         teacher.update(per_sample)
-        teacher.forget()
         if number >= 100:
             ratio.add(start - flat(generator))
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Schedules, which change arguments of a regularizer over training or over the depth of the model."""
+"""Regularizers around others: on some layers, in some epochs, or with arguments that follow a schedule."""
 
 from __future__ import annotations
 
@@ -11,12 +11,119 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import one_of, positive, probability, whole_number
+from attnreg.arguments import Count, Index, one_of, positive, probability, whole_number
 from attnreg.draws import Draws
 from attnreg.errors import InputError, did_you_mean
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.base import Container, Regularizer, a_regularizer
-from attnreg.sites import Site, SiteInfo
+from attnreg.sites import Site, SiteInfo, layer_indices, on_layers
+
+
+class OnLayers(Container):
+    """Let a regularizer act on some layers only, in every stack that it is attached to.
+
+    Args:
+        provider: the regularizer to restrict.
+        layers: layer indices; negative ones count from the last layer.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop, AttentionSite
+        >>> first = OnLayers(AttentionLayerDrop(p=1.0), [0])
+        >>> [first(AttentionSite(shape=(1, 1, 2, 2), layer=i, num_layers=2)) for i in range(2)]
+        [Mask(scores=tensor(False), weights=None), None]
+    """
+
+    def __init__(self, provider: Regularizer, layers: Sequence[int]) -> None:
+        super().__init__()
+        self.provider = a_regularizer(provider, "OnLayers")
+        self.layers = layer_indices(layers, "OnLayers")
+        self._is_inside = False  # another OnLayers, which may leave some of its layers out
+        for each in provider.parts():
+            if isinstance(each, OnLayers):
+                each._is_inside = True
+
+    @override
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
+        return super().inner() if site is None or site.is_among(self.layers) else []
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        layers = self.layers
+        if self._is_inside and any(site.is_among(layers) for site in sites):
+            depth = max(site.num_layers for site in sites)
+            layers = [i for i in layers if not -depth <= i < depth or any(site.is_among([i]) for site in sites)]
+        self.provider.check(on_layers(sites, layers, "OnLayers"), model)
+
+
+class CrossTuning(Container):
+    """Use a regularizer in only one of every N epochs.
+
+    Args:
+        provider: the regularizer to switch on and off.
+        every: act in one of every N epochs; in all others, the attached model runs as the plain model.
+        offset: which of these epochs, from 0.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 1; its official code begins with a plain epoch.
+
+    Example:
+        >>> from attnreg import AttentionLayerDrop
+        >>> provider = CrossTuning(AttentionLayerDrop(0.5))
+        >>> for epoch in range(4):
+        ...     provider.on_epoch(epoch)
+        ...     print(epoch, provider.active)
+        0 False
+        1 True
+        2 False
+        3 True
+    """
+
+    current: Tensor
+
+    def __init__(self, provider: Regularizer, every: Count = 2, offset: Index = 1) -> None:
+        super().__init__()
+        self.provider = a_regularizer(provider, "CrossTuning")
+        self.every = whole_number("every", every)
+        self.offset = whole_number("offset", offset, least=0)
+        if offset >= every:
+            raise InputError(f"Expected `offset` to be below `every`, {every}, got {offset}.")
+        self.epoch = 0
+        self._told = False  # whether the epoch was ever set
+        self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, in checkpoints
+        self.register_load_state_dict_post_hook(_read_epoch)
+
+    @property
+    @override
+    def active(self) -> bool:
+        return self.epoch % self.every == self.offset and self.provider.active
+
+    @property
+    @override
+    def first_epoch(self) -> int:
+        return self.offset
+
+    @override
+    def why_asleep(self, passes: int) -> str | None:
+        if self._told:
+            return None
+        return (
+            "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch(epoch)` at "
+            "the start of each epoch (training methods and AttnRegCallback do)."
+        )
+
+    @override
+    def on_epoch(self, epoch: int) -> None:
+        self.epoch = whole_number("epoch", epoch, least=0)
+        self._told = True
+        self.current.fill_(epoch)
+        super().on_epoch(epoch)
+
+
+def _read_epoch(module: nn.Module, incompatible: Any) -> None:
+    assert isinstance(module, CrossTuning)
+    module.epoch = int(module.current)
+    module._told = True
+
 
 Knots = Sequence[tuple[float, float]]
 Over = Literal["training", "depth"]
@@ -45,11 +152,9 @@ class Line:
         """Return the value at a progress."""
         if progress <= self.progress[0]:
             return float(self.values[0])
-        for begin, end in itertools.pairwise(range(len(self.values))):
-            if progress < self.progress[end]:
-                rise = self.values[end] - self.values[begin]
-                slope = rise / (self.progress[end] - self.progress[begin])
-                return slope * (progress - self.progress[begin]) + self.values[begin]
+        for (x, y), (end, value) in itertools.pairwise(zip(self.progress, self.values, strict=True)):
+            if progress < end:
+                return (value - y) / (end - x) * (progress - x) + y
         return float(self.values[-1])
 
     @property
@@ -61,18 +166,12 @@ class Line:
 class Scheduled(Container):
     r"""Change a regularizer's arguments linearly over training or over the depth of the model.
 
-    .. math::
-        \begin{aligned}
-        & p(x) = \text{linear between the knots } (x_i, p_i), \\
-        & x = t / T \;\text{ or }\; x = l / (L - 1), \qquad
-        p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
-        \end{aligned}
+    .. math:: p(x) \text{ linear between the knots } (x_i, p_i), \quad x = t / T \;\text{ or }\; l / (L - 1), \qquad
+              p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
-    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; DropKey with a drop
-    probability that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; progressive layer
-    dropping to a keep rate of 0.5 in L layers is
-    ``Scheduled(LayerDrop(), T, "depth", growth=100, p=[(0, 0.5 / L), (1, 0.5)])``.
+    DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; progressive layer dropping
+    to a keep rate of 0.5 is ``Scheduled(LayerDrop(), T, "depth", growth=100, p=[(0, 0.5 / L), (1, 0.5)])``.
 
     Args:
         provider: the regularizer whose arguments change.
@@ -175,10 +274,8 @@ class Scheduled(Container):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        moves = self.growth is not None or (
-            self.over == "training" and any(line.moves for line in self._lines.values())
-        )
-        return never_stepped(self, self.steps, passes) if moves else None
+        moves = self.over == "training" and any(line.moves for line in self._lines.values())
+        return never_stepped(self, self.steps, passes) if moves or self.growth is not None else None
 
     def _advance(self) -> None:
         progress = int(self.steps) / (self.total_steps or 1)

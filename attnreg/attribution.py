@@ -1,0 +1,382 @@
+"""Attribution of a model's predictions to its attention weights; captum computes the gradients."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import functional
+from attnreg.errors import InputError
+from attnreg.functional.region import Region
+from attnreg.injection import undisturbed
+from attnreg.injection.backends import Tap
+from attnreg.injection.handle import AttachHandle
+from attnreg.outputs import IGNORED, a_batch, labels_of, moved_labels, predictions_of, shifts_labels
+from attnreg.sites import SiteInfo
+
+
+class Target:
+    r"""The score s to explain, chosen by the shape of the logits.
+
+    * classification and multiple choice, ``(B, C)``: :math:`\sum_b z_{b, c_b}`, the logit of each sample's class;
+    * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
+    * extractive question answering: the same for two classes per row, the positions where the answer begins and ends;
+    * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`.
+
+    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
+    model shifts its labels one position to the left, as causal language models do, so does the target.
+
+    Args:
+        kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the score of
+            each sample, ``(B,)``, or of the batch.
+        shift_labels: whether the logits at a position predict the label of the next position. By default, both readings
+            are compared with the model's own loss; if neither matches it, the model's class decides.
+
+    Reference:
+        AD-DROP (NeurIPS 2022), Section 2, and its official code.
+
+    Example:
+        >>> import torch
+        >>> logits = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
+        >>> target = Target("predicted")
+        >>> target.score(logits, {}, target.classes(logits, {}))
+        tensor([5.])
+    """
+
+    def __init__(
+        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool | None = None
+    ) -> None:
+        if kind not in ("predicted", "label") and not callable(kind):
+            raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
+        self.kind = kind
+        self.shift_labels = shift_labels
+        self._by_class = False
+
+    def for_model(self, model: nn.Module) -> Target:
+        """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
+        if callable(self.kind):
+            return self
+        if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+            raise InputError(
+                f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
+                "function that scores the labels to explain."
+            )
+        target = Target(self.kind, shift_labels=self.shift_labels)
+        target._by_class = shifts_labels(model)
+        return target
+
+    def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
+        labels: Any = labels_of(batch, logits_of(output))
+        if not isinstance(labels, Tensor) or batch.get("labels") is None:
+            return labels
+        if self.shift_labels is None:
+            shifts = _shifts_labels(output, batch)
+            self.shift_labels = self._by_class if shifts is None else shifts
+        return moved_labels(labels) if self.shift_labels else labels
+
+    def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
+        """Return the classes whose score is explained; ``None`` for regression and for a function."""
+        if callable(self.kind):
+            return None
+        logits, labels = logits_of(output), self._labels(output, batch)
+        if _is_regression(logits, labels):
+            return None
+        if self.kind == "label":
+            return _needed(labels, "labels")
+        classes = logits.detach().argmax(-1)
+        if logits.dim() == 3:
+            ignored = _unlabelled(logits, {**batch, "labels": labels})
+            classes = classes if ignored is None else classes.masked_fill(ignored, IGNORED)
+        return classes
+
+    def score(self, output: Any, batch: Mapping[str, Any], classes: Tensor | None) -> Tensor:
+        """Compute the score of the batch, shape ``(1,)``, given the result of :meth:`classes`."""
+        if callable(self.kind):
+            score = self.kind(output, batch)
+            if not isinstance(score, Tensor):
+                raise InputError(f"Expected `target` to return a tensor, the score to explain, got {score!r}.")
+            return score.sum().reshape(1)
+        logits = logits_of(output)
+        if classes is None:
+            labels = _needed(batch.get("labels"), "gold scores")
+            return -F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype), reduction="sum").reshape(1)
+        if logits.dim() == 2:
+            return logits.gather(-1, classes.reshape(-1, 1)).sum().reshape(1)
+        flat = logits.flatten(0, -2), classes.reshape(-1)
+        return -F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum").reshape(1)
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return what :func:`attnreg.outputs.predictions_of` finds, or raise if it has no known shape."""
+    logits = predictions_of(output)
+    if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
+        shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
+        raise InputError(
+            f"The model's output, {type(output).__name__}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C): "
+            "pass `target` as a function of the output and the batch that returns the score to explain."
+        )
+    return logits
+
+
+def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
+    """Whether a model's loss compares each label with the logits one position before it; ``None`` if unclear."""
+    loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
+        return None
+    own, flat, distances = float(loss.detach()), logits.detach().flatten(0, 1).float(), []
+    for each in (labels, moved_labels(labels)):
+        count = (each != IGNORED).sum() if (given := batch.get("num_items_in_batch")) is None else given
+        total = F.cross_entropy(flat, each.flatten(), ignore_index=IGNORED, reduction="sum")
+        distances.append(abs(own - float(total) / max(float(count), 1.0)))
+    plain, shifted = distances
+    if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
+        return None
+    return shifted < plain
+
+
+def _is_regression(logits: Tensor, labels: Any) -> bool:
+    one_number = logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
+    return one_number or (isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape)
+
+
+def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
+    """Find the positions without a label or, if no labels are given, the padding."""
+    for name in ("labels", "decoder_attention_mask", "attention_mask"):
+        tensor = batch.get(name)
+        if isinstance(tensor, Tensor) and tensor.shape == logits.shape[:2]:
+            return tensor == (IGNORED if name == "labels" else 0)
+    return None
+
+
+def _needed(labels: Any, what: str) -> Tensor:
+    if not isinstance(labels, Tensor):
+        raise InputError(f"The batch to attribute has no {what}: pass them as `labels`.")
+    return labels
+
+
+# Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
+UNUSED = ("not have been used in the graph", "does not require grad")
+
+
+class FactoredGradient(NamedTuple):
+    r"""The gradient with respect to attention weights as the product :math:`(\partial s / \partial O) V^\top`."""
+
+    output_gradient: Tensor  # (B, H, Q, D)
+    values: Tensor  # (B, H_kv, K, D)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, H, Q, K)``."""
+        return *self.output_gradient.shape[:-1], self.values.shape[-2]
+
+
+class Attributions(UserDict[str, Tensor]):
+    """Attributions ``(B, H, Q, K)`` by label; a factored gradient is multiplied out on each access."""
+
+    data: dict[str, Any]  # tensors and factored gradients
+
+    @override
+    def __getitem__(self, label: str) -> Tensor:
+        found = self.data[label]
+        return functional.weights_gradient(*found) if isinstance(found, FactoredGradient) else found
+
+    @override
+    def __repr__(self) -> str:
+        return f"Attributions({self.shapes})"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """``(B, H, Q, K)`` of each attribution, without computing it."""
+        return {label: tuple(found.shape) for label, found in self.data.items()}
+
+    def region(self, label: str, valid: Tensor | None, p: float, region: Region) -> Tensor:
+        """Return the candidate region of an attribution; see :func:`attnreg.functional.candidate_region`."""
+        found = self.data[label]
+        if isinstance(found, FactoredGradient):
+            return functional.factored_region(*found, valid, p, region)
+        return functional.candidate_region(found, valid, p, region)
+
+
+Found = Mapping[str, Tensor | FactoredGradient]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What the first of the two passes runs and explains: the arguments of :func:`explain`."""
+
+    model: nn.Module
+    batch: Mapping[str, Any]
+    handle: AttachHandle
+    labels: Sequence[str]
+    target: Target
+    steps: int
+    steps_per_forward: int
+
+    def output(self, **tensors: Tensor) -> Any:
+        return self.model(**{**self.batch, **tensors})
+
+
+def explain(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    handle: AttachHandle,
+    labels: Sequence[str],
+    *,
+    method: str = "gradient",
+    target: Target | None = None,
+    steps: int = 20,
+    steps_per_forward: int = 1,
+    training: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Attributions:
+    """Attribute a model's score on a batch to the attention weights A of some of its sites.
+
+    The model runs uncompiled and without the masks of attached regularizers. Afterwards, even after an exception, its
+    mode, its parameters' ``requires_grad`` and ``grad``, its hooks and the random state are as before.
+
+    ``handle`` is that of a regularizer attached to the model, ``labels`` name its sites, and ``method`` is a key of
+    :data:`METHODS`. ``training`` runs the model in training mode, with dropout, and ``dtype`` under autocast to it.
+
+    Returns:
+        attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
+    """
+    for site in handle.sites:
+        if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
+            raise InputError(f"{site.name} computes its attention in parts (per image or window), so it has no one A.")
+    model = extract_model_from_parallel(model)
+    batch = a_batch(model, batch)
+    target = (target or Target()).for_model(model)
+    run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(model, training=training))
+        if training:
+            torch.manual_seed(int(torch.randint(2**31, ())))  # not the dropout of the training step
+        stack.enter_context(_without_weight_gradients(model))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if dtype is not None:
+            stack.enter_context(torch.autocast(next(model.parameters()).device.type, dtype))
+        try:
+            found = METHODS[method](run)
+        except RuntimeError as error:
+            if not any(sentence in str(error) for sentence in UNUSED):
+                raise
+            raise InputError(
+                f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
+                "modules that lead to it (`modules=...`), or pass another `target`."
+            ) from error
+    detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()}
+    return Attributions(detached)
+
+
+def gradient(run: _Pass) -> Found:
+    r"""GA: the signed gradient of s with respect to A, for all layers in one backward pass.
+
+    Under a fused kernel, A is never computed: :math:`\partial s / \partial A = (\partial s / \partial O) V^\top`.
+    """
+    taps = {label: Tap(at_output=True) for label in run.labels}
+    found = _gradients(run, taps, times_tapped=False)
+    return {label: x if (v := taps[label].values) is None else FactoredGradient(x, v) for label, x in found.items()}
+
+
+def gradient_times_attention(run: _Pass) -> Found:
+    r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head.
+
+    At a site of hidden states h, :math:`h \odot \partial s / \partial h`.
+    """
+    return _gradients(run, {label: Tap() for label in run.labels}, times_tapped=True)
+
+
+def integrated_gradients(run: _Pass) -> Found:
+    r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, one layer at a time.
+
+    The attributions of a layer sum to s(A) - s(0), up to the discretisation error. Captum's
+    ``LayerIntegratedGradients`` does not fit: its baseline is A of other inputs, never 0.
+    """
+    from captum.attr import IntegratedGradients
+
+    weights, output = _weights(run)
+    classes = run.target.classes(output, run.batch)
+    tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
+    size = len(next(iter(tensors.values())))
+    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples in one dimension
+    tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
+    found = {}
+    for label, a in weights.items():
+        tap = Tap()
+
+        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor, tap: Tap = tap) -> Tensor:
+            tap.replacement = replacement
+            batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
+            return run.target.score(run.output(**batch), batch, classes)
+
+        with run.handle.tapped({label: tap}):  # backward passes too, since gradient checkpointing recomputes in them
+            found[label] = IntegratedGradients(score).attribute(
+                a,
+                baselines=0.0,
+                additional_forward_args=(classes, *tensors.values()),
+                n_steps=run.steps,
+                method="riemann_right",
+                internal_batch_size=(1 if is_packed else run.steps_per_forward) * len(a),
+            )
+    return found
+
+
+def attention(run: _Pass) -> Found:
+    """AA: the attention weights themselves."""
+    return _weights(run)[0]
+
+
+METHODS: dict[str, Callable[[_Pass], Found]] = {
+    "gradient": gradient,
+    "gradient_times_attention": gradient_times_attention,
+    "integrated_gradients": integrated_gradients,
+    "attention": attention,
+}
+
+
+def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> dict[str, Tensor]:
+    """Return the gradients with respect to what passes through the taps, perhaps times the latter."""
+    from captum.attr import LayerGradientXActivation
+
+    def score(unused: Tensor) -> Tensor:
+        output = run.output()
+        return run.target.score(output, run.batch, run.target.classes(output, run.batch))
+
+    with run.handle.tapped(taps):
+        captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_tapped)
+        found = captum.attribute(torch.zeros(1))
+    return dict(zip(taps, found, strict=True))
+
+
+def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
+    """Return the attention weights of the sites and the model's output."""
+    weights: dict[str, Tensor] = {}
+    taps = {label: Tap() for label in run.labels}
+    for label, tap in taps.items():
+        tap.register_forward_hook(lambda tap, args, out, label=label: weights.update({label: out}))
+    with torch.no_grad(), run.handle.tapped(taps):
+        output = run.output()
+    return weights, output
+
+
+@contextmanager
+def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
+    """Switch off the gradients of parameters, which saves memory and time."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

@@ -1,7 +1,0 @@
-"""Attribution of a model's predictions to its attention weights."""
-
-from attnreg.attribution.explain import METHODS, explain
-from attnreg.attribution.factored import Attributions
-from attnreg.attribution.target import Target
-
-__all__ = ["METHODS", "Attributions", "Target", "explain"]
