@@ -1,14 +1,4 @@
-r"""Attention under a mask: scores dropout, weights dropout, and rows in which every valid key is dropped.
-
-With :math:`S = QK^\top/\sqrt D + \text{bias}`:
-
-* *scores dropout* (AttendOut Eq. 3, AD-DROP Eq. 1): :math:`A = \mathrm{softmax}(S \text{ where valid} \wedge
-  \text{keep, else} -\infty)`;
-* *fully dropped rows* (AttendOut Eq. 4): a row whose valid keys are all dropped attends uniformly to its valid keys;
-  no gradient reaches its query and keys;
-* *weights dropout* (AttendOut Eq. 2): :math:`A = \mathrm{softmax}(S \text{ where valid}) \odot M`;
-* a row without any valid key returns zeros, as in torch's own attention.
-"""
+"""Attention under a mask: scores dropout, weights dropout, and rows in which every valid key is dropped."""
 
 from __future__ import annotations
 
@@ -38,22 +28,13 @@ def scores_dropout(
 ) -> Tensor:
     r"""Compute attention with dropped scores set to :math:`-\infty` before the softmax.
 
-    It runs in torch's fused attention. The query and bias of a fully dropped row are set to zero: all its scores are
-    then equal, so it attends uniformly, and its gradients vanish.
+    It runs in torch's fused attention. A row whose valid keys are all dropped attends uniformly to them (AttendOut,
+    Eq. 4): its query and bias are set to zero, so that its scores are equal and their gradients vanish. A row without
+    any valid key returns zeros.
 
-    Args:
-        query: ``(B, H, Q, D)``.
-        key: ``(B, H, K, D)``.
-        value: ``(B, H, K, D)``.
-        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        bias: float, broadcastable to ``(B, H, Q, K)``, added to the scores.
-        scale: factor on :math:`QK^\top` (default: :math:`1/\sqrt D`).
-        dropout_p: probability of the model's own dropout on the attention weights.
-        enable_gqa: let several query heads share one key head.
-
-    Returns:
-        ``(B, H, Q, D)``.
+    ``bias``, broadcastable to ``(B, H, Q, K)``, is added to the scores; ``scale`` multiplies :math:`QK^\top` (default:
+    :math:`1/\sqrt D`). ``dropout_p`` is the probability of the model's own dropout of weights. With ``enable_gqa``,
+    several query heads share one key head. Returns ``(B, H, Q, D)``.
 
     Example:
         >>> q = k = v = torch.eye(2).view(1, 1, 2, 2)
@@ -87,11 +68,8 @@ def weights_dropout(
 ) -> Tensor:
     r"""Compute attention with dropped weights set to zero after the softmax.
 
-    Arguments are as in :func:`scores_dropout`, but ``keep`` may also be a float factor. With ``rescale``, kept weights
-    are divided by :math:`1 - p`, as by :class:`torch.nn.Dropout`; the drop probability p must then be in ``[0, 1)``.
-
-    Returns:
-        ``(B, H, Q, D)``.
+    Arguments and result are as in :func:`scores_dropout`; ``keep`` may also be a float factor. With ``rescale``, kept
+    weights are divided by :math:`1 - p`, as by :class:`torch.nn.Dropout`; the drop probability p must be in ``[0, 1)``.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 2)
@@ -116,10 +94,9 @@ def attention_weights(
     scale: float | None = None,
     keep: Tensor | None = None,
 ) -> Tensor:
-    r"""Compute the attention weights A, optionally under scores dropout; arguments as in :func:`scores_dropout`.
+    """Compute the attention weights A, optionally under scores dropout; arguments as in :func:`scores_dropout`.
 
-    Returns:
-        ``(B, H, Q, K)``; rows sum to 1, rows without a valid key to 0.
+    Rows sum to 1, rows without a valid key to 0.
 
     Example:
         >>> q = k = torch.zeros(1, 1, 2, 2)
@@ -147,9 +124,6 @@ def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
         score_mod: function of a score and of its sample, head, query and key index; ``None`` changes nothing.
         scores: ``(B, H, Q, K)``.
 
-    Returns:
-        ``(B, H, Q, K)``.
-
     Example:
         >>> apply_score_mod(lambda score, b, h, q, k: score - (q - k).abs(), torch.zeros(1, 1, 2, 2))[0, 0]
         tensor([[ 0., -1.],
@@ -166,13 +140,7 @@ def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
 def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> Tensor:
     r"""Set dropped scores to :math:`-\infty`, and make fully dropped rows uniform over their valid keys.
 
-    Args:
-        scores: ``(B, H, Q, K)``, with the model's own mask already applied.
-        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-
-    Returns:
-        ``(B, H, Q, K)``; rows without a valid key are unchanged.
+    The model's own mask is already applied to the scores. Rows without a valid key are unchanged.
 
     Example:
         >>> masked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, False]]))

@@ -8,21 +8,12 @@ from torch import Tensor
 
 
 def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
-    r"""Compute the mean log-probability of decisions over the valid units.
+    r"""Compute the mean log-probability of decisions over the valid units, ``(B,)``; 0 for a sample without any.
 
     .. math:: \log P(a) = \frac{1}{n} \sum_{ij \in \text{valid}} \log P(d_{ij}), \qquad P(d_{ij} = 1) = \sigma(s_{ij})
 
-    Since :math:`\log\sigma(-s) = \log\sigma(s) - s`, several draws from the same logits need only their number and the
-    number of them that kept each unit.
-
-    Args:
-        logits: ``(B, ...)``, the logits of keeping.
-        keep: the decisions, bool, in the shape of ``logits``; for several draws, how many of them kept each unit.
-        valid: bool, broadcastable to ``logits``: the units to count.
-        draws: number of draws from each logit.
-
-    Returns:
-        ``(B,)``; 0 for a sample without valid units.
+    ``logits`` are ``(B, ...)``, those of keeping. For several ``draws`` from the same logits, ``keep`` is how many of
+    them kept each unit, since :math:`\log\sigma(-s) = \log\sigma(s) - s`.
 
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 5.
@@ -38,15 +29,9 @@ def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int =
 
 
 def bernoulli_entropy(logits: Tensor) -> Tensor:
-    r"""Compute the entropy of decisions, in nats.
+    r"""Compute the entropy of decisions from their logits s, in nats; differentiable even if p is close to 0 or 1.
 
     .. math:: H(p) = -p \log p - (1 - p) \log (1 - p), \qquad p = \sigma(s)
-
-    Args:
-        logits: s, any shape.
-
-    Returns:
-        the shape of ``logits``; differentiable even where p is close to 0 or 1.
 
     Example:
         >>> bernoulli_entropy(torch.tensor([0.0, 200.0]))
@@ -56,16 +41,9 @@ def bernoulli_entropy(logits: Tensor) -> Tensor:
 
 
 def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
-    r"""Compute the Kullback-Leibler divergence of decisions from a prior.
+    r"""Compute the Kullback-Leibler divergence of decisions, by their logits s, from a prior :math:`p_0` in ``(0, 1)``.
 
     .. math:: p \log\frac{p}{p_0} + (1 - p) \log\frac{1 - p}{1 - p_0}, \qquad p = \sigma(s)
-
-    Args:
-        logits: s, any shape.
-        prior: :math:`p_0`, in ``(0, 1)``.
-
-    Returns:
-        the shape of ``logits``.
 
     Example:
         >>> bernoulli_kl(torch.tensor([0.0, 200.0]), prior=0.5)
@@ -76,15 +54,10 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
 
 
 def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
-    """Compute the share of dropped units.
+    """Compute the share of dropped units: float32, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
 
-    Args:
-        keep: bool, or a factor that is 0 where dropped, broadcastable to ``(B, H, Q, K)``.
-        units: bool, broadcastable with ``keep``: the units to count; ``None`` means all.
-        by_head: return one rate for each head; ``keep`` must then have the dimensions ``(B, H, Q, K)``.
-
-    Returns:
-        float32 in ``[0, 1]``, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
+    ``keep`` may also be a factor that is 0 where dropped, in all four dimensions with ``by_head``; ``units`` (default:
+    all) are those to count.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
@@ -100,21 +73,9 @@ def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = Fals
 
 
 def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:
-    r"""Relax drop decisions, so that they are differentiable with respect to the logits.
+    """Relax drop decisions to z in ``[0, 1]``, 1 = dropped, as :class:`attnreg.ConcreteDropout` does.
 
-    .. math:: z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \qquad
-              P(z > 1/2) = p = \sigma(\text{logit})
-
-    Args:
-        logits: the logits of dropping, broadcastable to ``uniform``.
-        uniform: u, drawn from ``[0, 1)``.
-        temperature: t; smaller values move z closer to 0 or 1.
-
-    Returns:
-        z in ``[0, 1]``, 1 = dropped.
-
-    Reference:
-        Concrete Dropout (arXiv 1705.07832), Section 3.
+    They are differentiable by ``logits``, those of dropping, which broadcast to ``uniform``.
 
     Example:
         >>> concrete_drop(torch.tensor(0.0), torch.tensor([0.1, 0.5, 0.9]))
@@ -124,15 +85,9 @@ def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> 
 
 
 def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Tensor:
-    r"""Return hard decisions with the gradient of soft ones.
+    """Return hard decisions, bool or numeric, in the dtype of soft ones and with their gradient.
 
-    Args:
-        hard: the values, bool or numeric.
-        soft: the source of the gradient, in the same shape.
-        reverse: reverse the gradient, so that parameters learned through it raise the loss.
-
-    Returns:
-        the values of ``hard`` in the dtype of ``soft``.
+    With ``reverse``, the gradient is reversed, so that parameters learned through it raise the loss.
 
     Example:
         >>> p = torch.tensor([0.4, 0.6], requires_grad=True)
@@ -150,18 +105,8 @@ def arm_gradient(first: Tensor, second: Tensor, noise: Tensor) -> Tensor:
     .. math:: \frac{\partial}{\partial\phi_i} E_d[f(d)] = E_u\big[\big(f(d^{(1)}) - f(d^{(2)})\big)(u_i -
               \tfrac{1}{2})\big]
 
-    If several decisions share a logit, sum :math:`u_i - 1/2` over them.
-
-    Args:
-        first: loss under the first of the :func:`opposite_draws`, 0-d.
-        second: loss under the second, 0-d.
-        noise: u - 1/2, summed over the decisions of each logit.
-
-    Returns:
-        the shape of ``noise``.
-
-    Reference:
-        ARM (arXiv 1807.11143), Theorem 1.
+    The losses are those under the two :func:`opposite_draws`, 0-d; ``noise`` is u - 1/2, summed over the decisions of
+    each logit. See ARM (arXiv 1807.11143), Theorem 1.
 
     Example:
         >>> arm_gradient(torch.tensor(2.0), torch.tensor(1.0), torch.tensor([0.25, -0.5]))

@@ -48,13 +48,7 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
     padding if no query may attend to the key at its position. Rows of padding do not count, nor do rows without a valid
     key.
 
-    Args:
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        shape: ``(B, H, Q, K)``.
-        self_attention: whether queries and keys are the same sequence.
-
-    Returns:
-        bool, broadcastable to ``(B, H, Q, K)``.
+    Without ``self_attention``, queries and keys are different sequences. Returns bool, broadcastable to ``shape``.
 
     Example:
         >>> units(torch.tensor([True, False]).view(1, 1, 1, 2), (1, 1, 2, 2)).int()[0, 0]
@@ -76,13 +70,7 @@ def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attentio
     In self-attention, a sequence begins at each position whose first allowed key is that position itself. In other
     attention, it begins at the first key that any query may attend to.
 
-    Args:
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
-        shape: ``(B, H, Q, K)``.
-        self_attention: whether queries and keys are the same sequence.
-
-    Returns:
-        bool, ``(B, K)``.
+    Arguments are as in :func:`units`. Returns bool, ``(B, K)``.
 
     Example:
         >>> left_padded = torch.tensor([False, True, True]).view(1, 1, 1, 3)

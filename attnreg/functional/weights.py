@@ -1,12 +1,4 @@
-r"""Attention weights after the softmax: renormalized, uniform or relaxed, and their entropy.
-
-*Relaxed attention* spreads a share of each row's weights evenly over its keys:
-
-.. math:: A'_{ij} = (1 - \gamma) A_{ij} + \gamma \frac{m_{ij}}{\sum_k m_{ik}} \sum_k A_{ik}
-
-m is 1 for the valid keys of row i that are kept, or for all its valid keys if none is. A row without valid keys stays
-as it is. Rows of A sum to 1, unless part of the weight is on sinks.
-"""
+"""Attention weights after the softmax: renormalized, uniform or relaxed, and their entropy."""
 
 from __future__ import annotations
 
@@ -22,14 +14,8 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
 
     .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
 
-    Args:
-        weights: ``(B, H, Q, K)``, A.
-        factor: M, bool or float, broadcastable to ``(B, H, Q, K)``.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        detach_sum: pass no gradient through the sum.
-
-    Returns:
-        ``(B, H, Q, K)``; a fully dropped row is uniform over its valid keys.
+    The ``factor`` M is bool or float, broadcastable to ``(B, H, Q, K)``. A fully dropped row becomes uniform over its
+    valid keys. With ``detach_sum``, no gradient passes through the sum.
 
     Example:
         >>> weights = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5]])
@@ -50,15 +36,9 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
 
 
 def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
-    r"""Attend equally to all valid keys, as in a layer whose scores are all dropped.
+    """Attend equally to all valid keys, as in a layer whose scores are all dropped (AttendOut, Eq. 4).
 
-    Reference:
-        AttendOut, Eq. 4.
-
-    Args:
-        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        shape: ``(B, H, Q, K)``.
+    ``value`` may have fewer heads, ``(B, H_kv, K, D)`` with H a multiple of H_kv.
 
     Returns:
         ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row; zeros in rows without any.
@@ -76,16 +56,14 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
 
 
 def relaxed_weights(weights: Tensor, gamma: Tensor, keep: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-    """Relax attention weights.
+    r"""Spread a share of each row's attention weights evenly over its keys.
 
-    Args:
-        weights: ``(B, H, Q, K)``, A.
-        gamma: the share to spread, 0-d or broadcastable to ``(B, H, Q, 1)``.
-        keep: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = kept; ``None`` keeps all.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` allows all.
+    .. math:: A'_{ij} = (1 - \gamma) A_{ij} + \gamma \frac{m_{ij}}{\sum_k m_{ik}} \sum_k A_{ik}
 
-    Returns:
-        ``(B, H, Q, K)``.
+    m is 1 for the valid keys of row i that are kept, or for all its valid keys if none is. A row without valid keys
+    stays as it is. Rows of A sum to 1, unless part of the weight is on sinks.
+
+    The share ``gamma`` is 0-d or broadcastable to ``(B, H, Q, 1)``.
 
     Example:
         >>> weights = torch.tensor([[1.0, 0.0, 0.0]])
@@ -99,20 +77,12 @@ def relaxed_weights(weights: Tensor, gamma: Tensor, keep: Tensor | None = None, 
 
 
 def relaxed_output(
-    output: Tensor,
-    value: Tensor,
-    gamma: Tensor,
-    keep: Tensor | None,
-    valid: Tensor | None,
-    shape: Sequence[int],
+    output: Tensor, value: Tensor, gamma: Tensor, keep: Tensor | None, valid: Tensor | None, shape: Sequence[int]
 ) -> Tensor:
     r"""Relax attention by its output, without its weights: :math:`(1 - \gamma) A V + \gamma U V`.
 
     ``output``, ``(B, H, Q, D)``, is attention under ``keep`` and ``valid``, without dropout of its weights. The other
     arguments are as in :func:`relaxed_weights` and :func:`uniform_attention`.
-
-    Returns:
-        ``(B, H, Q, D)``.
 
     Example:
         >>> value = torch.tensor([[1.0], [3.0]]).view(1, 1, 2, 1)
@@ -128,10 +98,6 @@ def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     r"""Compute the entropy of each row of attention weights, from its scores.
 
     .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad A_i = \mathrm{softmax}(S_i \text{ where valid})
-
-    Args:
-        scores: ``(B, H, Q, K)``, S.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
 
     Returns:
         ``(B, H, Q)``, in float32 or wider; 0 in rows without a valid key.

@@ -1,11 +1,14 @@
-"""Drawing what to keep: single units, windows, heads, spans of tokens, and two opposite draws."""
+"""What to keep: drawn at random, by rank, or by a structure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from attnreg.errors import InputError
 
 
 def sample_keep(
@@ -15,22 +18,12 @@ def sample_keep(
     uniform: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw hard keep decisions with logistic (Gumbel-difference) noise.
+    r"""Draw hard keep decisions with logistic (Gumbel-difference) noise, as AttendOut does (arXiv 2104.04692, 4.1).
 
     .. math::
         d = [\,s + \mathrm{logit}(u) > 0\,] = [\,u > \sigma(-s)\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
 
-    Args:
-        logits: logits of keeping, any shape.
-        shape: shape of the decisions, to which ``logits`` must broadcast (default: the shape of ``logits``).
-        uniform: u, in this shape (default: drawn here).
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, in this shape, ``True`` = kept.
-
-    Reference:
-        AttendOut (arXiv 2104.04692), Section 4.1.
+    The logits of keeping must broadcast to ``shape`` (default: their own), the shape of the decisions and of u.
 
     Example:
         >>> sample_keep(torch.tensor([-100.0, 100.0]))
@@ -51,27 +44,9 @@ def sample_windows(
     device: torch.device | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw hard keep decisions that drop windows of neighbours along the last dimension.
+    """Draw hard keep decisions that drop windows along the last dimension, as :class:`attnreg.DropAttention` does.
 
-    .. math:: d_j = \prod_{i = j-w+1}^{j} (1 - s_i), \quad s_i \sim \mathrm{Bernoulli}(p / w), \qquad
-              P(d_j = 0) = 1 - (1 - p / w)^w
-
-    Windows may begin before the first position, so all positions have the same drop rate.
-
-    Args:
-        shape: shape of the decisions.
-        p: drop rate that windows would have if they did not overlap, in ``[0, 1]``.
-        window: w, the number of units that a seed drops: its own and the ``w - 1`` after it.
-        uniform: numbers in ``[0, 1)``, one for each seed: in ``shape``, with ``window - 1`` more in the last dimension
-            (default: drawn here).
-        device: device of the decisions.
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, in this shape, ``True`` = kept.
-
-    Reference:
-        DropAttention (arXiv 1907.11065).
+    ``uniform`` has a number for each seed: in ``shape``, with ``window - 1`` more in the last dimension.
 
     Example:
         >>> sample_windows((2, 3), p=1.0)
@@ -100,15 +75,7 @@ def sample_heads(
     If all heads would be dropped, the one with the largest u is kept, which is each head with probability 1/H. A head
     is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
 
-    Args:
-        p: drop probability, in ``[0, 1]``.
-        shape: ``(B, H)``.
-        uniform: u, ``(B, H)`` (default: drawn here).
-        device: device of the decisions.
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, ``(B, H)``, ``True`` = kept.
+    u and the decisions have the ``shape`` ``(B, H)``.
 
     Example:
         >>> sample_heads(1.0, (3, 8)).sum(1)
@@ -133,16 +100,9 @@ def sample_spans(
     .. math:: \text{dropped: } s_b \le j < s_b + l_b, \qquad l_b = \lfloor p n_b + \tfrac12 \rfloor, \qquad
         s_b \sim U\{0, \dots, n_b - l_b\}
 
-    Args:
-        p: share of the tokens to drop, in ``[0, 1]``.
-        valid: bool, ``(B, T)``, ``True`` = a token that is not padding; j counts these.
-        starts: bool, ``(B, T)``, the tokens at which a span begins; it begins earlier where it would not fit. ``None``,
-            or a sample without any, lets spans begin anywhere.
-        uniform: numbers in ``[0, 1)``, ``(B, 1)``, from which the spans' places follow (default: drawn here).
-        generator: source of randomness (default: torch's global generator).
-
-    Returns:
-        bool, ``(B, T)``, ``True`` = kept; padding is kept.
+    In ``valid``, bool, ``(B, T)``, ``True`` is a token, which j counts, and ``False`` padding, which is kept. At the
+    tokens in ``starts``, likewise, a span may begin; it begins earlier where it would not fit, and anywhere without
+    any. The places follow from ``uniform``, ``(B, 1)``.
 
     Example:
         >>> valid = torch.tensor([[True, True, True, True, False], [True, True, False, False, False]])
@@ -165,20 +125,10 @@ def sample_spans(
 
 
 def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Draw hard decisions twice, once from noise u and once from its opposite, 1 - u.
+    r"""Draw hard decisions twice, once from noise u and once from its opposite, 1 - u (ARM, arXiv 1807.11143).
 
     .. math:: d^{(1)} = [\,u > \sigma(-\phi)\,], \quad d^{(2)} = [\,u < \sigma(\phi)\,], \qquad
               P(d^{(1)} = 1) = P(d^{(2)} = 1) = \sigma(\phi)
-
-    Args:
-        logits: :math:`\phi`, broadcastable to ``uniform``.
-        uniform: u, drawn from ``[0, 1)``.
-
-    Returns:
-        both draws, bool.
-
-    Reference:
-        ARM (arXiv 1807.11143).
 
     Example:
         >>> first, second = opposite_draws(torch.tensor(0.0), torch.tensor([0.2, 0.7]))
@@ -186,3 +136,73 @@ def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         ([False, True], [True, False])
     """
     return uniform > torch.sigmoid(-logits), uniform < torch.sigmoid(logits)
+
+
+def rescaled_heads(keep: Tensor) -> Tensor:
+    """Compute factors of heads, float32, ``(B, H)``, that scale the kept ones up, so that those of a sample sum to H.
+
+    Each sample must ``keep`` at least one head, bool, ``(B, H)``.
+
+    Example:
+        >>> rescaled_heads(torch.tensor([[True, False, True, False]]))
+        tensor([[2., 0., 2., 0.]])
+    """
+    return keep.float() * (keep.shape[1] / keep.sum(1, keepdim=True))
+
+
+def head_importance(attribution: Tensor) -> Tensor:
+    """Compute each head's importance, ``(H,)``, in float32 or wider, as :class:`attnreg.HeadMask` defines it.
+
+    Args:
+        attribution: ``(B, H, Q, K)``, the attention weights times the score's gradient with respect to them.
+
+    Example:
+        >>> head_importance(torch.tensor([[[[1.0, -3.0]], [[0.5, 0.5]]]]))
+        tensor([2., 1.])
+    """
+    return attribution.sum((0, 2, 3), dtype=torch.promote_types(attribution.dtype, torch.float32)).abs()
+
+
+def without_top(values: Tensor, n: int) -> Tensor:
+    """Keep all but the n highest of some values, ``(H,)``; ties are broken arbitrarily.
+
+    Example:
+        >>> without_top(torch.tensor([0.1, 0.7, 0.3]), 1)
+        tensor([ True, False,  True])
+    """
+    return torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(n).indices, False)
+
+
+def window_mask(length: int, distance: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Keep pairs of positions of a sequence of N that are at most a distance apart; bool, ``(N, N)``.
+
+    Example:
+        >>> window_mask(3, 1).int()
+        tensor([[1, 1, 0],
+                [1, 1, 1],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+    places = torch.arange(length, device=device)
+    return (places[:, None] - places).abs() <= distance
+
+
+def ancestor_mask(parents: Tensor) -> Tensor:
+    """Keep, for each word of a parse, the word itself and its ancestors (SG-Net, AAAI 2020, arXiv 1908.05147).
+
+    ``parents``, long, ``(..., N)``, is the position of each word's head, -1 where it has none (a root, padding); any
+    other raises ``InputError``. Returns bool, ``(..., N, N)``.
+
+    Example:
+        >>> ancestor_mask(torch.tensor([1, 2, -1])).int()
+        tensor([[1, 1, 1],
+                [0, 1, 1],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+    length = parents.shape[-1]
+    if ((parents < -1) | (parents >= length)).any():
+        raise InputError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
+    reached = F.one_hot(parents + 1, length + 1)[..., 1:].float()
+    reached = (reached + torch.eye(length, device=parents.device)).clamp(max=1)
+    for _ in range((length - 1).bit_length()):  # each product doubles the length of the paths
+        reached = (reached @ reached).clamp(max=1)
+    return reached > 0
