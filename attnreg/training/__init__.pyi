@@ -8,9 +8,9 @@ from attnreg.attendout.reinforce import Reinforce as Reinforce
 from attnreg.attendout.rewards import MetricScore as MetricScore
 from attnreg.training.averaged import Averaged as Averaged
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
-from attnreg.training.class_weights import WeightedCrossEntropy as WeightedCrossEntropy
-from attnreg.training.class_weights import balanced_weights as balanced_weights
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
+from attnreg.training.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
+from attnreg.training.cross_entropy import balanced_weights as balanced_weights
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.freelb import FreeLBLoss as FreeLBLoss

@@ -58,24 +58,21 @@ class FineTuning(TrainingMethod):
         accelerator: handles devices, precision and processes.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
             ``loss``. A first pass of the provider keeps its own target.
-        objective: an :class:`Objective`, or a function like one, that makes the forward passes on a batch and combines
-            their losses; by default the loss of one pass.
+        objective: an :class:`Objective`, or a function like one; by default the loss of one pass.
         micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
             gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
             -100. Schedules and all counts are still those of batches.
 
     Raises:
-        InputError: if the optimizer lacks parameters of the provider that the loss trains, or the provider learns by
-            the model's own loss in spite of a ``loss_function``, or it decides for all rows of a batch at once and
-            there are ``micro_batches``, or it does not fit the objective. In a step: if there is no loss, or the batch
-            cannot be split.
+        InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the
+            ``loss_function``, the objective or ``micro_batches``. In a step: if there is no loss, or the batch cannot
+            be split.
 
     Example:
         >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), AttentionDropout(0.1))
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.drop_rates())
@@ -115,14 +112,13 @@ class FineTuning(TrainingMethod):
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
-        self._learned: list[Tensor] = []  # the provider's parameters in the optimizer
+        self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
         self._rates: list[dict[bool, dict[str, Tensor]]] = []  # of micro-batches: drop rates, by head or not
         if self.handle is not None:
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
                 self.handle.provider.to(accelerator.device)
-            held = held_by(self.optimizer)
-            self._learned = [p for p in self.handle.provider.parameters() if id(p) in held]
+            self._learned = held_by(self.optimizer, self.handle.provider.parameters())
             if self._learned:
                 self.updater.share(self.handle.provider)
 

@@ -12,7 +12,7 @@ from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, whole_number
 from attnreg.draws import new_seed
 from attnreg.errors import InputError
-from attnreg.training.embeddings import EmbeddingObjective, Tokens, changed_embeddings, check_tokens
+from attnreg.training.embeddings import EmbeddingObjective, Tokens
 from attnreg.training.method import Batch, draws_repeated
 from attnreg.training.objective import ForwardPass
 
@@ -28,16 +28,9 @@ class FreeLBLoss(EmbeddingObjective):
 
     :math:`\Pi_\epsilon` scales :math:`\delta` down to the norm :math:`\epsilon`. Norms are those of a whole sequence,
     without padding, which gets no :math:`\delta`. The values of :math:`\delta_0` are uniform in
-    :math:`\pm s / \sqrt{T C}` for a sequence of T tokens with C features each.
-
-    **FGM** is ``FreeLBLoss.fgm(eps)``: two passes, one on the plain embeddings and one on the worst nearby by the
-    gradient, :math:`\epsilon\, g / \lVert g \rVert_2`. The loss is half of the paper's, so that one learning rate suits
-    training with and without it.
-
-    All passes draw the same dropout and masks, as in the authors' code. A step costs K forward and K backward passes
-    and, for the gradients of :math:`\delta`, K - 1 more backward passes without gradients of weights.
-
-    The model needs ``get_input_embeddings()``, which looks up the ``input_ids`` of the batch.
+    :math:`\pm s / \sqrt{T C}` for a sequence of T tokens with C features each. All passes draw the same dropout and
+    masks, as in the authors' code. A step costs K forward and K backward passes and, for the gradients of
+    :math:`\delta`, K - 1 more backward passes without gradients of weights.
 
     Args:
         steps: number of forward passes, at least 2 (K in the paper).
@@ -46,12 +39,7 @@ class FreeLBLoss(EmbeddingObjective):
         start: size of :math:`\delta_0`, at most about its norm (s); 0 begins at the plain embeddings.
 
     Raises:
-        InputError: if an argument is out of range, the model has no input embeddings, or the provider needs a first
-            pass over each batch. In a step: if the embeddings do not look up the batch's ``input_ids``, the loss does
-            not depend on them, or gradient checkpointing is on and the provider draws its masks once per forward pass.
-
-    Warns:
-        UserWarning: if most of :math:`\delta` is lost, because the embeddings are in half precision.
+        InputError: as :class:`R3FLoss`, or if the loss does not depend on the embeddings.
 
     Reference:
         FreeLB (Zhu et al., ICLR 2020, arXiv 1909.11764), Algorithm 1. FGM: Miyato et al. (ICLR 2017, arXiv 1605.07725),
@@ -60,11 +48,9 @@ class FreeLBLoss(EmbeddingObjective):
     Example:
         >>> import attnreg
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
-        >>> method = attnreg.training.FineTuning(
-        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), objective=FreeLBLoss.fgm(eps=0.2)
-        ... )
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> method = attnreg.training.FineTuning(model, optimizer, objective=FreeLBLoss.fgm(eps=0.2))
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
     """
@@ -72,11 +58,7 @@ class FreeLBLoss(EmbeddingObjective):
     title = "FreeLB"
 
     def __init__(
-        self,
-        steps: int = 3,
-        step_size: NotNegative = 0.1,
-        radius: NotNegative = 0.4,
-        start: NotNegative = 0.1,
+        self, steps: int = 3, step_size: NotNegative = 0.1, radius: NotNegative = 0.4, start: NotNegative = 0.1
     ) -> None:
         self.steps = whole_number("steps", steps, least=2)
         self.step_size = not_negative("step_size", step_size)
@@ -86,25 +68,28 @@ class FreeLBLoss(EmbeddingObjective):
 
     @classmethod
     def fgm(cls, eps: NotNegative) -> FreeLBLoss:
-        """Return the objective of FGM: one step of size ``eps`` from the plain embeddings."""
+        """Return the objective of FGM: the mean loss on the plain embeddings and, one step away, on the worst nearby.
+
+        It is half of the paper's loss, so that one learning rate suits training with and without it.
+        """
         return cls(steps=2, step_size=eps, radius=eps, start=0.0)
 
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
-        check_tokens(batch, self.title)
+        self.check_tokens(batch)
         seed = int(new_seed())
         now: list[tuple[Tensor, Tokens]] = []  # delta in this pass
 
-        def add(embedded: Tensor, tokens: Tokens) -> Tensor:
+        def delta_of(embedded: Tensor, tokens: Tokens) -> Tensor:
             if not now:
                 now.append((self._first(embedded, tokens, seed).requires_grad_(), tokens))
-            return self._rounding.add(embedded, now[0][0].to(embedded.dtype))
+            return now[0][0].to(embedded.dtype)
 
         losses = []
         for step in range(self.steps):
             is_last = step == self.steps - 1
             repeated = nullcontext() if is_last else draws_repeated(forward.model)
-            with repeated, changed_embeddings(forward.model, batch, add, self.title):
+            with repeated, self.noised(forward.model, batch, delta_of):
                 losses.append(forward(batch)[0])
             if not is_last:
                 delta, tokens = now[0]
@@ -115,11 +100,10 @@ class FreeLBLoss(EmbeddingObjective):
         dtype = torch.promote_types(embedded.dtype, torch.float32)
         if not self.start:
             return torch.zeros_like(embedded, dtype=dtype)
-        real = tokens.real[..., None]
-        values = real.sum(tokens.dim, keepdim=True).clamp(min=1) * embedded.shape[-1]
+        values = tokens.real.sum(tokens.dim, keepdim=True).clamp(min=1) * embedded.shape[-1]
         # Of a seed, because the passes repeat what they draw.
         uniform = functional.seeded_uniform(seed, embedded.shape, device=embedded.device).to(dtype)
-        return (self.start * (2 * uniform - 1) / values.sqrt()).masked_fill(~real, 0.0)
+        return (self.start * (2 * uniform - 1) / values.sqrt()).masked_fill(~tokens.real, 0.0)
 
     def _moved(self, loss: Tensor, delta: Tensor, tokens: Tokens) -> Tensor:
         """Move up the gradient of the loss, by sequence, and back into the ball."""
@@ -131,8 +115,7 @@ class FreeLBLoss(EmbeddingObjective):
             raise InputError("FreeLB needs gradient checkpointing with `use_reentrant=False`.") from error
         if gradient is None:
             raise InputError("FreeLB needs a loss that depends on the token embeddings: they may be detached in it.")
-        real, dims = tokens.real[..., None], (tokens.dim, 2)
-        gradient = gradient.masked_fill(~real, 0.0)
+        gradient, dims = gradient.masked_fill(~tokens.real, 0.0), (tokens.dim, 2)
         norm = torch.linalg.vector_norm(gradient, dim=dims, keepdim=True)
         # `where`, because zero times an infinite gradient is no number.
         moved = torch.where(norm.isfinite() & (norm > 0), gradient / norm, 0.0) * self.step_size + delta.detach()

@@ -24,8 +24,7 @@ class LoRADropout:
         D = \mathrm{diag}(m) / (1 - p), \quad m_i \sim \mathrm{Bernoulli}(1 - p)
 
     The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
-    adapter has its own. In expectation, the adapter is as without dropout, and evaluation is one pass of the plain
-    model. In contrast, peft's ``lora_dropout`` drops the values of each token, which enter A.
+    adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
 
     The adapters are those of peft in linear layers, quantized or not. Parameters and ``state_dict`` keys do not change.
 
@@ -38,8 +37,7 @@ class LoRADropout:
 
     Raises:
         InputError: if a rate is out of range, a pattern gives no adapter its rate, the model has no trainable adapter,
-            or it has one of another kind: of embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged
-            into the weights.
+            or one of another kind: of embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged.
 
     Reference:
         LoRA Dropout (arXiv 2404.09610), whose ensemble of dropped models at test time is not here. DropLoRA

@@ -33,30 +33,25 @@ class Mixout(FineTuning):
         M_i \sim \mathrm{Bernoulli}(p)
 
     U are the weights at the time the method is made. M is drawn for each layer and each forward pass in training mode.
-    A larger p pulls W more strongly towards U.
 
-    Mixout applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a
-    new head, or of the whole model if it has no ``base_model``. The ``state_dict`` keys do not change; one copy of U is
-    kept beside the model. The model's own dropout stays on, whereas the paper replaces it.
+    It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
+    head, or of the whole model if it has none. The ``state_dict`` keys do not change; one copy of U is kept beside the
+    model. The model's own dropout stays on, whereas the paper replaces it.
 
     Args:
-        model: a pretrained model whose output has a ``loss`` when it is given ``labels``.
-        optimizer, provider: as in :class:`FineTuning`.
+        model, optimizer, provider: as in :class:`FineTuning`; the model is pretrained.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
-            ``micro_batches``, see :class:`FineTuning`. The micro-batches of a step share M.
+        shared: further arguments of :class:`FineTuning`. The micro-batches of a step share M.
 
     Raises:
         InputError: if ``p`` is out of range, or the model has no suitable linear layer.
 
     Reference:
-        Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient;
-        here the gradient follows the formula.
+        Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = Mixout(model, torch.optim.SGD(model.parameters(), lr=0.1), p=0.5)
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.pretrained)[:2]
@@ -73,17 +68,14 @@ class Mixout(FineTuning):
         **shared: Unpack[SharedWithObjective],
     ) -> None:
         self.p = probability_below_one("p", p)
-        layers = _layers(model)
+        self._layers = _layers(model)
         super().__init__(model, optimizer, provider, **shared)
         # Copied after the accelerator has moved the model to its device.
-        self.pretrained = {name: layer.weight.detach().clone() for name, layer in layers.items()}
-        self._layers = layers
+        self.pretrained = {name: layer.weight.detach().clone() for name, layer in self._layers.items()}
         self._held: dict[str, Tensor] = {}  # masks M that all micro-batches of a step share
-        for name, layer in layers.items():
-            use_weights(
-                layer,
-                functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name),
-            )
+        for name, layer in self._layers.items():
+            mixed = functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name)
+            use_weights(layer, mixed)
 
     @override
     def step(self, batch: Batch) -> StepResult:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from typing_extensions import Unpack, override
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import override
 
 from attnreg.arguments import NotNegative, not_negative
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.method import Batch
 from attnreg.training.objective import ForwardPass, Objective
 
@@ -28,9 +27,8 @@ class RDropLoss(Objective):
         alpha: weight of the difference between the two predictions (alpha in the paper).
 
     Raises:
-        InputError: if ``alpha`` is negative or the provider needs a first pass over each batch. In a step: if there are
-            no logits, if the labels do not fit them, or if gradient checkpointing is on and the provider draws its
-            masks once per forward pass.
+        InputError: if an argument is out of range, or the provider does not allow two passes (:class:`ForwardPass`). In
+            a step: if there are no logits, or the labels do not fit them.
 
     Reference:
         R-Drop (NeurIPS 2021, arXiv 2106.14448), Eq. 1 to 4 and Algorithm 1.
@@ -40,8 +38,7 @@ class RDropLoss(Objective):
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
         >>> from attnreg.training import SAM
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method = SAM(model, optimizer, AttentionDropout(0.1), objective=RDropLoss(alpha=0.5))
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
@@ -61,22 +58,7 @@ class RDropLoss(Objective):
 
 
 class RDrop(FineTuning):
-    """Fine-tune with the objective :class:`RDropLoss`: two forward passes under different dropout must agree.
+    """Fine-tune with the objective :class:`RDropLoss`; the arguments are those of the two."""
 
-    Args:
-        model, optimizer, provider: as in :class:`FineTuning`.
-        alpha: as in :class:`RDropLoss`.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (of each pass) and
-            ``micro_batches``, see :class:`FineTuning`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
-        *,
-        alpha: NotNegative = 1.0,
-        **shared: Unpack[Shared],
-    ) -> None:
-        super().__init__(model, optimizer, provider, objective=RDropLoss(alpha), **shared)
+    def __init__(self, *args: Any, alpha: NotNegative = 1.0, **more: Any) -> None:
+        super().__init__(*args, objective=RDropLoss(alpha), **more)
