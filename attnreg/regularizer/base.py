@@ -126,6 +126,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Look at a batch before the training step on it, as the first of two passes.
 
+        The model's mode, parameters, ``grad`` and hooks, and the random state stay as they are.
+
         Args:
             model: the model that the regularizer is attached to.
             batch: the model's keyword arguments, including ``labels``.

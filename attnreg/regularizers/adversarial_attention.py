@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +12,24 @@ from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
 from attnreg.functional.validity import mean_over
 from attnreg.masks import Mask
-from attnreg.regularizers._parts.layers import Depth, depth_of, heads_of
-from attnreg.regularizers._parts.queries import SeesQueries, head_size_of
-from attnreg.sites import AttentionSite, SiteInfo
+from attnreg.regularizers._parts.layers import Depth, SeesQueries
+from attnreg.sites import AttentionSite
 
 
 class AdversarialAttention(SeesQueries):
-    r"""Mask attention scores with a small network per layer that learns to raise the loss.
+    r"""Mask attention scores with a small network per layer, the generator, that learns to raise the loss.
 
-    .. math::
-        \begin{aligned}
-        & s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \\
-        & M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \\
-        & S_{ij} = -\infty \text{ if } M_{ij} = 0
-        \end{aligned}
+    .. math:: \begin{aligned} & s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \\
+        & M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \\ & S_{ij} = -\infty \text{ if } M_{ij} = 0 \end{aligned}
 
-    This network is the generator. q and k are the model's queries and keys with all heads concatenated, without
-    gradients; all heads share one mask. The gradient passes straight through the decisions, as if M were
-    :math:`\sigma(s)`, and is reversed: one optimizer trains both, the model to lower the loss and the generator to
-    raise it. ``penalty()`` is the price that the generator pays for masking, averaged over layers and valid units:
+    q and k are the model's queries and keys with all heads concatenated, without gradients; all heads share one mask.
+    The gradient passes straight through the decisions, as if M were :math:`\sigma(s)`, and is reversed: one optimizer
+    trains both, the model to lower the loss and the generator to raise it. ``penalty()`` is the price that the
+    generator pays for masking, averaged over layers and valid units:
 
     .. math:: c \cdot \mathrm{mean}_l\, \mathrm{mean}_{bij}\, (1 - \sigma(s_{ij}))
 
-    It masks a unit if that raises the loss by more than the unit's share of c. Add the generator to the optimizer:
-    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
+    Add the generator to the optimizer, with a learning rate such as 1e-3; see :meth:`attnreg.Regularizer.penalty`.
 
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
@@ -62,7 +54,7 @@ class AdversarialAttention(SeesQueries):
         (torch.Size([1, 1, 3, 3]), torch.Size([]))
     """
 
-    measured = ("num_layers", "num_heads", "head_size")
+    measured = ("num_layers", "head_size", "num_heads")
 
     def __init__(
         self,
@@ -81,26 +73,16 @@ class AdversarialAttention(SeesQueries):
         self.initial_keep = inner_probability("initial_keep", initial_keep)
         self.price = not_negative("price", price)
         self.sampled = true_or_false("sampled", sampled)
-        size = num_heads * head_size
-        inner = size
+        size = inner = num_heads * head_size
         if generator_size is not None:
             inner = whole_number("generator_size", generator_size, most=LARGEST_SIZE)
-        self.query = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
-        self.key = nn.ModuleList(_projection(size, inner) for _ in range(len(self._index)))
-        self.bias = nn.Parameter(torch.full((len(self._index),), math.log(initial_keep / (1 - initial_keep))))
-
-    @classmethod
-    @override
-    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "num_layers": depth_of(sites),
-            "head_size": head_size_of(sites, "AdversarialAttention"),
-            "num_heads": heads_of(sites),
-        }
+        self.query = nn.ModuleList(_projection(size, inner) for _ in range(self._layers))
+        self.key = nn.ModuleList(_projection(size, inner) for _ in range(self._layers))
+        self.bias = nn.Parameter(torch.full((self._layers,), math.log(initial_keep / (1 - initial_keep))))
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        layer = self._index(site)
+        layer = self._number_of(site)
         query, key = self._queries_of(site, self.num_heads)
         units = site.units
         if units is not None:  # some models have one mask per head
@@ -117,14 +99,12 @@ class AdversarialAttention(SeesQueries):
 
     @override
     def penalty(self) -> Tensor | None:
-        if not self._seen:
-            return None
         # Compute the logits again: those of the forward pass have no gradient under gradient checkpointing.
         masked = [
             mean_over(torch.sigmoid(-self.logits(layer, query, key)), units)
             for layer, (query, key, units) in self._seen.items()
         ]
-        return self.price * torch.stack(masked).mean()
+        return self.price * torch.stack(masked).mean() if masked else None
 
     def logits(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
         """Compute the logits of keeping, ``(B, 1, Q, K)``; layers are counted through all stacks."""

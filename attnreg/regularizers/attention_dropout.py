@@ -19,12 +19,9 @@ class AttentionDropout(MaskProvider):
 
     This is the usual dropout of attention; :class:`attnreg.DropAttention` drops windows or whole keys and renormalizes.
 
-    .. math::
-        \begin{aligned}
-        & \text{weights: } A = \mathrm{softmax}(S) \odot M / (1 - p), \\
+    .. math:: \begin{aligned} & \text{weights: } A = \mathrm{softmax}(S) \odot M / (1 - p), \\
         & \text{scores: } A = \mathrm{softmax}(S \text{ where } M \text{ else} -\infty), \\
-        & M_{bhqk} \sim \mathrm{Bernoulli}(1 - p)
-        \end{aligned}
+        & M_{bhqk} \sim \mathrm{Bernoulli}(1 - p) \end{aligned}
 
     Args:
         p: drop probability.

@@ -25,16 +25,14 @@ class AttentionEntropy(MaskProvider):
     .. math:: \mathrm{penalty} = -\alpha \sum_l \operatorname*{mean}_{b, h, q} H(A^l_{bhq}), \qquad
         H(a) = -\textstyle\sum_k a_k \log a_k
 
-    The mean is over heads and over query rows that are not padding. Nothing is masked, so the model's output does not
-    change; ``penalty()`` changes the loss. Attention is that of the model, before masks of other regularizers and the
-    model's own dropout. Its scores are computed once more, with gradients.
+    The mean is over heads and over query rows that are not padding. Nothing is masked. Attention is that of the model,
+    before masks of other regularizers and the model's own dropout; its scores are computed once more, with gradients.
 
     Args:
         alpha: weight of the entropy.
 
     Raises:
-        RuntimeError: in a forward pass with gradients, if attention is computed without, as reentrant gradient
-            checkpointing does.
+        RuntimeError: in a forward pass with gradients, if attention is computed without (reentrant checkpointing).
 
     Reference:
         Entropy-based Attention Regularization (ACL Findings 2022, arXiv 2203.09192). Its official code averages
@@ -69,8 +67,7 @@ class AttentionEntropy(MaskProvider):
                 f"AttentionEntropy cannot learn from {site.name}, whose attention is computed without gradients: "
                 "use gradient checkpointing with `use_reentrant=False`."
             )
-        units = site.units
-        rows = None if units is None else units.any(-1)
+        rows = None if site.units is None else site.units.any(-1)
         entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)
         if not in_backward():  # gradient checkpointing computes it again
             self._entropies[site.label].append(entropy)

@@ -15,10 +15,9 @@ class AttentionLayerDrop(MaskProvider):
 
     .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
 
-    Each forward pass drops each layer with probability p; its output is then the mean of V over the valid keys.
-    :class:`attnreg.LayerDrop`, in contrast, skips whole blocks. If the model calls torch's fused attention or
-    ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`. Q and K stay in the autograd graph with
-    zero gradients, as distributed data parallel needs.
+    Each forward pass drops each layer with probability p. If the model calls torch's fused attention or
+    ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`; Q and K then get zero gradients, as
+    distributed data parallel needs. :class:`attnreg.LayerDrop`, in contrast, skips whole blocks.
 
     Args:
         p: probability of dropping a layer's attention scores.

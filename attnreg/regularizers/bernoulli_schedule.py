@@ -58,8 +58,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        rate = self.rates[site.layer if len(self.rates) > 1 else 0]
-        return site.dropping(rate)
+        return site.dropping(self.rates[site.layer if len(self.rates) > 1 else 0])
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -71,8 +70,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        moves = any(line.moves for line in self._lines)
-        return never_stepped(self, self.steps, passes) if moves else None
+        return never_stepped(self, self.steps, passes) if any(line.moves for line in self._lines) else None
 
     @override
     def step(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import not_negative, positive
 from attnreg.masks import Mask
-from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per
+from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per, relaxed_mask
 from attnreg.sites import AttentionSite
 
 
@@ -18,25 +17,16 @@ class ConcreteDropout(LearnedRates):
 
     Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
 
-    .. math::
-        \begin{aligned}
-        & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\
-        & z = \sigma\!\left(\frac{1}{t}\left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1)
-        \end{aligned}
+    .. math:: \begin{aligned} & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\ & z = \sigma\!\left(\frac{1}{t}
+        \left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1) \end{aligned}
 
     The loss on its own would mostly push the rates to 0. Therefore ``penalty()`` rewards their entropy:
 
-    .. math::
-        \begin{aligned}
-        & -\lambda \sum_l H(p_l), \\
-        & H(p) = -p \log p - (1 - p) \log(1 - p)
-        \end{aligned}
+    .. math:: \begin{aligned} & -\lambda \sum_l H(p_l), \\ & H(p) = -p \log p - (1 - p) \log(1 - p) \end{aligned}
 
-    The paper's penalty also has the weight matrix behind the dropout, which attention weights do not have.
-
-    Add the rates to the optimizer, or they are not learned:
-    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``. Measured drop rates count a unit as
-    dropped if z > 1/2, which has probability p.
+    The paper's penalty also has the weight matrix behind the dropout; attention weights have none. Add the rates to the
+    optimizer, with a learning rate such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured drop rates count a
+    unit as dropped if z > 1/2, which has probability p.
 
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
@@ -78,10 +68,7 @@ class ConcreteDropout(LearnedRates):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        logits = self._logits_at(site)
-        uniform = site.uniform(dtype=logits.dtype)
-        drop = functional.concrete_drop(logits, uniform, self.temperature)
-        return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
+        return relaxed_mask(site, self._logits_at(site), self.temperature)
 
     @override
     def penalty(self) -> Tensor | None:

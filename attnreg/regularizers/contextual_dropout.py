@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +12,25 @@ from attnreg import functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
 from attnreg.functional.validity import mean_over
 from attnreg.masks import Mask
-from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, depth_of
-from attnreg.regularizers._parts.queries import SeesQueries, head_size_of
-from attnreg.sites import AttentionSite, SiteInfo
+from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, SeesQueries, relaxed_mask
+from attnreg.sites import AttentionSite
 
 
 class ContextualDropout(SeesQueries):
     r"""Drop attention weights at rates that a small network per layer predicts from each query.
 
-    .. math::
-        \begin{aligned}
-        & \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \\
-        & p = \sigma(\phi), \\
-        & A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i}
-        \end{aligned}
+    .. math:: \begin{aligned} & \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \\
+        & p = \sigma(\phi), \\ & A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i} \end{aligned}
 
     z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
-    row. :math:`W_2` starts at 0 and :math:`b_2` at the logit of p, so all rates start at p. The networks learn through
-    the model's loss and ``penalty()``, the mean divergence of the rates of real query rows from a prior:
+    row. All rates start at p. The networks learn through the model's loss and ``penalty()``, the mean divergence of the
+    rates of real query rows from a prior:
 
     .. math:: \lambda \cdot \mathrm{mean}_{lbhi}\, \mathrm{KL}\big(\mathrm{Bernoulli}(p_{lbhi}) \,\big\|\,
               \mathrm{Bernoulli}(p_0)\big)
 
-    No gradient flows from the networks into the queries. Add the networks to the optimizer:
-    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 1e-3})``.
+    No gradient flows from the networks into the queries. Add the networks to the optimizer, with a learning rate such
+    as 1e-3; see :meth:`attnreg.Regularizer.penalty`.
 
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
@@ -84,35 +77,25 @@ class ContextualDropout(SeesQueries):
         self.regularizer = not_negative("regularizer", regularizer)
         self.networks = nn.ModuleList(
             nn.Sequential(nn.Linear(head_size, hidden_size), nn.LeakyReLU(), _constant(hidden_size, p))
-            for _ in range(len(self._index))
+            for _ in range(self._layers)
         )
-
-    @classmethod
-    @override
-    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"num_layers": depth_of(sites), "head_size": head_size_of(sites, "ContextualDropout")}
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        layer = self._index(site)
+        layer = self._number_of(site)
         query, _ = self._queries_of(site)
         self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
-        logits = self.logits(layer, query).clamp(max=LARGEST_LOGIT)
-        uniform = site.uniform(dtype=logits.dtype)
-        drop = functional.concrete_drop(logits, uniform, self.temperature)
-        return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
+        return relaxed_mask(site, self.logits(layer, query).clamp(max=LARGEST_LOGIT), self.temperature)
 
     @override
     def penalty(self) -> Tensor | None:
-        if not self._seen:
-            return None
         # Predict the rates again: those of the forward pass have no gradient under gradient checkpointing.
         prior = self.p if self.prior is None else self.prior
         terms = [
             mean_over(functional.bernoulli_kl(self.logits(layer, query), prior), rows)
             for layer, (query, rows) in self._seen.items()
         ]
-        return self.regularizer * torch.stack(terms).mean()
+        return self.regularizer * torch.stack(terms).mean() if terms else None
 
     def logits(self, layer: int, query: Tensor) -> Tensor:
         """Predict the logits of dropping, ``(B, H, Q, 1)``; layers are counted through all stacks."""

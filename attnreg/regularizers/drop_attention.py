@@ -23,22 +23,18 @@ LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
 class DropAttention(MaskProvider):
     r"""Drop windows of attention weights or of whole keys, and renormalize each row to sum to 1.
 
-    .. math::
-        \begin{aligned}
-        & A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \\
-        & M_{ij} = 0 \text{ if any of } s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \\
-        & s_{ij} \sim \mathrm{Bernoulli}(p / w)
-        \end{aligned}
+    .. math:: \begin{aligned} & A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \\ & M_{ij} = 0 \text{ if any of }
+        s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \\ & s_{ij} \sim \mathrm{Bernoulli}(p / w) \end{aligned}
 
-    A seed s drops its own key and the next w - 1. A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p
-    for w = 1 and a little less for wider windows, because they may overlap. Windows may begin before the first key, so
-    all keys have the same rate. A row whose valid keys are all dropped becomes uniform over them.
-    :class:`attnreg.AttentionDropout`, in contrast, is the usual dropout of single weights or scores.
+    A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p for w = 1 and a little less for wider windows,
+    because they may overlap. Windows may begin before the first key, so all keys have the same rate. A row whose valid
+    keys are all dropped becomes uniform over them. :class:`attnreg.AttentionDropout`, in contrast, drops single weights
+    or scores.
 
     Args:
         p: drop probability.
         mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
-        window: w, the number of neighbouring keys that a seed drops.
+        window: w, the number of neighbouring keys that a seed s drops: its own and the next.
         gradient_through_sum: pass the gradient through the sum that divides a row, which equals dropping scores before
             the softmax. By default, the sum is a constant, which is our reading of the paper.
 
@@ -74,9 +70,9 @@ class DropAttention(MaskProvider):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         batch, heads, queries, keys = site.shape
-        rows = queries if self.mode == "element" else 1
-        shape = batch, heads, rows, keys
-        uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=self.mode == "element")
+        by_query = self.mode == "element"
+        shape = batch, heads, queries if by_query else 1, keys
+        uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=by_query)
         keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
         # Dropping scores gives the same values and gradients, and runs in the fused kernel.
         return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

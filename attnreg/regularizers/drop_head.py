@@ -22,10 +22,8 @@ class DropHead(MaskProvider):
               \xi_{bh} \sim \mathrm{Bernoulli}(1 - p), \quad \xi_b \ne 0
 
     The factors of a sample sum to H, and each is 1 on average. If all heads of a sample would be dropped, one of them,
-    chosen uniformly, is kept; the paper leaves this case open (H / 0).
-
-    The paper's schedule, a rate that falls to 0 and rises again, is
-    ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; see :class:`attnreg.Scheduled`.
+    chosen uniformly, is kept; the paper leaves this case open (H / 0). Its schedule, a rate that falls to 0 and rises
+    again, is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``.
 
     Args:
         p: probability of dropping a head.

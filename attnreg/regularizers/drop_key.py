@@ -21,11 +21,8 @@ class DropKey(MaskProvider):
 
     As in the paper, each query of each head draws its own keys, which equals :class:`attnreg.AttentionDropout` with
     ``placement="scores"``. With ``share_queries``, a dropped key is dropped for all queries; with ``share_heads``, for
-    all heads. The paper's variant that drops blocks of neighbouring patches, which the paper advises against, is not
-    included.
-
-    The paper's rate that falls with depth is ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; see
-    :class:`attnreg.Scheduled`.
+    all heads. The paper's rate that falls with depth is
+    ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; its blocks of neighbouring patches are not included.
 
     Args:
         p: drop probability.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg import functional
-from attnreg.arguments import one_of
+from attnreg.arguments import one_of, whole_number
 from attnreg.attribution import Target
 from attnreg.errors import InputError
 from attnreg.masks import Mask
@@ -32,10 +32,8 @@ class HeadMask(MaskProvider):
     .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
               = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
 
-    on the batch of the training step. This needs a first pass, :meth:`attribute`, which updates nothing; the masks last
-    for the next forward pass and its backward pass.
-
-    The paper's n counts heads of the whole model; here n counts heads of each layer, so no layer loses all its heads.
+    on the batch of the training step. This needs a first pass, :meth:`attribute`, as that of
+    :class:`attnreg.AttributionProvider`. The paper's n counts heads of the whole model.
 
     Args:
         heads: n, the number of heads to mask in each layer, which must have more.
@@ -53,17 +51,6 @@ class HeadMask(MaskProvider):
     Example:
         >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()
         tensor(5)
-        >>> import attnreg, torch
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=4)
-        >>> model = BertForSequenceClassification(config)
-        >>> provider = HeadMask(1, by="importance")
-        >>> handle = attnreg.attach(model, provider)
-        >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}
-        >>> provider.attribute(model, batch)
-        >>> model.train()(**batch).loss.backward()
-        >>> handle.drop_rates()
-        {'encoder.0': 0.25, 'encoder.1': 0.25}
     """
 
     decides_for_batch = True
@@ -75,13 +62,9 @@ class HeadMask(MaskProvider):
         target: Literal["loss", "predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "loss",
     ) -> None:
         super().__init__()
-        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-            raise InputError(f"Expected `heads` to be the number of heads to mask, at least 1, got {heads!r}.")
         if target not in ("loss", "predicted", "label") and not callable(target):
-            raise InputError(
-                f"Expected `target` to be one of 'loss', 'predicted', 'label' or a function, got {target!r}."
-            )
-        self.heads = heads
+            raise InputError(f"Expected `target` to be 'loss', 'predicted', 'label' or a function, got {target!r}.")
+        self.heads = whole_number("heads", heads)
         self.by = one_of("by", by, get_args(By))
         self.target = target
         #: Importances ``(H,)`` on the latest batch, by ``"<stack>.<layer>"``.
@@ -109,11 +92,7 @@ class HeadMask(MaskProvider):
     draws_in_prepare = looks_at_batches
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
-
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are; see
-        :meth:`attnreg.Regularizer.attribute`.
-        """
+        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked."""
         if self.by != "importance":
             return
         target = Target(_loss if self.target == "loss" else self.target)

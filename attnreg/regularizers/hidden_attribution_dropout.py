@@ -21,12 +21,9 @@ from attnreg.sites import HiddenInfo, HiddenSite, Where
 class HiddenAttributionDropout(HiddenProvider):
     r"""Drop the values of hidden states that the prediction relies on: AD-DROP outside of attention.
 
-    .. math::
-        \begin{aligned}
-        & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
+    .. math:: \begin{aligned} & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
         & h'_{btc} = h_{btc} M_{btc} / (1 - q) \text{ in the region, else } h_{btc}, \quad
-          M_{btc} \sim \mathrm{Bernoulli}(1 - q)
-        \end{aligned}
+        M_{btc} \sim \mathrm{Bernoulli}(1 - q) \end{aligned}
 
     The first pass, ``attribute``, attributes the prediction to the hidden states h and updates nothing: to first
     order, the score s falls by a if the value becomes zero. (The gradient alone, which ranks attention in
@@ -48,8 +45,7 @@ class HiddenAttributionDropout(HiddenProvider):
     Example:
         >>> import attnreg, torch
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
         >>> provider = HiddenAttributionDropout(p=0.5, q=1.0)
         >>> handle = attnreg.attach(model, provider)
         >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
@@ -92,10 +88,8 @@ class HiddenAttributionDropout(HiddenProvider):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         sites = handle_of(model, self).sites
         labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
-        target = Target(self.target)
-        self.attributions = self._passes.explain(
-            self, model, batch, labels, method="gradient_times_attention", target=target
-        )
+        options: dict[str, Any] = {"method": "gradient_times_attention", "target": Target(self.target)}
+        self.attributions = self._passes.explain(self, model, batch, labels, **options)
         self._regions = {label: self.attributions.region(label, None, self.p, self.region) for label in labels}
 
     @override

@@ -20,11 +20,8 @@ from attnreg.sites import AttentionSite, HiddenSite, SiteInfo
 class HiddenCut(HiddenProvider):
     r"""Drop a span of each block's output, which begins at a token that receives much attention in this block.
 
-    .. math::
-        \begin{aligned}
-        & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
-        & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj})
-        \end{aligned}
+    .. math:: \begin{aligned} & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
+        & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj}) \end{aligned}
 
     The span has a share p of the :math:`n_b` tokens of sample b, as in :class:`attnreg.HiddenDropout`; it begins
     earlier than :math:`s_b` if it would not fit otherwise. It is set to zero, and nothing is rescaled. A is the model's
@@ -39,10 +36,8 @@ class HiddenCut(HiddenProvider):
         InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
 
     Reference:
-        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. The authors' code cuts
-        the output of the feed-forward part before the residual sum, shortens a span that does not fit, and rounds
-        lengths down. Its loss, between a pass with and one without cuts, is not included;
-        :class:`attnreg.training.RDrop` is similar.
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. Its loss, between a pass
+        with and one without cuts, is not included; :class:`attnreg.training.RDrop` is similar.
 
     Example:
         >>> provider = HiddenCut(p=0.5, candidates=0.25)
@@ -63,12 +58,11 @@ class HiddenCut(HiddenProvider):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        for site in sites:
-            if site.in_parts:
-                raise InputError(
-                    f"HiddenCut needs the whole attention at once, but {site.name} computes it in parts (per image or "
-                    "window). Leave it out with `modules=...` or `layers=...`, or use HiddenDropout(mode='span')."
-                )
+        if in_parts := [site.name for site in sites if site.in_parts]:
+            raise InputError(
+                f"HiddenCut needs the whole attention at once, but {in_parts[0]} computes it in parts (per image or "
+                "window). Leave it out with `modules=...` or `layers=...`, or use HiddenDropout(mode='span')."
+            )
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
@@ -79,12 +73,8 @@ class HiddenCut(HiddenProvider):
                 "or use HiddenDropout(mode='span')."
             )
         tokens = site.tokens
-        kept = functional.sample_spans(
-            self.p,
-            tokens,
-            uniform=site.uniform((site.shape[0], 1)),
-            starts=functional.candidate_region(received, tokens, self.candidates),
-        )
+        starts = functional.candidate_region(received, tokens, self.candidates)
+        kept = functional.sample_spans(self.p, tokens, starts=starts, uniform=site.uniform((site.shape[0], 1)))
         return states * kept.unsqueeze(-1)
 
 

@@ -34,8 +34,7 @@ class HiddenDropout(HiddenProvider):
         rescale: divide kept values by :math:`1 - p`; ignored for spans.
 
     Reference:
-        LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812): element, column and span; HiddenCut (ACL 2021,
-        arXiv 2106.00149): spans, see :class:`attnreg.HiddenCut`; Fine-tuning with Very Large Dropout (arXiv
+        LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812); Fine-tuning with Very Large Dropout (arXiv
         2403.00946): ``where="pooled"``, p = 0.9; LIMA (NeurIPS 2023, arXiv 2305.11206), Section 3:
         ``Scheduled(HiddenDropout(where="residual"), over="depth", p=[(0, 0), (1, 0.3)])``.
 

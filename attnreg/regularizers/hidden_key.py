@@ -14,8 +14,7 @@ class HiddenKey(Container):
     .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
         \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
 
-    The paper adds a KL loss between two passes, which is the training method :class:`attnreg.training.RDrop`; the
-    recipe ``hiddenkey`` combines the two.
+    The paper adds a KL loss between two passes, :class:`attnreg.training.RDrop`; the recipe ``hiddenkey`` has both.
 
     Args:
         p: probability of dropping a key, and of dropping a value.

@@ -32,10 +32,8 @@ class LayerDrop(MaskProvider):
         LayerDrop (Fan, Grave, Joulin, ICLR 2020, arXiv 1909.11556); a baseline of AttendOut (arXiv 2104.04692).
 
     Example:
-        >>> import attnreg
-        >>> from torch import nn
+        >>> import attnreg, torch
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-        >>> import torch
         >>> x = torch.randn(4, 3, 8)
         >>> with attnreg.attach(model, LayerDrop(p=1.0)):
         ...     torch.equal(model(x), x)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
+from torch.compiler import set_stance
 from typing_extensions import override
 
 from attnreg import functional
@@ -27,32 +27,21 @@ Placement = Literal["weights", "scores"]
 class LearnableBernoulli(LearnedRates):
     r"""Drop attention weights or scores with hard masks, at rates learned per layer or head.
 
-    .. math::
-        \begin{aligned}
-        & \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \\
+    .. math:: \begin{aligned} & \text{weights: } A = \mathrm{softmax}(S) \odot \frac{1 - d}{1 - p_l}, \\
         & \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \\
-        & d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l)
-        \end{aligned}
+        & d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l) \end{aligned}
 
     A hard decision has no gradient. Therefore, before each training step, :meth:`attribute` runs the model twice under
     opposite draws from the same noise u, and estimates the gradient without bias (augment-REINFORCE-merge):
 
-    .. math::
-        \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
+    .. math:: \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
 
     f is the loss of the batch; the sum runs over the units of layer l, the valid positions of real query rows. The
     model's own dropout is the same in both runs. The training step draws new masks; ``penalty()`` then adds a term
     with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
-    The division by :math:`1 - p` gets its part of the gradient in the training step itself.
-
-    Train with :class:`attnreg.training.FineTuning`, and add the rates to the optimizer:
-    ``optimizer.add_param_group({"params": provider.parameters(), "lr": 0.01})``.
 
     Args:
-        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
-        p: initial drop probability, in ``(0, 1)``.
-        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
-        num_heads: number of heads; required for ``per="head"``.
+        num_layers, p, per, num_heads: as in :class:`attnreg.ConcreteDropout`, and so is the optimizer.
         placement: what to drop: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
         regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
         loss: f as a function of the model's output and the batch (default: the output's ``loss``). A regularizer with a
@@ -71,8 +60,7 @@ class LearnableBernoulli(LearnedRates):
     Example:
         >>> import attnreg
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
         >>> provider = LearnableBernoulli.for_model(model, p=0.2)
         >>> handle = attnreg.attach(model, provider)
         >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
@@ -102,7 +90,7 @@ class LearnableBernoulli(LearnedRates):
         if loss is not None and not callable(loss):
             raise InputError(f"Expected `loss` to be a function of the model's output and the batch, got {loss!r}.")
         self.loss = loss
-        self._draw: Literal["never", "first", "second", "own"] = "never"
+        self._draw = "never"  # or the first or second of two opposite ones, or its own
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
 
@@ -112,25 +100,17 @@ class LearnableBernoulli(LearnedRates):
         return self.loss is None
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Run the model twice and estimate the gradient, which ``penalty()`` then passes on.
-
-        The model's modes, parameters, ``grad`` and the random state stay as they are; see
-        :meth:`attnreg.Regularizer.attribute`.
-        """
+        """Run the model twice and estimate the gradient, which ``penalty()`` then passes on."""
         handle = handle_of(model, self)
         model = extract_model_from_parallel(model)
         self._noise, self._estimate = {}, None
-        draws: tuple[Literal["first", "second"], ...] = ("first", "second")
         losses = []
-        with ExitStack() as stack:
-            stack.enter_context(undisturbed(model, training=True))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(handle.probing())  # mask these passes, too, although they have no gradients
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # Within `probing`, these passes are masked, too, although they have no gradients.
+        with undisturbed(model, training=True), torch.no_grad(), handle.probing(), set_stance("force_eager"):
             seed = int(torch.randint(2**31, ()))  # not the noise of the training step
             before = self._draw
             try:
-                for self._draw in draws:
+                for self._draw in ("first", "second"):
                     torch.manual_seed(seed)
                     losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
             except BaseException:
@@ -172,4 +152,4 @@ class LearnableBernoulli(LearnedRates):
         if site.units is not None:
             noise = noise.masked_fill(~site.units, 0.0)
         by_head = noise.sum((0, 2, 3))
-        self._noise[self._index(site)] = by_head if self.logits.shape[1] > 1 else by_head.sum(0, keepdim=True)
+        self._noise[self._number_of(site)] = by_head if self.logits.shape[1] > 1 else by_head.sum(0, keepdim=True)

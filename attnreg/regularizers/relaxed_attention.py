@@ -16,16 +16,15 @@ class RelaxedAttention(MaskProvider):
 
     .. math:: A' = (1 - \gamma) A + \gamma U, \qquad U_{ij} = m_{ij} / \textstyle\sum_k m_{ik}
 
-    m is 1 for the keys that the model allows (no padding, no later ones in a decoder). Composed with a regularizer that
-    drops scores, dropped keys get nothing, either. Nothing is drawn, and nothing is dropped. If the model drops
-    no weights itself, A is not computed: :math:`A' V = (1 - \gamma) A V + \gamma U V`.
+    m is 1 for the keys that the model allows and, composed with a regularizer that drops scores, that are kept. Nothing
+    is drawn or dropped. If the model drops no weights itself, A is not computed:
+    :math:`A' V = (1 - \gamma) A V + \gamma U V`.
 
     Args:
         gamma: the share that is spread; 0 changes nothing, 1 makes attention uniform.
 
     Reference:
-        Relaxed Attention for Transformer Models (arXiv 2209.09735), which relaxes in training only, as here ("matched
-        inference" is not included).
+        Relaxed Attention for Transformer Models (arXiv 2209.09735); its "matched inference" is not included.
 
     Example:
         >>> RelaxedAttention(0.1)(AttentionSite(shape=(1, 1, 2, 2))).relaxed
