@@ -8,9 +8,14 @@ drawn by ``generator`` (default: torch's global generator), on ``device``, unles
 """
 
 from attnreg.functional.attention import apply_score_mod as apply_score_mod
+from attnreg.functional.attention import attention_entropy as attention_entropy
 from attnreg.functional.attention import attention_weights as attention_weights
 from attnreg.functional.attention import masked_scores as masked_scores
+from attnreg.functional.attention import relaxed_output as relaxed_output
+from attnreg.functional.attention import relaxed_weights as relaxed_weights
+from attnreg.functional.attention import renormalized as renormalized
 from attnreg.functional.attention import scores_dropout as scores_dropout
+from attnreg.functional.attention import uniform_attention as uniform_attention
 from attnreg.functional.attention import weights_dropout as weights_dropout
 from attnreg.functional.bernoulli import arm_gradient as arm_gradient
 from attnreg.functional.bernoulli import bernoulli_entropy as bernoulli_entropy
@@ -39,8 +44,3 @@ from attnreg.functional.seeded import seeded_uniform as seeded_uniform
 from attnreg.functional.seeded import uniform_at as uniform_at
 from attnreg.functional.validity import sequence_starts as sequence_starts
 from attnreg.functional.validity import units as units
-from attnreg.functional.weights import attention_entropy as attention_entropy
-from attnreg.functional.weights import relaxed_output as relaxed_output
-from attnreg.functional.weights import relaxed_weights as relaxed_weights
-from attnreg.functional.weights import renormalized as renormalized
-from attnreg.functional.weights import uniform_attention as uniform_attention

@@ -28,16 +28,11 @@ class RegularizedTrainer(Trainer):
 
     Before each training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
     added to the loss. Its learned parameters are trained by the Trainer's optimizer, without weight decay or gradient
-    clipping, and are in the checkpoints. A G-Net draws masks here but is not trained; AttendOut's game trains it.
-
-    To combine it with another Trainer, such as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
-
-    Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
-    processes (DistributedDataParallel), which all train the same provider. It adds an :class:`AttnRegCallback`.
+    clipping, and are in the checkpoints. It adds an :class:`AttnRegCallback`. To combine it with another Trainer, such
+    as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
 
     With gradient accumulation, the loss is the mean of the micro-batches' means, because many models of transformers
-    accept ``num_items_in_batch`` but ignore it (the stock Trainer then multiplies loss and gradients by the number of
-    micro-batches). If your model uses it, set ``model.accepts_loss_kwargs = True``.
+    accept ``num_items_in_batch`` but ignore it. If your model uses it, set ``model.accepts_loss_kwargs = True``.
 
     Args:
         args: arguments of :class:`transformers.Trainer`.
@@ -46,8 +41,7 @@ class RegularizedTrainer(Trainer):
         objective: an objective such as ``RDropLoss()``, whose passes are those of the Trainer's ``compute_loss``; by
             default the loss of one pass.
         kwargs: keyword arguments of :class:`transformers.Trainer`; with a provider, no ``model_init``. If you pass
-            ``optimizers``, the optimizer must contain the provider's learned parameters. The Trainer's own optimizer
-            contains them, with the model's learning rate.
+            ``optimizers``, the optimizer must contain the provider's learned parameters, as the Trainer's own does.
 
     Raises:
         InputError: if ``model_init`` is given with a provider, the optimizer lacks the provider's learned parameters,

@@ -8,33 +8,26 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, true_or_false, whole_number
 from attnreg.functional.validity import mean_over
-from attnreg.masks import Mask
 from attnreg.regularizers._parts.layers import Depth, SeesQueries
-from attnreg.sites import AttentionSite
 
 
 class AdversarialAttention(SeesQueries):
-    r"""Mask attention scores with a small network per layer, the generator, that learns to raise the loss.
+    r"""Mask attention scores with a small network per layer that learns to raise the loss.
 
     .. math:: \begin{aligned} & s = \frac{(q Q')(k K')^\top}{\sqrt{d}} + b, \\
         & M_{ij} \sim \mathrm{Bernoulli}(\sigma(s_{ij})), \\ & S_{ij} = -\infty \text{ if } M_{ij} = 0 \end{aligned}
 
     q and k are the model's queries and keys with all heads concatenated, without gradients; all heads share one mask.
-    The gradient passes straight through the decisions, as if M were :math:`\sigma(s)`, and is reversed: one optimizer
-    trains both, the model to lower the loss and the generator to raise it. ``penalty()`` is the price that the
-    generator pays for masking, averaged over layers and valid units:
+    The gradient passes straight through the decisions, as if M were :math:`\sigma(s)`, and is reversed: one optimizer,
+    with the provider's parameters, trains both. ``penalty()`` is the price that the network pays for masking:
 
     .. math:: c \cdot \mathrm{mean}_l\, \mathrm{mean}_{bij}\, (1 - \sigma(s_{ij}))
 
-    Add the generator to the optimizer, with a learning rate such as 1e-3; see :meth:`attnreg.Regularizer.penalty`.
-
     Args:
-        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
-        num_heads: H of the model.
-        head_size: D, the size of the model's query vectors.
+        num_layers, num_heads, head_size: L, H and D of the model; :meth:`for_model` sets them.
         generator_size: d (default: H · D, as in the paper).
         initial_keep: keep probability before training, in ``(0, 1)``; b starts at its logit.
         price: c, the price of masking everything, in units of the loss.

@@ -6,10 +6,8 @@ from typing import Literal, get_args
 
 from typing_extensions import override
 
+from attnreg import AttentionSite, Mask, MaskProvider
 from attnreg.arguments import Probability, one_of, probability, true_or_false
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 Placement = Literal["weights", "scores"]
 
@@ -17,7 +15,7 @@ Placement = Literal["weights", "scores"]
 class AttentionDropout(MaskProvider):
     r"""Drop each attention weight or score independently, with a constant probability.
 
-    This is the usual dropout of attention; :class:`attnreg.DropAttention` drops windows or whole keys and renormalizes.
+    :class:`attnreg.DropAttention`, in contrast, drops windows or whole keys and renormalizes.
 
     .. math:: \begin{aligned} & \text{weights: } A = \mathrm{softmax}(S) \odot M / (1 - p), \\
         & \text{scores: } A = \mathrm{softmax}(S \text{ where } M \text{ else} -\infty), \\

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, functional
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.functional.validity import mean_over
 from attnreg.injection.running.repetition import in_backward
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 
 class AttentionEntropy(MaskProvider):

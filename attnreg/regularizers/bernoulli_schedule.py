@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo
 from attnreg.arguments import probability, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import Mask
 from attnreg.regularizer.abilities import never_stepped
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizer.scheduled import Knots, Line
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class BernoulliScheduleProvider(MaskProvider):
@@ -23,11 +21,9 @@ class BernoulliScheduleProvider(MaskProvider):
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p_l(t / T))
 
     The rate :math:`p_l` of layer l is piecewise linear in training progress :math:`t / T`, which ``step()`` advances.
-    It is constant before the first and after the last knot.
 
     Args:
-        schedule: knots ``(progress, p)`` with progress ascending in ``[0, 1]``, for all layers; or one such list per
-            layer.
+        schedule: knots ``(progress, p)``, as in :class:`attnreg.Scheduled`, for all layers; or one such list per layer.
         total_steps: T, the number of optimizer steps from progress 0 to 1.
 
     Reference:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, functional
 from attnreg.arguments import not_negative, positive
-from attnreg.masks import Mask
 from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per, relaxed_mask
-from attnreg.sites import AttentionSite
 
 
 class ConcreteDropout(LearnedRates):
     r"""Drop attention weights at rates learned per layer or head, with an entropy penalty.
 
-    Decisions are relaxed, so that the loss has a gradient with respect to the rates p:
-
     .. math:: \begin{aligned} & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\ & z = \sigma\!\left(\frac{1}{t}
         \left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1) \end{aligned}
 
-    The loss on its own would mostly push the rates to 0. Therefore ``penalty()`` rewards their entropy:
+    Decisions z are relaxed, so that the loss has a gradient with respect to the rates p. On its own, it would mostly
+    push them to 0; therefore ``penalty()`` rewards their entropy:
 
     .. math:: \begin{aligned} & -\lambda \sum_l H(p_l), \\ & H(p) = -p \log p - (1 - p) \log(1 - p) \end{aligned}
 
-    The paper's penalty also has the weight matrix behind the dropout; attention weights have none. Add the rates to the
-    optimizer, with a learning rate such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured drop rates count a
-    unit as dropped if z > 1/2, which has probability p.
+    Add the rates to the optimizer, with a learning rate such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured
+    drop rates count a unit as dropped if z > 1/2, which has probability p.
 
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
@@ -40,7 +36,7 @@ class ConcreteDropout(LearnedRates):
         masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
 
     Reference:
-        Concrete Dropout (arXiv 1705.07832), Section 3.
+        Concrete Dropout (arXiv 1705.07832), Section 3, without the term of the weight matrix behind the dropout.
 
     Example:
         >>> provider = ConcreteDropout(num_layers=2, p=0.2)

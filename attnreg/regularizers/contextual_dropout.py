@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, whole_number
 from attnreg.functional.validity import mean_over
-from attnreg.masks import Mask
 from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, SeesQueries, relaxed_mask
-from attnreg.sites import AttentionSite
 
 
 class ContextualDropout(SeesQueries):
@@ -23,18 +21,14 @@ class ContextualDropout(SeesQueries):
         & p = \sigma(\phi), \\ & A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i} \end{aligned}
 
     z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
-    row. All rates start at p. The networks learn through the model's loss and ``penalty()``, the mean divergence of the
-    rates of real query rows from a prior:
+    row. The networks learn through the model's loss, in the same optimizer, and ``penalty()``, the mean divergence of
+    the rates of real query rows from a prior; no gradient flows into the queries.
 
     .. math:: \lambda \cdot \mathrm{mean}_{lbhi}\, \mathrm{KL}\big(\mathrm{Bernoulli}(p_{lbhi}) \,\big\|\,
               \mathrm{Bernoulli}(p_0)\big)
 
-    No gradient flows from the networks into the queries. Add the networks to the optimizer, with a learning rate such
-    as 1e-3; see :meth:`attnreg.Regularizer.penalty`.
-
     Args:
-        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
-        head_size: D, the size of the model's query vectors.
+        num_layers, head_size: L and D of the model; :meth:`for_model` sets them.
         p: initial drop probability, in ``(0, 1)``.
         prior: :math:`p_0`, in ``(0, 1)`` (default: p).
         hidden_size: number of hidden units of each network.

@@ -8,12 +8,9 @@ from typing import Literal, get_args
 from torch import nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import one_of, probability, true_or_false, whole_number
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.sites import AttentionSite, SiteInfo
 
 Mode = Literal["element", "column"]
 

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from torch import nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import Probability, probability
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class DropHead(MaskProvider):

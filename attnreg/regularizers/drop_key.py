@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from torch import nn
 from typing_extensions import override
 
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo
 from attnreg.arguments import Probability, probability, true_or_false
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class DropKey(MaskProvider):

@@ -8,15 +8,12 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import one_of, whole_number
 from attnreg.attribution import Target
 from attnreg.errors import InputError
-from attnreg.masks import Mask
 from attnreg.outputs import loss_of
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.two_passes import TwoPasses
-from attnreg.sites import AttentionSite, SiteInfo
 
 By = Literal["random", "importance"]
 
@@ -45,8 +42,8 @@ class HeadMask(MaskProvider):
         weights are ``(1, H, 1, 1)``, bool.
 
     Reference:
-        Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
-        Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
+        Alleviating the Inequality of Attention Heads (COLING 2022, arXiv 2009.09672); Are Sixteen Heads Really Better
+        than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
 
     Example:
         >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()

@@ -25,10 +25,9 @@ class HiddenAttributionDropout(HiddenProvider):
         & h'_{btc} = h_{btc} M_{btc} / (1 - q) \text{ in the region, else } h_{btc}, \quad
         M_{btc} \sim \mathrm{Bernoulli}(1 - q) \end{aligned}
 
-    The first pass, ``attribute``, attributes the prediction to the hidden states h and updates nothing: to first
-    order, the score s falls by a if the value becomes zero. (The gradient alone, which ranks attention in
-    :class:`attnreg.AttributionProvider`, would not tell this, because values may be negative.) The region of a token
-    are its p·C values with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.
+    The first pass, ``attribute``, as that of :class:`attnreg.AttributionProvider`, attributes the prediction to the
+    hidden states h: to first order, the score s falls by a if the value becomes zero. The region of a token are its p·C
+    values with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.
 
     Args:
         p: share of the values of each token that are candidates.
@@ -39,8 +38,8 @@ class HiddenAttributionDropout(HiddenProvider):
         rescale: divide kept candidates by :math:`1 - q`.
 
     Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension, at the end
-        of Section 1; the choice of hidden states, the attribution and the factor are this project's own.
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension; the choice
+        of hidden states, the attribution and the factor are this project's own.
 
     Example:
         >>> import attnreg, torch

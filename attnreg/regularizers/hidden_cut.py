@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, HiddenProvider, HiddenSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import Probability, positive, probability
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import HiddenProvider, MaskProvider
-from attnreg.sites import AttentionSite, HiddenSite, SiteInfo
 
 
 class HiddenCut(HiddenProvider):
@@ -23,10 +20,9 @@ class HiddenCut(HiddenProvider):
     .. math:: \begin{aligned} & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
         & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj}) \end{aligned}
 
-    The span has a share p of the :math:`n_b` tokens of sample b, as in :class:`attnreg.HiddenDropout`; it begins
-    earlier than :math:`s_b` if it would not fit otherwise. It is set to zero, and nothing is rescaled. A is the model's
-    self-attention before masks and dropout, computed once more, without gradients; its mean is over heads and over
-    queries that are not padding.
+    The span is one of :class:`attnreg.HiddenDropout`, with a share p of the :math:`n_b` tokens of sample b; it begins
+    earlier than :math:`s_b` if it would not fit otherwise. A is the model's self-attention before masks and dropout,
+    computed once more, without gradients; its mean is over heads and over queries that are not padding.
 
     Args:
         p: the share of tokens to drop.
@@ -36,8 +32,7 @@ class HiddenCut(HiddenProvider):
         InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
 
     Reference:
-        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), with attention-based sampling. Its loss, between a pass
-        with and one without cuts, is not included; :class:`attnreg.training.RDrop` is similar.
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between a pass with and one without cuts.
 
     Example:
         >>> provider = HiddenCut(p=0.5, candidates=0.25)

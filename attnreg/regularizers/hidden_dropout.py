@@ -8,11 +8,11 @@ from typing import Literal, get_args
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import HiddenProvider, HiddenSite, functional
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.errors import InputError
-from attnreg.regularizer.providers import HiddenProvider, checked_where
-from attnreg.sites import HiddenSite, Where
+from attnreg.regularizer.providers import checked_where
+from attnreg.sites import Where
 
 Mode = Literal["element", "column", "span"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from attnreg import DropKey, HiddenDropout
 from attnreg.arguments import Probability, probability
 from attnreg.regularizer.base import Container
-from attnreg.regularizers.drop_key import DropKey
-from attnreg.regularizers.hidden_dropout import HiddenDropout
 
 
 class HiddenKey(Container):

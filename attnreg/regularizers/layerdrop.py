@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from typing_extensions import override
 
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo
 from attnreg.arguments import probability
 from attnreg.draws import Draws
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class LayerDrop(MaskProvider):
@@ -20,10 +18,10 @@ class LayerDrop(MaskProvider):
 
     .. math:: x_{l+1} = x_l \text{ with probability } p, \qquad x_{l+1} = \mathrm{block}_l(x_l) \text{ otherwise}
 
-    One decision holds for the whole batch, nothing is rescaled, and all blocks run in eval mode. A skipped block is not
-    computed, unless it returns more than hidden states (such as T5's position bias) or torch compiles. Its parameters
-    get zero gradients, as distributed data parallel needs, and its attention counts as dropped.
-    :class:`attnreg.AttentionLayerDrop`, in contrast, drops only the attention scores of a layer.
+    One decision holds for the whole batch, and nothing is rescaled. A skipped block is not computed, unless it returns
+    more than hidden states (such as T5's position bias) or torch compiles. Its parameters get zero gradients, as
+    distributed data parallel needs, and its attention counts as dropped. :class:`attnreg.AttentionLayerDrop`, in
+    contrast, drops only the attention scores of a layer.
 
     Args:
         p: probability of skipping a block.

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, functional
 from attnreg.arguments import not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
-from attnreg.masks import Mask
 from attnreg.outputs import LossFunction, loss_of
 from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per
 from attnreg.regularizers._parts.two_passes import never_attributed
-from attnreg.sites import AttentionSite
 
 Placement = Literal["weights", "scores"]
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
+from attnreg import AttentionSite, Mask, MaskProvider
 from attnreg.arguments import Probability, probability
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 
 class RelaxedAttention(MaskProvider):

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class StructuralMask(MaskProvider):

@@ -9,18 +9,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionDropout, AttentionSite, HiddenDropout, Mask, MaskProvider, OnLayers, SiteInfo, functional
 from attnreg.arguments import probability
 from attnreg.draws import draws_of_pass
-from attnreg.masks import Mask
 from attnreg.regularizer.base import Container
-from attnreg.regularizer.on_layers import OnLayers
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.regularizers.attention_dropout import AttentionDropout
-from attnreg.regularizers.hidden_dropout import HiddenDropout
 from attnreg.regularizers.layerdrop import LayerDrop
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class TokenDropout(MaskProvider):
@@ -31,15 +25,12 @@ class TokenDropout(MaskProvider):
 
     No query attends to a dropped token; tokens are drawn once per forward pass. The first token of a sequence is never
     dropped, even in padded or packed rows; packed sequences have separate decisions. Dropping is not deleting: the
-    other tokens keep their positions, and the dropped token keeps its row, which attends to the others. In an
-    encoder-decoder, cross-attention drops the tokens that the encoder drops; the decoder drops its own.
+    dropped token keeps its row, which attends to the others. In an encoder-decoder, cross-attention drops the tokens
+    that the encoder drops; the decoder drops its own.
 
     Args:
         p: probability of dropping a token, in a sequence that is not kept whole.
         keep_whole: :math:`p_k`, the probability of keeping all tokens of a sequence.
-
-    Raises:
-        InputError: when attached, if each query has its own keys.
 
     Reference:
         The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.
@@ -89,14 +80,12 @@ class UniDrop(Container):
         \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
 
     Of the paper's four feature dropouts, it does FD-1 (attention weights) and, if ``output`` is above 0, FD-4 (the
-    output of the last block of each stack). FD-2 and FD-3 act inside modules, where attnreg cannot reach: use the
-    model's own dropout there. Tokens are masked, not deleted; see :class:`TokenDropout`.
+    output of the last block of each stack). FD-2 and FD-3 act inside modules, where attnreg cannot reach.
 
     Args:
         attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.
         block: probability of skipping a block.
-        token: probability of dropping a token, in a sequence that is not kept whole.
-        keep_whole: probability of keeping all tokens of a sequence.
+        token, keep_whole: p and ``keep_whole`` of :class:`attnreg.TokenDropout`.
         output: probability of dropping a value at the output of the last block; kept values are divided by 1 - p.
 
     Reference:

@@ -11,9 +11,11 @@ from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
 from attnreg.training.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.cross_entropy import balanced_weights as balanced_weights
+from attnreg.training.embeddings import R3F as R3F
+from attnreg.training.embeddings import FreeLBLoss as FreeLBLoss
+from attnreg.training.embeddings import R3FLoss as R3FLoss
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
-from attnreg.training.freelb import FreeLBLoss as FreeLBLoss
 from attnreg.training.levels import reinitialize_top as reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout as LoRADropout
 from attnreg.training.method import StepResult as StepResult
@@ -25,8 +27,6 @@ from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import named_optimizer as named_optimizer
-from attnreg.training.r3f import R3F as R3F
-from attnreg.training.r3f import R3FLoss as R3FLoss
 from attnreg.training.r_drop import RDrop as RDrop
 from attnreg.training.r_drop import RDropLoss as RDropLoss
 from attnreg.training.sam import SAM as SAM

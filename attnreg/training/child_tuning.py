@@ -17,7 +17,7 @@ from attnreg.injection import AttachHandle, undisturbed
 from attnreg.outputs import loss_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.levels import base_of
 from attnreg.training.method import Batch, StepResult, held_by
 from attnreg.training.micro_batches import split_batch
@@ -76,7 +76,7 @@ class ChildTuning(FineTuning):
         mode: Mode = "F",
         p: InnerProbability = 0.3,
         data: Iterable[Batch] | None = None,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.mode = one_of("mode", mode, get_args(Mode))
         self.p = inner_probability("p", p)

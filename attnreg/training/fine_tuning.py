@@ -24,18 +24,13 @@ from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_obj
 
 
 class Shared(TypedDict, total=False):
-    """Keyword arguments that all subclasses of :class:`FineTuning` share with it."""
+    """Keyword arguments that subclasses of :class:`FineTuning` share with it."""
 
     scheduler: LRScheduler | None
     max_grad_norm: float | None
     accelerator: Accelerator | None
     loss_function: LossFunction | None
     micro_batches: int
-
-
-class SharedWithObjective(Shared, total=False):
-    """Those of subclasses that train by any objective."""
-
     objective: ObjectiveFunction | None
 
 

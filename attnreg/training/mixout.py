@@ -15,7 +15,7 @@ from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.levels import base_of
 from attnreg.training.linear import check_free, use_own_weights, use_weights
 from attnreg.training.method import Batch, StepResult
@@ -65,7 +65,7 @@ class Mixout(FineTuning):
         provider: Regularizer | AttachHandle | None = None,
         *,
         p: ProbabilityBelowOne = 0.7,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.p = probability_below_one("p", p)
         self._layers = _layers(model)

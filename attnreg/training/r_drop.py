@@ -58,7 +58,7 @@ class RDropLoss(Objective):
 
 
 class RDrop(FineTuning):
-    """Fine-tune with the objective :class:`RDropLoss`; the arguments are those of the two."""
+    """Fine-tune by :class:`RDropLoss` (two passes under different dropout must agree), with the arguments of both."""
 
     def __init__(self, *args: Any, alpha: NotNegative = 1.0, **more: Any) -> None:
         super().__init__(*args, objective=RDropLoss(alpha), **more)

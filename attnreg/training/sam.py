@@ -15,7 +15,7 @@ from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Shared
 from attnreg.training.method import Batch, StepResult, draws_repeated, held_by, put_back
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
@@ -60,7 +60,7 @@ class SAM(FineTuning):
         provider: Regularizer | AttachHandle | None = None,
         *,
         rho: NotNegative = 0.05,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.rho = not_negative("rho", rho)
         accelerator = shared.get("accelerator")

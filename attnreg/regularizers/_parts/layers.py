@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.discovery.selection import choose
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite, SiteInfo, Stack
+from attnreg.sites import Stack
 
 Depth = int | Mapping[str, int]
 Per = Literal["layer", "head"]
