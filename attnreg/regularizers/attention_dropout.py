@@ -1,13 +1,16 @@
-"""Plain attention dropout, on the weights or on the scores."""
+"""Dropout of single attention weights or scores, or of windows of weights (DropAttention)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
+from torch import nn
 from typing_extensions import override
 
-from attnreg import AttentionSite, Mask, MaskProvider
-from attnreg.arguments import Probability, one_of, probability, true_or_false
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
+from attnreg.arguments import Probability, one_of, probability, true_or_false, whole_number
+from attnreg.regularizers._parts.keys import check_shared_keys
 
 Placement = Literal["weights", "scores"]
 
@@ -49,3 +52,66 @@ class AttentionDropout(MaskProvider):
         if self.placement == "scores":
             return site.dropping(self.p)
         return site.dropping_weights(self.p, rescale=self.rescale)
+
+
+Mode = Literal["element", "column"]
+
+LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
+
+
+class DropAttention(MaskProvider):
+    r"""Drop windows of attention weights or of whole keys, and renormalize each row to sum to 1.
+
+    .. math:: \begin{aligned} & A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}, \\ & M_{ij} = 0 \text{ if any of }
+        s_{i, j-w+1}, \dots, s_{ij} \text{ is } 1, \\ & s_{ij} \sim \mathrm{Bernoulli}(p / w) \end{aligned}
+
+    A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p for w = 1 and a little less for wider windows,
+    because they may overlap. Windows may begin before the first key, so all keys have the same rate. A row whose valid
+    keys are all dropped becomes uniform over them. :class:`attnreg.AttentionDropout`, in contrast, drops single weights
+    or scores.
+
+    Args:
+        p: drop probability.
+        mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
+        window: w, the number of neighbouring keys that a seed s drops: its own and the next.
+        gradient_through_sum: pass the gradient through the sum that divides a row, which equals dropping scores before
+            the softmax. By default, the sum is a constant, which is our reading of the paper.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
+
+    Reference:
+        DropAttention (arXiv 1907.11065): DropAttention(e) and DropAttention(c), normalised rescaling.
+
+    Example:
+        >>> import torch
+        >>> mask = DropAttention(0.3, mode="column", window=2)(AttentionSite(shape=(2, 4, 8, 8)))
+        >>> mask.normalized.shape, mask.detach_sum
+        (torch.Size([2, 4, 1, 8]), True)
+    """
+
+    schedulable = ("p",)
+
+    def __init__(
+        self, p: float, mode: Mode = "element", window: int = 1, *, gradient_through_sum: bool = False
+    ) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.mode = one_of("mode", mode, get_args(Mode))
+        self.window = whole_number("window", window, most=LARGEST_WINDOW)
+        self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if self.mode == "column":
+            check_shared_keys("DropAttention(mode='column') drops a key for all queries", sites)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        batch, heads, queries, keys = site.shape
+        by_query = self.mode == "element"
+        shape = batch, heads, queries if by_query else 1, keys
+        uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=by_query)
+        keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
+        # Dropping scores gives the same values and gradients, and runs in the fused kernel.
+        return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)

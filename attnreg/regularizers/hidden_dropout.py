@@ -1,4 +1,4 @@
-"""Dropout of hidden states: of single values, of features, or of spans of tokens."""
+"""Dropout of hidden states: of single values, of features, or of spans of tokens; with keys (HiddenKey)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Literal, get_args
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import HiddenProvider, HiddenSite, functional
+from attnreg import DropKey, HiddenProvider, HiddenSite, functional
 from attnreg.arguments import Probability, one_of, probability, true_or_false
 from attnreg.errors import InputError
+from attnreg.regularizer.base import Container
 from attnreg.regularizer.providers import checked_where
 from attnreg.sites import Where
 
@@ -71,3 +72,29 @@ class HiddenDropout(HiddenProvider):
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
         keep = site.keep(self.p, shape).to(site.dtype)
         return states * (keep / (1 - self.p + (self.p == 1)) if self.rescale else keep)
+
+
+class HiddenKey(Container):
+    r"""Drop whole keys of attention, and single values of hidden states.
+
+    .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
+        \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
+
+    The paper adds a KL loss between two passes, :class:`attnreg.training.RDrop`; the recipe ``hiddenkey`` has both.
+
+    Args:
+        p: probability of dropping a key, and of dropping a value.
+
+    Reference:
+        LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states
+        of the feed-forward part; here, they are those at the output of each block.
+
+    Example:
+        >>> HiddenKey(0.2).together.providers[0]
+        DropKey(p=0.2, share_heads=False, share_queries=True)
+    """
+
+    def __init__(self, p: Probability = 0.1) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.together = DropKey(p, share_queries=True) & HiddenDropout(p)

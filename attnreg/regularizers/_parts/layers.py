@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
-from attnreg.arguments import LARGEST_SIZE, inner_probability, one_of, whole_number
+from attnreg.arguments import whole_number
 from attnreg.errors import InputError
 from attnreg.injection import discover
 from attnreg.injection.discovery.selection import choose
 from attnreg.sites import Stack
 
 Depth = int | Mapping[str, int]
-Per = Literal["layer", "head"]
 
 # Kept weights are divided by 1 - p. Half precision could not hold the result beyond this logit of p.
 LARGEST_LOGIT = 8.0
@@ -50,7 +48,7 @@ class LayerwiseProvider(MaskProvider):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        found = _depth_of(sites)
+        found = depth_of(sites)
         single = "" in self._depth and len(found) == 1
         if any(self._depth.get("" if single else stack) != layers for stack, layers in found.items()):
             raise self._other_depth(found)
@@ -107,91 +105,13 @@ class LayerwiseProvider(MaskProvider):
         return cls(**cls.measure(sites, given), **given).to(device)
 
 
-class LearnedRates(LayerwiseProvider):
-    """A regularizer with a learned drop rate per layer or head of each layer."""
-
-    measured = ("num_layers", "num_heads")
-
-    def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None) -> None:
-        super().__init__(num_layers)
-        p = inner_probability("p", p)
-        if one_of("per", per, get_args(Per)) == "head":
-            if num_heads is None or num_heads < 1:
-                raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
-            whole_number("num_heads", num_heads)
-        shape = self._layers, num_heads or 1 if per == "head" else 1
-        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
-        self.p = p
-        self.per = per
-        self.num_heads = num_heads
-
-    @classmethod
-    @override
-    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
-        by_head = options.get("per") == "head"
-        return super().measure(sites, options) if by_head else {"num_layers": _depth_of(sites), "num_heads": None}
-
-    @property
-    def rates(self) -> Tensor:
-        """The current drop rates, without gradients."""
-        return self.logits.detach().sigmoid()
-
-    def _logits_at(self, site: AttentionSite) -> Tensor:
-        """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
-        if self.logits.shape[1] not in (1, site.shape[1]):
-            raise self._misfit(f"{self.logits.shape[1]} heads", f"{site.name} has {site.shape[1]}")
-        return self.logits[self._number_of(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
-
-
-class SeesQueries(LayerwiseProvider):
-    """A regularizer that reads queries, and keeps those of a forward pass, by layer, for its penalty."""
-
-    draws_in_prepare = False  # `prepare` only forgets the latest pass
-
-    def __init__(self, num_layers: Depth, head_size: int) -> None:
-        super().__init__(num_layers)
-        self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
-        self._seen: dict[int, Any] = {}
-
-    @override
-    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        super().check(sites, model)
-        for site in sites:
-            if not site.shows_queries:
-                raise _hidden_queries(type(self).__name__, site.name)
-            if site.head_size != self.head_size:
-                raise self._misfit(f"queries of size {self.head_size}", f"{site.name} has size {site.head_size}")
-
-    @override
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._seen = {}
-
-    @override
-    def step(self) -> None:
-        self._seen = {}
-
-    def _queries_of(self, site: AttentionSite, heads: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return a site's queries and keys, both ``(B, H, ..., D)``, without gradients; ``heads`` is the expected H."""
-        if site.query is None or site.key is None:
-            raise _hidden_queries(type(self).__name__, site.name)
-        got = site.query.shape[1], site.query.shape[-1]
-        expected = got[0] if heads is None else heads, self.head_size
-        if got != expected:
-            made = f"{expected[0]} heads of size {expected[1]}"
-            raise self._misfit(made, f"{site.name} has {got[0]} of size {got[1]}")
-        query, key = site.query.detach(), site.key.detach()
-        if key.shape[1] != query.shape[1]:  # grouped-query attention
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        return query, key
-
-
 def relaxed_mask(site: AttentionSite, logits: Tensor, temperature: float) -> Mask:
     """Return relaxed decisions by the logits of dropping; kept weights are divided by the probability of keeping."""
     drop = functional.concrete_drop(logits, site.uniform(dtype=logits.dtype), temperature)
     return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 
 
-def _depth_of(sites: Sequence[SiteInfo], provider: str = "") -> dict[str, int]:
+def depth_of(sites: Sequence[SiteInfo], provider: str = "") -> dict[str, int]:
     """Return the number of layers of each stack."""
     return {str(site.stack): site.num_layers for site in sites}
 
@@ -207,14 +127,14 @@ def _heads_of(sites: Sequence[SiteInfo], provider: str) -> int:
 
 def _head_size_of(sites: Sequence[SiteInfo], provider: str) -> int:
     if hidden := [site.name for site in sites if site.head_size is None]:
-        raise _hidden_queries(provider, hidden[0])
+        raise hidden_queries(provider, hidden[0])
     sizes = {site.head_size for site in sites if site.head_size is not None}
     if len(sizes) > 1:
         raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
     return sizes.pop()
 
 
-def _hidden_queries(provider: str, site: str) -> InputError:
+def hidden_queries(provider: str, site: str) -> InputError:
     """Make the error for a model that computes its attention step by step, so that its queries cannot be read."""
     return InputError(
         f"{provider} needs queries, but {site} exposes only its scores: load the model with "
@@ -224,7 +144,7 @@ def _hidden_queries(provider: str, site: str) -> InputError:
 
 #: What follows from a model, by the name of the argument.
 MEASURES: dict[str, Callable[[Sequence[SiteInfo], str], Any]] = {
-    "num_layers": _depth_of,
+    "num_layers": depth_of,
     "num_heads": _heads_of,
     "head_size": _head_size_of,
 }

@@ -1,9 +1,10 @@
-"""Learnable Bernoulli dropout: hard masks at rates that are learned from two opposite draws."""
+"""Dropout of attention weights or scores at rates that are learned per layer or head."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -11,13 +12,113 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 from typing_extensions import override
 
-from attnreg import AttentionSite, Mask, functional
-from attnreg.arguments import not_negative, one_of
+from attnreg import AttentionSite, Mask, SiteInfo, functional
+from attnreg.arguments import a_function, inner_probability, not_negative, one_of, positive, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
 from attnreg.outputs import LossFunction, loss_of
-from attnreg.regularizers._parts.layers import Depth, LearnedRates, Per
+from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwiseProvider, depth_of, relaxed_mask
 from attnreg.regularizers._parts.two_passes import never_attributed
+
+Per = Literal["layer", "head"]
+
+
+class LearnedRates(LayerwiseProvider):
+    """A regularizer with a learned drop rate per layer or head of each layer, whose entropy is rewarded."""
+
+    measured = ("num_layers", "num_heads")
+
+    def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None, regularizer: float) -> None:
+        super().__init__(num_layers)
+        p = inner_probability("p", p)
+        if one_of("per", per, get_args(Per)) == "head":
+            if num_heads is None or num_heads < 1:
+                raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
+            whole_number("num_heads", num_heads)
+        shape = self._layers, num_heads or 1 if per == "head" else 1
+        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
+        self.p = p
+        self.per = per
+        self.num_heads = num_heads
+        self.regularizer = not_negative("regularizer", regularizer)
+
+    @classmethod
+    @override
+    def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
+        by_head = options.get("per") == "head"
+        return super().measure(sites, options) if by_head else {"num_layers": depth_of(sites), "num_heads": None}
+
+    @property
+    def rates(self) -> Tensor:
+        """The current drop rates, without gradients."""
+        return self.logits.detach().sigmoid()
+
+    @override
+    def penalty(self) -> Tensor:
+        return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
+
+    def _logits_at(self, site: AttentionSite) -> Tensor:
+        """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
+        if self.logits.shape[1] not in (1, site.shape[1]):
+            raise self._misfit(f"{self.logits.shape[1]} heads", f"{site.name} has {site.shape[1]}")
+        return self.logits[self._number_of(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
+
+
+class ConcreteDropout(LearnedRates):
+    r"""Drop attention weights at rates learned per layer or head, with an entropy penalty.
+
+    .. math:: \begin{aligned} & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\ & z = \sigma\!\left(\frac{1}{t}
+        \left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1) \end{aligned}
+
+    Decisions z are relaxed, so that the loss has a gradient with respect to the rates p. On its own, it would mostly
+    push them to 0; therefore ``penalty()`` rewards their entropy:
+
+    .. math:: \begin{aligned} & -\lambda \sum_l H(p_l), \\ & H(p) = -p \log p - (1 - p) \log(1 - p) \end{aligned}
+
+    Add the rates to the optimizer, with a learning rate such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured
+    drop rates count a unit as dropped if z > 1/2, which has probability p.
+
+    Args:
+        num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
+        p: initial drop probability, in ``(0, 1)``.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        num_heads: number of heads; required for ``per="head"``.
+        temperature: t, the temperature of the relaxation.
+        regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
+
+    Shape:
+        masks are ``(B, H, Q, K)``, float; :attr:`rates` is ``(layers, 1)`` or ``(layers, H)``.
+
+    Reference:
+        Concrete Dropout (arXiv 1705.07832), Section 3, without the term of the weight matrix behind the dropout.
+
+    Example:
+        >>> provider = ConcreteDropout(num_layers=2, p=0.2)
+        >>> mask = provider(AttentionSite(shape=(1, 2, 3, 3), layer=1, num_layers=2))
+        >>> (mask.weights.mean() + provider.penalty()).backward()
+        >>> provider.logits.grad.shape
+        torch.Size([2, 1])
+    """
+
+    schedulable = ("temperature",)
+
+    def __init__(
+        self,
+        num_layers: Depth,
+        p: float = 0.1,
+        per: Per = "layer",
+        num_heads: int | None = None,
+        *,
+        temperature: float = 0.1,
+        regularizer: float = 1e-3,
+    ) -> None:
+        super().__init__(num_layers, p, per, num_heads, regularizer)
+        self.temperature = positive("temperature", temperature)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return relaxed_mask(site, self._logits_at(site), self.temperature)
+
 
 Placement = Literal["weights", "scores"]
 
@@ -82,12 +183,9 @@ class LearnableBernoulli(LearnedRates):
         regularizer: float = 1e-3,
         loss: LossFunction | None = None,
     ) -> None:
-        super().__init__(num_layers, p, per, num_heads)
-        self.placement = one_of("placement", placement, ("weights", "scores"))
-        self.regularizer = not_negative("regularizer", regularizer)
-        if loss is not None and not callable(loss):
-            raise InputError(f"Expected `loss` to be a function of the model's output and the batch, got {loss!r}.")
-        self.loss = loss
+        super().__init__(num_layers, p, per, num_heads, regularizer)
+        self.placement = one_of("placement", placement, get_args(Placement))
+        self.loss = None if loss is None else a_function("loss", loss, "the model's output and the batch")
         self._draw = "never"  # or the first or second of two opposite ones, or its own
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
@@ -140,11 +238,10 @@ class LearnableBernoulli(LearnedRates):
         return Mask(weights=keep / torch.sigmoid(-logits), kept=keep)
 
     @override
-    def penalty(self) -> Tensor | None:
-        entropy = -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
+    def penalty(self) -> Tensor:
         if self._estimate is None:
-            return entropy
-        return entropy + ((self.logits - self.logits.detach()) * self._estimate).sum()
+            return super().penalty()
+        return super().penalty() + ((self.logits - self.logits.detach()) * self._estimate).sum()
 
     def _note(self, site: AttentionSite, noise: Tensor) -> None:
         if site.units is not None:
