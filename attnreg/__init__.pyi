@@ -19,14 +19,15 @@ from attnreg.regularizer.providers import MaskProvider as MaskProvider
 from attnreg.regularizer.scheduled import Scheduled as Scheduled
 from attnreg.regularizers.attention_dropout import AttentionDropout as AttentionDropout
 from attnreg.regularizers.attention_dropout import DropAttention as DropAttention
-from attnreg.regularizers.attention_entropy import AttentionEntropy as AttentionEntropy
+from attnreg.regularizers.attention_dropout import DropKey as DropKey
+from attnreg.regularizers.attention_spread import AttentionEntropy as AttentionEntropy
+from attnreg.regularizers.attention_spread import RelaxedAttention as RelaxedAttention
 from attnreg.regularizers.attribution import AttributionProvider as AttributionProvider
 from attnreg.regularizers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
-from attnreg.regularizers.drop_key import DropKey as DropKey
 from attnreg.regularizers.heads import DropHead as DropHead
 from attnreg.regularizers.heads import HeadMask as HeadMask
 from attnreg.regularizers.hidden_attribution_dropout import HiddenAttributionDropout as HiddenAttributionDropout
-from attnreg.regularizers.hidden_cut import HiddenCut as HiddenCut
+from attnreg.regularizers.hidden_dropout import HiddenCut as HiddenCut
 from attnreg.regularizers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.regularizers.hidden_dropout import HiddenKey as HiddenKey
 from attnreg.regularizers.layerdrop import AttentionLayerDrop as AttentionLayerDrop
@@ -37,7 +38,6 @@ from attnreg.regularizers.noise import EmbeddingNoise as EmbeddingNoise
 from attnreg.regularizers.noise import HiddenNoise as HiddenNoise
 from attnreg.regularizers.query_networks import AdversarialAttention as AdversarialAttention
 from attnreg.regularizers.query_networks import ContextualDropout as ContextualDropout
-from attnreg.regularizers.relaxed_attention import RelaxedAttention as RelaxedAttention
 from attnreg.regularizers.structural_mask import StructuralMask as StructuralMask
 from attnreg.regularizers.unidrop import TokenDropout as TokenDropout
 from attnreg.regularizers.unidrop import UniDrop as UniDrop

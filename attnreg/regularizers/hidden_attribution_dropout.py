@@ -42,16 +42,12 @@ class HiddenAttributionDropout(HiddenProvider):
         of hidden states, the attribution and the factor are this project's own.
 
     Example:
-        >>> import attnreg, torch
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
-        >>> provider = HiddenAttributionDropout(p=0.5, q=1.0)
-        >>> handle = attnreg.attach(model, provider)
-        >>> batch = {"input_ids": torch.tensor([[1, 2, 3, 4]]), "labels": torch.tensor([1])}
-        >>> provider.attribute(model, batch)
-        >>> model(**batch).loss.backward()
-        >>> handle.drop_rates()["encoder.0.output"]
-        0.5
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+        >>> with attnreg.attach(model, HiddenAttributionDropout(where="input")) as handle:
+        ...     [site.label for site in handle.sites]
+        ['encoder.0.input', 'encoder.1.input']
     """
 
     schedulable = ("p", "q")

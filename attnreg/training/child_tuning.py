@@ -17,10 +17,9 @@ from attnreg.injection import AttachHandle, undisturbed
 from attnreg.outputs import loss_of
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning, Shared, split_batch
 from attnreg.training.levels import base_of
 from attnreg.training.method import Batch, StepResult, held_by
-from attnreg.training.micro_batches import split_batch
 
 Mode = Literal["F", "D"]
 _LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a ranking does not depend on it

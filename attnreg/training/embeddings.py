@@ -184,14 +184,9 @@ class R3F(FineTuning):
     """Fine-tune by :class:`R3FLoss` (predictions must agree with those on noise), with the arguments of both."""
 
     def __init__(
-        self,
-        *args: Any,
-        weight: NotNegative = 1.0,
-        eps: NotNegative = 1e-5,
-        noise: NoiseKind = "uniform",
-        **shared: Any,
+        self, *args: Any, weight: NotNegative = 1.0, eps: NotNegative = 1e-5, noise: NoiseKind = "uniform", **more: Any
     ) -> None:
-        super().__init__(*args, objective=R3FLoss(weight, eps, noise), **shared)
+        super().__init__(*args, objective=R3FLoss(weight, eps, noise), **more)
 
 
 class FreeLBLoss(EmbeddingObjective):

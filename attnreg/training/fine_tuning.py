@@ -1,4 +1,4 @@
-"""Fine-tuning, plain or under a mask provider."""
+"""Fine-tuning, plain or under a mask provider, on whole batches or in micro-batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing_extensions import override
 from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.outputs import LossFunction, a_batch, loss_of
+from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
 from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
-from attnreg.training.micro_batches import check_splittable, split_batch
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 
@@ -191,24 +190,61 @@ class FineTuning(TrainingMethod):
             return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
         return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        provider = None if self.handle is None else self.handle.provider
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "provider": provider}
+
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": {} if self.scheduler is None else self.scheduler.state_dict(),
-            "provider": {} if self.handle is None else self.handle.provider.state_dict(),
-        }
+        return {name: {} if part is None else part.state_dict() for name, part in self._parts.items()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self.handle is not None:
-            self.handle.provider.load_state_dict(state["provider"])
+        for name, part in self._parts.items():
+            if part is not None:
+                part.load_state_dict(state[name])
 
 
 #: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
 TwoPass = FineTuning
+
+
+def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:
+    """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
+
+    A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
+    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted.
+    """
+    named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
+    rows = {name: len(value) for name, value in tensors.items()}
+    if len(set(rows.values())) != 1:
+        raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
+    first, size = next(iter(rows.items()))
+    columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
+    parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]
+    shifted = shifts_labels(model)
+    terms = [_terms(part, shifted, len(part[first])) for part in parts]
+    total = sum(terms)
+    if not total:  # the loss of the whole batch is no number either
+        return [(batch, 1.0)]
+    return [(part, own / total) for part, own in zip(parts, terms, strict=True) if own]
+
+
+def _terms(part: Batch, shifted: bool, rows: int) -> int:
+    """Return the number of terms in the mean that is the part's loss."""
+    labels = part.get("labels")
+    if labels is None or labels.is_floating_point():
+        return rows
+    return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())
+
+
+def check_splittable(provider: Regularizer) -> None:
+    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch."""
+    for each in provider.parts():
+        if each.decides_for_batch:
+            raise InputError(
+                f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
+                "train on whole batches, without gradient accumulation."
+            )

@@ -112,12 +112,9 @@ def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Modul
     ran = [module for module in found.called if module in set(blocks)]
     if ran != [block for block in blocks if block in set(ran)]:
         raise _unknown(model, "they do not run in the order of their list")
-    seen: set[int] = set()
-    for block in blocks:
-        own = {id(parameter) for parameter in block.parameters()}
-        if own & seen:
-            raise _unknown(model, "they share weights")
-        seen |= own
+    owned = [parameter for block in blocks for parameter in block.parameters()]
+    if len(set(owned)) < len(owned):
+        raise _unknown(model, "they share weights")
     return blocks
 
 

@@ -97,8 +97,7 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linea
             raise _other(name, "an adapter of embeddings")
         for adapter, a in held.items():
             b = layer.lora_B[adapter]
-            trains = a.weight.requires_grad if isinstance(a, nn.Module) else a.requires_grad
-            if not trains:
+            if not (a.weight if isinstance(a, nn.Module) else a).requires_grad:
                 continue
             # Of the layers of peft, those named so run A and B as modules, each once in a pass.
             if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:

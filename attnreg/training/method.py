@@ -20,6 +20,7 @@ from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]
+Hook = Callable[[], None]
 _NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 
 
@@ -182,12 +183,7 @@ class Updater:
             self.accelerator.backward(loss)
 
     def step(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
-        *,
-        before: Callable[[], None] | None = None,
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, before: Hook | None = None
     ) -> None:
         """Clip the gradients, call ``before``, update the parameters and the schedule, and clear the gradients."""
         if self.max_grad_norm is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
 
+@dataclass
 class ForwardPass:
     """Makes the forward passes of an objective on one batch, in a training method or a Trainer.
 
@@ -30,31 +32,24 @@ class ForwardPass:
             those of the second.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        provider: Regularizer | None,
-        run: Callable[[Batch], tuple[Tensor, Any]],
-        title: str = "The objective",
-    ) -> None:
-        self.model = model
-        self.provider = provider
-        self._run = run
-        self._title = title
-        self._passes = 0
+    model: nn.Module
+    provider: Regularizer | None
+    run: Callable[[Batch], tuple[Tensor, Any]]
+    title: str = "The objective"
+    _passes: int = field(default=0, init=False)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make a forward pass; return its loss and the output of the model."""
         self._passes += 1
         if self._passes == 2 and self.provider is not None:
-            check_looks_at_no_batch(self.provider, self._title)
+            check_looks_at_no_batch(self.provider, self.title)
             checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
             if held := [each for each in self.provider.parts() if each.draws_in_prepare and checkpointing]:
                 raise InputError(
-                    f"{self._title} with {type(held[0]).__name__} does not work under gradient checkpointing, which "
+                    f"{self.title} with {type(held[0]).__name__} does not work under gradient checkpointing, which "
                     "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
                 )
-        return self._run(batch)
+        return self.run(batch)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Make a forward pass; return its loss and its logits, which must have gradients."""
@@ -62,7 +57,7 @@ class ForwardPass:
         logits = predictions_of(output)
         if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
             raise InputError(
-                f"{self._title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
+                f"{self.title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
                 "none."
             )
         return loss, logits

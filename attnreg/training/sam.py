@@ -82,20 +82,16 @@ class SAM(FineTuning):
     @contextmanager
     def _perturbed(self) -> Iterator[None]:
         """Move the weights up the accumulated gradients, and clear these; put the same bits back after the block."""
-        weights = [weight for weight in self._weights if weight.grad is not None]
-        # Running statistics would count the perturbed model, too.
-        with put_back((*weights, *self.model.buffers())):
-            self._ascend(weights)
-            yield
-
-    @torch.no_grad()
-    def _ascend(self, weights: list[nn.Parameter]) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        moved = [(weight, weight.grad) for weight in self._weights if weight.grad is not None]
         # Under float16, gradients are multiplied by the loss scale, which the direction does not depend on. If they
         # overflow, the optimizer's step is left out.
-        norm = nn.utils.get_total_norm(gradients)
+        norm = nn.utils.get_total_norm([gradient for _, gradient in moved])
         factor = torch.where(norm.isfinite() & (norm > 0), self.rho / norm, 0.0)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            # `where`, because zero times an infinite gradient is no number.
-            weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
-        self.optimizer.zero_grad(set_to_none=True)
+        # Running statistics would count the perturbed model, too.
+        with put_back((*(weight for weight, _ in moved), *self.model.buffers())):
+            with torch.no_grad():
+                for weight, gradient in moved:
+                    # `where`, because zero times an infinite gradient is no number.
+                    weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
+            self.optimizer.zero_grad(set_to_none=True)
+            yield

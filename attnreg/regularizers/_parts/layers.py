@@ -94,8 +94,8 @@ class LayerwiseProvider(MaskProvider):
         Example:
             >>> from attnreg import ConcreteDropout
             >>> from transformers import BertConfig, BertModel
-            >>> config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
-            >>> ConcreteDropout.for_model(BertModel(config), p=0.5, per="head").rates.shape
+            >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2))
+            >>> ConcreteDropout.for_model(model, p=0.5, per="head").rates.shape
             torch.Size([3, 2])
         """
         free = [p for name, p in inspect.signature(cls).parameters.items() if name not in cls.measured]

@@ -1,4 +1,4 @@
-"""EAR: reward the entropy of attention."""
+"""Attention spread over many keys: rewarded for its entropy, or mixed with the uniform distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from attnreg import AttentionSite, Mask, MaskProvider, functional
-from attnreg.arguments import NotNegative, not_negative
+from attnreg.arguments import NotNegative, Probability, not_negative, probability
 from attnreg.functional.validity import mean_over
 from attnreg.injection.running.repetition import in_backward
 
@@ -79,3 +79,35 @@ class AttentionEntropy(MaskProvider):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entropies": defaultdict(list)}  # tensors with a graph cannot be copied
+
+
+class RelaxedAttention(MaskProvider):
+    r"""Spread a share of each row's attention weights evenly over its valid keys.
+
+    .. math:: A' = (1 - \gamma) A + \gamma U, \qquad U_{ij} = m_{ij} / \textstyle\sum_k m_{ik}
+
+    m is 1 for the keys that the model allows and, composed with a regularizer that drops scores, that are kept. Nothing
+    is drawn or dropped. If the model drops no weights itself, A is not computed:
+    :math:`A' V = (1 - \gamma) A V + \gamma U V`.
+
+    Args:
+        gamma: the share that is spread; 0 changes nothing, 1 makes attention uniform.
+
+    Reference:
+        Relaxed Attention for Transformer Models (arXiv 2209.09735); its "matched inference" is not included.
+
+    Example:
+        >>> RelaxedAttention(0.1)(AttentionSite(shape=(1, 1, 2, 2))).relaxed
+        tensor(0.1000)
+    """
+
+    schedulable = ("gamma",)
+    effect = "spreads attention"
+
+    def __init__(self, gamma: Probability = 0.1) -> None:
+        super().__init__()
+        self.gamma = probability("gamma", gamma)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return Mask(relaxed=torch.as_tensor(self.gamma, dtype=site.dtype, device=site.device))
