@@ -18,15 +18,15 @@ from attnreg.regularizer.providers import HiddenProvider as HiddenProvider
 from attnreg.regularizer.providers import MaskProvider as MaskProvider
 from attnreg.regularizer.scheduled import Scheduled as Scheduled
 from attnreg.regularizers.attention_dropout import AttentionDropout as AttentionDropout
+from attnreg.regularizers.attention_dropout import BernoulliScheduleProvider as BernoulliScheduleProvider
 from attnreg.regularizers.attention_dropout import DropAttention as DropAttention
 from attnreg.regularizers.attention_dropout import DropKey as DropKey
 from attnreg.regularizers.attention_spread import AttentionEntropy as AttentionEntropy
 from attnreg.regularizers.attention_spread import RelaxedAttention as RelaxedAttention
 from attnreg.regularizers.attribution import AttributionProvider as AttributionProvider
-from attnreg.regularizers.bernoulli_schedule import BernoulliScheduleProvider as BernoulliScheduleProvider
 from attnreg.regularizers.heads import DropHead as DropHead
 from attnreg.regularizers.heads import HeadMask as HeadMask
-from attnreg.regularizers.hidden_attribution_dropout import HiddenAttributionDropout as HiddenAttributionDropout
+from attnreg.regularizers.hidden_dropout import HiddenAttributionDropout as HiddenAttributionDropout
 from attnreg.regularizers.hidden_dropout import HiddenCut as HiddenCut
 from attnreg.regularizers.hidden_dropout import HiddenDropout as HiddenDropout
 from attnreg.regularizers.hidden_dropout import HiddenKey as HiddenKey

@@ -120,9 +120,7 @@ def attention_weights(
 def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
     """Apply a score function of ``flex_attention``, which takes one score at a time, to all scores.
 
-    Args:
-        score_mod: function of a score and of its sample, head, query and key index; ``None`` changes nothing.
-        scores: ``(B, H, Q, K)``.
+    It is a function of a score and of its sample, head, query and key index; ``None`` changes nothing.
 
     Example:
         >>> apply_score_mod(lambda score, b, h, q, k: score - (q - k).abs(), torch.zeros(1, 1, 2, 2))[0, 0]

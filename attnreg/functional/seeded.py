@@ -1,13 +1,11 @@
 r"""Random numbers that are a pure function of a seed and a position: the same bits on any device, compiled or not.
 
-The number at sample b, head h, query q and key k is a hash of ``(seed, b, h, q, k)``. A row is hashed in 64 bits, by
-the finalizer of splitmix64; its two halves, a and c, and k are hashed in 32 bits, by two rounds of multiplication:
+A row is hashed in 64 bits, by the finalizer of splitmix64; its two halves, a and c, and k in 32 bits, by two rounds of
+multiplication. Only integer arithmetic with wrap-around is used, which is exact everywhere:
 
 .. math::
     (a, c) = \mathrm{mix}_{64}(\mathrm{mix}_{64}(\text{seed}) + 2^{40} b + 2^{28} h + q), \qquad
     u = 2^{-24} \lfloor 2^{-8}\, \mathrm{mix}_{32}(a + g k,\, c) \rfloor
-
-Only integer arithmetic with wrap-around is used, which is exact everywhere.
 """
 
 from __future__ import annotations

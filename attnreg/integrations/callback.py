@@ -18,8 +18,6 @@ from attnreg.integrations.one_mask import OneMask
 from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.base import Regularizer, described
 
-FOLDER = "attnreg"
-
 
 class AttnRegCallback(TrainerCallback):
     """Steps a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
@@ -80,9 +78,8 @@ class AttnRegCallback(TrainerCallback):
         the callback has a handle, nobody checks then that the Trainer supports the provider.
 
         Raises:
-            InputError: if ``trainer`` is not a :class:`transformers.Trainer`; if the provider needs a
-                :class:`RegularizedTrainer` and ``trainer`` is not the one that was created with it; or if ``one_mask``
-                is not possible.
+            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, the provider needs the
+                :class:`RegularizedTrainer` that was created with it, or ``one_mask`` is not possible.
         """
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
@@ -93,9 +90,8 @@ class AttnRegCallback(TrainerCallback):
         if self._handle is None or getattr(trainer, "handle", None) is not self._handle:
             use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
             _check_supported(self._provider or self.handle.provider, name, use)
-        if self._provider is not None:
-            assert trainer.model is not None
-            self._attach(trainer.model)
+        assert trainer.model is not None
+        self._attach(trainer.model)
         if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
             self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
@@ -104,14 +100,7 @@ class AttnRegCallback(TrainerCallback):
         callbacks.insert(0, self)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Move the provider to the model's device, restore it on resuming, and make it equal in all processes.
-
-        Raises:
-            InputError: if a trainer compares log-probabilities of several passes, which need one mask.
-
-        Warns:
-            AsleepWarning: if the provider is not attached to the trained model, or does not act within its epochs.
-        """
+        """Restore the provider on resuming, on the model's device and in all processes; warn if it cannot act."""
         provider = self.handle.provider
         if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
             ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
@@ -216,4 +205,4 @@ def _check_supported(provider: Regularizer, by: str, use: str) -> None:
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     assert args.output_dir is not None
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "attnreg"

@@ -20,7 +20,7 @@ from attnreg.regularizer.cross_tuning import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
-from attnreg.training.r_drop import RDropLoss
+from attnreg.training.several_passes import RDropLoss
 
 
 class RegularizedTrainer(Trainer):

@@ -116,7 +116,6 @@ class HiddenNoise(HiddenProvider):
         HyPe (ACL 2023, arXiv 2212.08853).
 
     Example:
-        >>> import torch
         >>> states = HiddenNoise(0.1, "uniform")(HiddenSite(shape=(1, 4, 4)), torch.zeros(1, 4, 4))
         >>> bool((states.abs() <= 0.1).all())
         True

@@ -11,9 +11,6 @@ from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
 from attnreg.training.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.cross_entropy import balanced_weights as balanced_weights
-from attnreg.training.embeddings import R3F as R3F
-from attnreg.training.embeddings import FreeLBLoss as FreeLBLoss
-from attnreg.training.embeddings import R3FLoss as R3FLoss
 from attnreg.training.fine_tuning import FineTuning as FineTuning
 from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.levels import reinitialize_top as reinitialize_top
@@ -27,6 +24,9 @@ from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.optim import named_optimizer as named_optimizer
-from attnreg.training.r_drop import RDrop as RDrop
-from attnreg.training.r_drop import RDropLoss as RDropLoss
 from attnreg.training.sam import SAM as SAM
+from attnreg.training.several_passes import R3F as R3F
+from attnreg.training.several_passes import FreeLBLoss as FreeLBLoss
+from attnreg.training.several_passes import R3FLoss as R3FLoss
+from attnreg.training.several_passes import RDrop as RDrop
+from attnreg.training.several_passes import RDropLoss as RDropLoss

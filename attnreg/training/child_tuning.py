@@ -13,11 +13,10 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import InnerProbability, inner_probability, one_of
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle, undisturbed
+from attnreg.injection import undisturbed
 from attnreg.outputs import loss_of
-from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
-from attnreg.training.fine_tuning import FineTuning, Shared, split_batch
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared, split_batch
 from attnreg.training.levels import base_of
 from attnreg.training.method import Batch, StepResult, held_by
 
@@ -70,7 +69,7 @@ class ChildTuning(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         mode: Mode = "F",
         p: InnerProbability = 0.3,

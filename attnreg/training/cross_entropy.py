@@ -23,24 +23,21 @@ class CrossEntropy:
         \ell_t = -(1 - \epsilon) \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} \log p_t(c)
 
     R are the rows or positions with a label, P the other tokens of a causal language model that are predicted and no
-    padding, such as those of a prompt, whose labels are -100.
+    padding, such as those of a prompt, whose labels are -100. Since the sum is divided by the number of labels,
+    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
         smoothing: share of each label that is spread over all C classes (epsilon).
         prompt: weight of a prompt's token, relative to that of a response (lambda); 0 leaves prompts out.
 
-    Shape:
-        logits ``(..., C)`` and labels ``(...)`` of the same shape, integer; returns a 0-d tensor.
-
     Raises:
         InputError: if an argument is out of range, or there is a ``prompt`` but the model is no causal language model.
-            In a step: if there are no logits or the labels are not one class per row or position.
+            In a step: if there are no logits ``(..., C)`` or the labels ``(...)`` are not one class for each.
 
     Reference:
         Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7; weighted instruction tuning
-        (Chatterjee et al., TACL 2025, arXiv 2507.07817). Here, the sum is divided by the number of labels, so that
-        micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
+        (Chatterjee et al., TACL 2025, arXiv 2507.07817).
 
     Example:
         >>> from types import SimpleNamespace

@@ -21,6 +21,8 @@ from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
+Provided = Regularizer | AttachHandle | None
+
 
 class Shared(TypedDict, total=False):
     """Keyword arguments that subclasses of :class:`FineTuning` share with it."""
@@ -59,11 +61,9 @@ class FineTuning(TrainingMethod):
 
     Raises:
         InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the
-            ``loss_function``, the objective or ``micro_batches``. In a step: if there is no loss, or the batch cannot
-            be split.
+            ``loss_function``, the objective or ``micro_batches``. In a step: without a loss, or if it cannot be split.
 
     Example:
-        >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
@@ -77,7 +77,7 @@ class FineTuning(TrainingMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = 1.0,

@@ -58,8 +58,7 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
             ``layers``, or blocks without an order. The model is unchanged then.
 
     Reference:
-        Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. It
-        re-initializes the same modules as the authors' code.
+        Revisiting Few-sample BERT Fine-tuning (Zhang et al., ICLR 2021, arXiv 2006.05987), Section 5.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification

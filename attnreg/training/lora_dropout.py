@@ -114,7 +114,6 @@ def _other(name: str, what: str) -> InputError:
 
 
 def _dropped(layer: nn.Linear, *, rows: float, columns: float) -> Tensor:
-    """Return the weight of a layer without some rows and columns."""
     weight: Tensor = layer.weight
     for dim, p in enumerate((rows, columns)):
         if p:

@@ -13,9 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.levels import base_of
 from attnreg.training.linear import check_free, use_own_weights, use_weights
 from attnreg.training.method import Batch, StepResult
@@ -35,8 +33,8 @@ class Mixout(FineTuning):
     U are the weights at the time the method is made. M is drawn for each layer and each forward pass in training mode.
 
     It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
-    head, or of the whole model if it has none. The ``state_dict`` keys do not change; one copy of U is kept beside the
-    model. The model's own dropout stays on, whereas the paper replaces it.
+    head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's own dropout stays on,
+    whereas the paper replaces it.
 
     Args:
         model, optimizer, provider: as in :class:`FineTuning`; the model is pretrained.
@@ -62,7 +60,7 @@ class Mixout(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         p: ProbabilityBelowOne = 0.7,
         **shared: Unpack[Shared],
@@ -103,7 +101,6 @@ class Mixout(FineTuning):
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers to mix, by their names in the model."""
     base = base_of(model)
     within = set(base.modules())
     # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).

@@ -23,13 +23,11 @@ class ForwardPass:
     """Makes the forward passes of an objective on one batch, in a training method or a Trainer.
 
     ``forward(batch)`` returns the training loss, 0-d, and the output of the model. The loss is that of one pass: it
-    follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``) and includes the penalty of the
-    provider.
+    follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``), with the provider's penalty.
 
     Raises:
-        InputError: in the second pass on the batch, if the masks of the provider hold for one pass: it looks at each
-            batch, or it draws its masks once per pass and gradient checkpointing would recompute the first pass with
-            those of the second.
+        InputError: in the second pass on the batch, if the provider's masks hold for one pass: it looks at each batch,
+            or it draws its masks once per pass and gradient checkpointing would recompute the first with the second's.
     """
 
     model: nn.Module

@@ -17,11 +17,7 @@ OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *, layerwise_decay: float = 1.0) -> AdamW:
     """Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
 
-    Args:
-        model: the model.
-        learning_rate: learning rate.
-        weight_decay: weight decay of matrices.
-        layerwise_decay: see :func:`named_optimizer`.
+    The arguments are those of :func:`named_optimizer`.
 
     Example:
         >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
@@ -55,8 +51,8 @@ def named_optimizer(
         InputError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the model's blocks are not known.
 
     Reference:
-        Layer-wise decay as in Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, after Howard and Ruder (ACL 2018,
-        arXiv 1801.06146). In the authors' code of the former, blocks and embeddings have one factor :math:`\xi` more.
+        Layer-wise decay: Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, in whose code blocks and embeddings
+        have one factor :math:`\xi` more; Howard and Ruder (ACL 2018, arXiv 1801.06146).
 
     Example:
         >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__

@@ -13,9 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, Shared
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.method import Batch, StepResult, draws_repeated, held_by, put_back
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
@@ -41,8 +39,7 @@ class SAM(FineTuning):
         InputError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
 
     Reference:
-        SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Algorithm 1; for language models, Bahri et al. (ACL 2022, arXiv
-        2110.08529).
+        SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Algorithm 1; for language models, arXiv 2110.08529.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -57,7 +54,7 @@ class SAM(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         rho: NotNegative = 0.05,
         **shared: Unpack[Shared],

@@ -143,8 +143,5 @@ def hidden_queries(provider: str, site: str) -> InputError:
 
 
 #: What follows from a model, by the name of the argument.
-MEASURES: dict[str, Callable[[Sequence[SiteInfo], str], Any]] = {
-    "num_layers": depth_of,
-    "num_heads": _heads_of,
-    "head_size": _head_size_of,
-}
+MEASURES: dict[str, Callable[..., Any]]
+MEASURES = {"num_layers": depth_of, "num_heads": _heads_of, "head_size": _head_size_of}

@@ -1,10 +1,9 @@
-"""Objectives on other token embeddings: with a little noise (R3F), or moved to a higher loss (FreeLB, FGM)."""
+"""Objectives of several forward passes: R-Drop; on other token embeddings, R3F, FreeLB and FGM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,19 +23,55 @@ from attnreg.training.objective import ForwardPass, Objective
 
 NoiseKind = Literal["uniform", "normal"]
 _LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a direction does not depend on it
+# Noise for embeddings, given which tokens are no padding, bool, (B, T, 1), and the dimension T, 1; in a model that
+# transposes tokens (XLNet), (T, B, 1) and 0.
+Noise = Callable[[Tensor, Tensor, int], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """The tokens that an embedding module has looked up.
+class RDropLoss(Objective):
+    r"""The loss of two forward passes under different dropout, and of the difference between their predictions.
+
+    .. math:: \mathcal L = \tfrac12 \Big( \mathcal L_1 + \mathcal L_2 + \alpha \cdot
+        \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big) \Big)
+
+    This is half of the paper's loss, so that learning rate and gradient clipping keep their meaning without R-Drop. The
+    two passes differ in the model's own dropout and in the provider's masks.
 
     Args:
-        real: which are no padding, bool, ``(B, T, 1)``, or ``(T, B, 1)`` in a model that transposes them (XLNet).
-        dim: dimension of the tokens, 1 or 0.
+        alpha: weight of the difference between the two predictions (alpha in the paper).
+
+    Raises:
+        InputError: if an argument is out of range, or the provider does not allow two passes (:class:`ForwardPass`). In
+            a step: if there are no logits, or the labels do not fit them.
+
+    Reference:
+        R-Drop (NeurIPS 2021, arXiv 2106.14448), Eq. 1 to 4 and Algorithm 1.
+
+    Example:
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+        >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), objective=RDropLoss(alpha=0.5))
+        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
+        torch.Size([])
     """
 
-    real: Tensor
-    dim: int
+    title = "R-Drop"
+    passes = 2
+
+    def __init__(self, alpha: NotNegative = 1.0) -> None:
+        self.alpha = not_negative("alpha", alpha)
+
+    @override
+    def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
+        (first, logits), (second, other) = (forward.predict(batch) for _ in range(2))
+        return (first + second + self.alpha * forward.disagreement(batch, logits, other)) / 2
+
+
+class RDrop(FineTuning):
+    """Fine-tune by :class:`RDropLoss` (two passes under different dropout must agree), with the arguments of both."""
+
+    def __init__(self, *args: Any, alpha: NotNegative = 1.0, **more: Any) -> None:
+        super().__init__(*args, objective=RDropLoss(alpha), **more)
 
 
 class EmbeddingObjective(Objective):
@@ -66,8 +101,8 @@ class EmbeddingObjective(Objective):
             )
 
     @contextmanager
-    def noised(self, model: nn.Module, batch: Batch, noise: Callable[[Tensor, Tokens], Tensor]) -> Iterator[None]:
-        """Add noise to the embeddings of the batch's tokens, within the block, given the embeddings and the tokens."""
+    def noised(self, model: nn.Module, batch: Batch, noise: Noise) -> Iterator[None]:
+        """Add noise to the embeddings of the batch's tokens, within the block."""
         found = False
 
         def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
@@ -76,7 +111,7 @@ class EmbeddingObjective(Objective):
             if tokens is None:
                 return None  # other tokens, such as those of a decoder
             found = True
-            return self._rounding.add(embedded, noise(embedded, tokens))
+            return self._rounding.add(embedded, noise(embedded, *tokens))
 
         with ExitStack() as hooks:
             for module in self._lookups(model):
@@ -108,8 +143,8 @@ class EmbeddingObjective(Objective):
         return found
 
 
-def _tokens(ids: Tensor, batch: Batch) -> Tokens | None:
-    """Return what looked-up tokens are; ``None`` if they are not those of the batch."""
+def _tokens(ids: Tensor, batch: Batch) -> tuple[Tensor, int] | None:
+    """Return what noise is given; ``None`` if looked-up tokens are not those of the batch."""
     given = batch["input_ids"].flatten(0, -2)
     mask = batch.get("attention_mask")
     real = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
@@ -117,7 +152,7 @@ def _tokens(ids: Tensor, batch: Batch) -> Tokens | None:
         length = tokens.shape[1]
         if ids.dim() == 2 and len(ids) == len(tokens) and torch.equal(ids[:, :length], tokens):
             padded = F.pad(positions, (0, ids.shape[1] - length))  # Longformer pads inputs further
-            return Tokens(padded[..., None], dim)
+            return padded[..., None], dim
     return None
 
 
@@ -130,7 +165,7 @@ class R3FLoss(EmbeddingObjective):
 
     z is added to the token embeddings of all real positions. For a model with one output (regression), the mean squared
     difference of the two scores replaces the two KL terms. The loss and the penalty of a provider are those of the pass
-    without noise. As in the authors' code, each pass draws its own dropout and masks: with the paper's
+    without noise. Each pass draws its own dropout and masks, as in the authors' code: with the paper's
     :math:`\epsilon = 10^{-5}`, the two predictions differ mostly by dropout, as in :class:`RDropLoss`.
 
     Args:
@@ -175,9 +210,9 @@ class R3FLoss(EmbeddingObjective):
         directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
         return loss + self.weight * directions * forward.disagreement(batch, logits, other)
 
-    def _drawn(self, embedded: Tensor, tokens: Tokens) -> Tensor:
+    def _drawn(self, embedded: Tensor, real: Tensor, dim: int) -> Tensor:
         noise = torch.randn_like(embedded) if self.noise == "normal" else 2 * torch.rand_like(embedded) - 1
-        return (self.eps * noise).masked_fill(~tokens.real, 0.0)
+        return (self.eps * noise).masked_fill(~real, 0.0)
 
 
 class R3F(FineTuning):
@@ -248,11 +283,11 @@ class FreeLBLoss(EmbeddingObjective):
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         self.check_tokens(batch)
         seed = int(new_seed())
-        now: list[tuple[Tensor, Tokens]] = []  # delta in this pass
+        now: list[tuple[Tensor, Tensor, int]] = []  # delta in this pass, and its tokens
 
-        def delta_of(embedded: Tensor, tokens: Tokens) -> Tensor:
+        def delta_of(embedded: Tensor, real: Tensor, dim: int) -> Tensor:
             if not now:
-                now.append((self._first(embedded, tokens, seed).requires_grad_(), tokens))
+                now.append((self._first(embedded, real, dim, seed).requires_grad_(), real, dim))
             return now[0][0].to(embedded.dtype)
 
         losses = []
@@ -262,20 +297,19 @@ class FreeLBLoss(EmbeddingObjective):
             with repeated, self.noised(forward.model, batch, delta_of):
                 losses.append(forward(batch)[0])
             if not is_last:
-                delta, tokens = now[0]
-                now[0] = self._moved(losses[-1], delta, tokens).requires_grad_(), tokens
+                now[0] = self._moved(losses[-1], *now[0]).requires_grad_(), *now[0][1:]
         return torch.stack(losses).mean()
 
-    def _first(self, embedded: Tensor, tokens: Tokens, seed: int) -> Tensor:
+    def _first(self, embedded: Tensor, real: Tensor, dim: int, seed: int) -> Tensor:
         dtype = torch.promote_types(embedded.dtype, torch.float32)
         if not self.start:
             return torch.zeros_like(embedded, dtype=dtype)
-        values = tokens.real.sum(tokens.dim, keepdim=True).clamp(min=1) * embedded.shape[-1]
+        values = real.sum(dim, keepdim=True).clamp(min=1) * embedded.shape[-1]
         # Of a seed, because the passes repeat what they draw.
         uniform = functional.seeded_uniform(seed, embedded.shape, device=embedded.device).to(dtype)
-        return (self.start * (2 * uniform - 1) / values.sqrt()).masked_fill(~tokens.real, 0.0)
+        return (self.start * (2 * uniform - 1) / values.sqrt()).masked_fill(~real, 0.0)
 
-    def _moved(self, loss: Tensor, delta: Tensor, tokens: Tokens) -> Tensor:
+    def _moved(self, loss: Tensor, delta: Tensor, real: Tensor, dim: int) -> Tensor:
         """Move up the gradient of the loss, by sequence, and back into the ball."""
         try:
             (gradient,) = torch.autograd.grad(_LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
@@ -285,9 +319,9 @@ class FreeLBLoss(EmbeddingObjective):
             raise InputError("FreeLB needs gradient checkpointing with `use_reentrant=False`.") from error
         if gradient is None:
             raise InputError("FreeLB needs a loss that depends on the token embeddings: they may be detached in it.")
-        gradient, dims = gradient.masked_fill(~tokens.real, 0.0), (tokens.dim, 2)
-        norm = torch.linalg.vector_norm(gradient, dim=dims, keepdim=True)
+        gradient = gradient.masked_fill(~real, 0.0)
+        norm = torch.linalg.vector_norm(gradient, dim=(dim, 2), keepdim=True)
         # `where`, because zero times an infinite gradient is no number.
         moved = torch.where(norm.isfinite() & (norm > 0), gradient / norm, 0.0) * self.step_size + delta.detach()
-        norm = torch.linalg.vector_norm(moved, dim=dims, keepdim=True)
+        norm = torch.linalg.vector_norm(moved, dim=(dim, 2), keepdim=True)
         return torch.where(norm > self.radius, moved * (self.radius / norm), moved)
