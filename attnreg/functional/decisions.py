@@ -257,7 +257,7 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
 def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
     """Compute the share of dropped units: float32, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
 
-    ``keep`` may also be a factor that is 0 where dropped; with ``by_head``, in all four dimensions. ``units`` are counted.
+    ``keep`` may be a factor, 0 where dropped; with ``by_head``, it has four dimensions. ``units`` are those to count.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
