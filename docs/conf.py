@@ -52,7 +52,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:class",
-        r"(?!attnreg\.([A-Z]|functional\.|training\.[A-Z]|integrations\.[A-Z])).*",
+        r"(?!attnreg\.([A-Z]|functional\.\w+$|training\.[A-Z]|integrations\.[A-Z])).*",
     )
 ]
 

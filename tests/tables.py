@@ -67,7 +67,8 @@ def table(place: Path) -> str:
     """The rows, with links as seen from a file."""
     in_docs = place.parent == FOLDER
     rows = [["regularizer", "what it does", "choose it if"], ["---"] * 3]
-    for name, cls in sorted(built_in().items(), key=lambda item: item[1].__module__.startswith("attnreg.regularizer.")):
+    folders = ["attendout", "regularizers", "regularizer"]
+    for name, cls in sorted(built_in().items(), key=lambda x: (folders.index(x[1].__module__.split(".")[1]), x[0])):
         if name not in PAGE_OF:
             continue
         summary = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")

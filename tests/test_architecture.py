@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnreg
+from attnreg._lazy import listed_names
 from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,7 @@ def modules():
 
 
 MODULES = modules()
+HOMES = {f"attnreg.{name}": module for name, module in listed_names(attnreg.__file__).items()}  # of public names
 
 
 def imports(name):
@@ -87,7 +89,7 @@ def imports(name):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else node.module
+                yield whole if whole in MODULES else HOMES.get(whole, node.module)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 

@@ -124,8 +124,8 @@ def test_frozen_and_left_out_weights_are_no_candidates():
         ({"p": 0.0}, "Expected `p`"),
         ({"p": 1.0}, "Expected `p`"),
         ({"mode": "E"}, "Expected `mode`"),
-        ({"mode": "D"}, "needs `data` for mode"),
-        ({"data": DATA}, "uses `data` for mode"),
+        ({"mode": "D"}, "needs `data`, batches of"),
+        ({"data": DATA}, 'for mode "D", and only for it'),
     ],
 )
 def test_wrong_arguments(options, says):

@@ -88,8 +88,8 @@ def losses_of_passes(model, objective, batch=BATCH, provider=None):
     seen = []
 
     def noted(forward, batch):
-        inner = forward._run
-        forward._run = lambda batch: (seen.append(inner(batch)), seen[-1])[1]
+        inner = forward.run
+        forward.run = lambda batch: (seen.append(inner(batch)), seen[-1])[1]
         return objective(forward, batch)
 
     FineTuning(model, sgd(model), provider, objective=noted).step(batch)

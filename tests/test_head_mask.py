@@ -160,8 +160,8 @@ def test_a_layer_without_that_many_heads_is_refused(heads):
 
 
 test_arguments_out_of_range = refused(
-    (lambda: attnreg.HeadMask(0), "Expected `heads` to be the number of heads to mask, at least 1, got 0"),
+    (lambda: attnreg.HeadMask(0), "Expected `heads` to be at least 1, got 0"),
     (lambda: attnreg.HeadMask(0.5), "got 0.5"),
     (lambda: attnreg.HeadMask(1, by="chance"), "Expected `by` to be one of random, importance, got 'chance'"),
-    (lambda: attnreg.HeadMask(1, target="gold"), "Expected `target` to be one of 'loss', .*got 'gold'"),
+    (lambda: attnreg.HeadMask(1, target="gold"), "Expected `target` to be 'loss', .*got 'gold'"),
 )

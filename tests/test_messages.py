@@ -12,7 +12,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback
 from attnreg.training import AttackerDefender, FineTuning, RDropLoss, adamw
-from attnreg.training.micro_batches import split_batch
+from attnreg.training.fine_tuning import split_batch
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,7 +8,7 @@ from packaging.version import Version
 import attnreg
 from attnreg.outputs import shifts_labels
 from attnreg.training import SAM, FineTuning, RDrop, WeightedCrossEntropy
-from attnreg.training.micro_batches import split_batch
+from attnreg.training.fine_tuning import split_batch
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
 from tests.method_cases import bert, sgd, weights, without_chance

@@ -67,7 +67,7 @@ def added(model, batch, **options):
         model(**batch)
         clean = list(seen)
         seen.clear()
-        with objective._noised(model, batch):
+        with objective.noised(model, batch, objective._drawn):
             for hook in hooks:
                 for module in model.modules():
                     if hook.id in module._forward_hooks:

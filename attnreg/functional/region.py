@@ -1,9 +1,4 @@
-r"""The candidate region of AD-DROP: the keys with the highest attribution in each row.
-
-A gradient with respect to attention weights may be given as two small factors: attention returns :math:`O = A V`, so
-:math:`\partial s / \partial A = (\partial s / \partial O) V^\top` exactly. The factors take Q·D and K·D numbers per
-head, the product Q·K.
-"""
+"""The candidate region of AD-DROP: the keys with the highest attribution in each row."""
 
 from __future__ import annotations
 
@@ -27,16 +22,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
     holds all keys at or above the value at rank :math:`\lfloor (1 - p)\, n \rfloor` (p·n keys, rounded up, and ties).
     The low region holds all keys below the value at rank :math:`\lfloor p\, n \rfloor` (p·n keys, rounded down, less
     ties), and all n keys for p = 1. Both are empty for p = 0, and for a row whose attributions are all equal, which has
-    no ranking.
-
-    Args:
-        attribution: ``(B, H, Q, K)``.
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
-        p: share of the valid keys, in ``[0, 1]``.
-        region: ``"high"`` (highest attributions) or ``"low"`` (lowest).
-
-    Returns:
-        bool, ``(B, H, Q, K)``, ``True`` = in the region; ``False`` at all positions that are not valid.
+    no ranking. Returns bool, ``(B, H, Q, K)``, as is ``attribution``.
 
     Raises:
         InputError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
@@ -79,12 +65,7 @@ def weights_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
 
     .. math:: \frac{\partial s}{\partial A} = \frac{\partial s}{\partial O} V^\top, \quad O = A V
 
-    Args:
-        output_gradient: ``(B, H, Q, D)``.
-        value: ``(B, H, K, D)``, or ``(B, H_kv, K, D)`` with H a multiple of H_kv.
-
-    Returns:
-        ``(B, H, Q, K)``, in float32 or wider, also under autocast.
+    ``value`` may have fewer heads. Returns ``(B, H, Q, K)``, in float32 or wider, also under autocast.
 
     Example:
         >>> weights_gradient(torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]]))
@@ -104,9 +85,10 @@ def factored_region(
     *,
     positions: int = POSITIONS,
 ) -> Tensor:
-    """Select the :func:`candidate_region` of the :func:`weights_gradient`, in chunks of query rows.
+    """Select the :func:`candidate_region` of the :func:`weights_gradient`, which need not be in memory as a whole.
 
-    About ``positions`` entries of the gradient are in memory at a time, but at least one query row.
+    The two factors take Q·D and K·D numbers per head, their product Q·K; about ``positions`` of it, but at least one
+    query row, are in memory at a time.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

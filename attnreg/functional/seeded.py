@@ -1,13 +1,11 @@
 r"""Random numbers that are a pure function of a seed and a position: the same bits on any device, compiled or not.
 
-The number at sample b, head h, query q and key k is a hash of ``(seed, b, h, q, k)``. A row is hashed in 64 bits, by
-the finalizer of splitmix64; its two halves, a and c, and k are hashed in 32 bits, by two rounds of multiplication:
+A row is hashed in 64 bits, by the finalizer of splitmix64; its two halves, a and c, and k in 32 bits, by two rounds of
+multiplication. Only integer arithmetic with wrap-around is used, which is exact everywhere:
 
 .. math::
     (a, c) = \mathrm{mix}_{64}(\mathrm{mix}_{64}(\text{seed}) + 2^{40} b + 2^{28} h + q), \qquad
     u = 2^{-24} \lfloor 2^{-8}\, \mathrm{mix}_{32}(a + g k,\, c) \rfloor
-
-Only integer arithmetic with wrap-around is used, which is exact everywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +13,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 BITS = 24  # of a number, as many as float32 holds
 CHUNK = 2**16  # positions hashed at once on a CPU, so that they stay in its cache
@@ -29,18 +29,20 @@ SHIFTS_64 = 30, 27
 MULTIPLIERS_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+class Place(TypedDict, total=False):
+    """Where the positions of a tensor are; see :func:`seeded_uniform`."""
+
+    device: torch.device | None
+    first_query: int | Tensor
+    samples: Tensor | None
+    first_key: Tensor | None
+
+
 def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Return the random numbers at some positions.
+    """Return the random numbers at some positions: float32 in ``[0, 1)``, multiples of 2^-24.
 
-    Args:
-        seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
-        b: indices of samples, int64, at most 2^23; all indices broadcast.
-        h: indices of heads, at most 2^12.
-        q: indices of queries, at most 2^28.
-        k: indices of keys.
-
-    Returns:
-        float32 in ``[0, 1)``, multiples of 2^-24.
+    The seed is any integer; or int64, 0-d, so that compiled code serves all seeds. b, h, q and k are indices of samples
+    (at most 2^23), heads (2^12), queries (2^28) and keys, int64, which broadcast.
 
     Example:
         >>> one, keys = torch.tensor(0), torch.arange(4)
@@ -51,10 +53,7 @@ def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
 
 
 def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: float | Tensor) -> Tensor:
-    """Decide at some positions, as in :func:`uniform_at`, whether to keep them.
-
-    Returns:
-        bool, ``True`` = kept: the number of :func:`uniform_at` is at least p, which may be a tensor that broadcasts.
+    """Decide at some positions whether to keep them: whether :func:`uniform_at` is at least p, which may broadcast.
 
     Example:
         >>> b, h, q, k = torch.zeros(4, dtype=torch.long), torch.tensor(0), torch.tensor(0), torch.arange(4)
@@ -64,57 +63,33 @@ def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: f
     return _at_least(_hashed(row_words(seed, b, h, q), key_steps(k)), p)
 
 
-def seeded_uniform(
-    seed: int | Tensor,
-    shape: Sequence[int],
-    *,
-    device: torch.device | None = None,
-    first_query: int | Tensor = 0,
-    samples: Tensor | None = None,
-    first_key: Tensor | None = None,
-) -> Tensor:
-    """Return the random numbers at all positions of a tensor.
+def seeded_uniform(seed: int | Tensor, shape: Sequence[int], **place: Unpack[Place]) -> Tensor:
+    """Return the random numbers of :func:`uniform_at` at all positions of a tensor.
 
     Args:
-        seed: any integer; or int64, 0-d, so that compiled code serves all seeds.
+        seed: as in :func:`uniform_at`.
         shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
-        device: device of the result, which does not change the bits.
-        first_query: index of the first query; a tensor must broadcast to ``(B, H, Q)``, as must ``first_key``.
-        samples: index of each sample, ``(B,)``, in the first of two to four dimensions (default: from 0).
-        first_key: index of the first key (default: 0).
-
-    Returns:
-        float32 in ``[0, 1)``, in this shape.
+        place: ``device`` of the result, which does not change the bits; ``samples``, the index of each sample,
+            ``(B,)``, in the first of two to four dimensions; ``first_query`` and ``first_key``, the indices of the
+            first query and key, of which tensors must broadcast to ``(B, H, Q)``. By default, all begin at 0.
 
     Example:
         >>> whole = seeded_uniform(7, (2, 3, 4, 5))
         >>> bool(whole[1, 2, 3, 4] == uniform_at(7, *torch.tensor([1, 2, 3, 4])))
         True
     """
-    return _everywhere(seed, shape, device, None, first_query, samples, first_key)
+    return _everywhere(seed, shape, None, **place)
 
 
-def seeded_keep(
-    seed: int | Tensor,
-    shape: Sequence[int],
-    p: float | Tensor,
-    *,
-    device: torch.device | None = None,
-    first_query: int | Tensor = 0,
-    samples: Tensor | None = None,
-    first_key: Tensor | None = None,
-) -> Tensor:
-    """Decide at all positions of a tensor, as in :func:`seeded_uniform`, whether to keep them.
-
-    Returns:
-        bool, in this shape, ``True`` = kept: the number is at least p; a tensor p must be 0-d.
+def seeded_keep(seed: int | Tensor, shape: Sequence[int], p: float | Tensor, **place: Unpack[Place]) -> Tensor:
+    """Decide at all positions of a tensor whether to keep them: whether :func:`seeded_uniform` is at least p, 0-d.
 
     Example:
         >>> keep = seeded_keep(7, (2, 3, 4, 5), p=0.3)
         >>> bool(keep[1, 2, 3, 4] == keep_at(7, *torch.tensor([1, 2, 3, 4]), p=0.3))
         True
     """
-    return _everywhere(seed, shape, device, p, first_query, samples, first_key)
+    return _everywhere(seed, shape, p, **place)
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
@@ -156,11 +131,11 @@ def key_steps(k: Tensor) -> Tensor:
 def _everywhere(
     seed: int | Tensor,
     shape: Sequence[int],
-    device: torch.device | None,
     p: float | Tensor | None,
-    first_query: int | Tensor,
-    samples: Tensor | None,
-    first_key: Tensor | None,
+    device: torch.device | None = None,
+    first_query: int | Tensor = 0,
+    samples: Tensor | None = None,
+    first_key: Tensor | None = None,
 ) -> Tensor:
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
     places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
@@ -229,21 +204,19 @@ def _threshold(p: float | Tensor) -> int:
 
 def _mix_64(x: int | Tensor) -> int | Tensor:
     """Apply the finalizer of splitmix64, in arithmetic modulo 2^64."""
-    return _mix_tensor(x) if isinstance(x, Tensor) else _mix_int(x)
+    if isinstance(x, Tensor):
+        return _mix_tensor(x)
+    x %= 2**64
+    for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
+        x = (x ^ x >> shift) * multiplier % 2**64
+    x ^= x >> 31
+    return x - 2**64 if x >= 2**63 else x
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
     for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
         x = (x ^ _shifted(x, shift)) * (multiplier - 2**64)
     return x ^ _shifted(x, 31)
-
-
-def _mix_int(x: int) -> int:
-    x %= 2**64
-    for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
-        x = (x ^ x >> shift) * multiplier % 2**64
-    x ^= x >> 31
-    return x - 2**64 if x >= 2**63 else x
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

@@ -45,16 +45,9 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
     """Select the valid positions of real query rows, which drop rates and log-probabilities count.
 
     A model's mask forbids padding *keys* but does not mask the rows of padding *queries*. In self-attention, a query is
-    padding if no query may attend to the key at its position. Rows of padding do not count, nor do rows without a valid
-    key.
+    padding if no query may attend to the key at its position. Rows of padding or without a valid key do not count.
 
-    Args:
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
-        shape: ``(B, H, Q, K)``.
-        self_attention: whether queries and keys are the same sequence.
-
-    Returns:
-        bool, broadcastable to ``(B, H, Q, K)``.
+    Without ``self_attention``, queries and keys are different sequences. Returns bool, broadcastable to ``shape``.
 
     Example:
         >>> units(torch.tensor([True, False]).view(1, 1, 1, 2), (1, 1, 2, 2)).int()[0, 0]
@@ -71,23 +64,12 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
 
 
 def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:
-    """Find where sequences begin, also after left padding and in rows that pack several sequences.
+    """Find where sequences begin, bool, ``(B, K)``, also after left padding and in rows that pack several sequences.
 
     In self-attention, a sequence begins at each position whose first allowed key is that position itself. In other
-    attention, it begins at the first key that any query may attend to.
-
-    Args:
-        valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model; ``None`` means all.
-        shape: ``(B, H, Q, K)``.
-        self_attention: whether queries and keys are the same sequence.
-
-    Returns:
-        bool, ``(B, K)``.
+    attention, it begins at the first key that any query may attend to. Arguments are as in :func:`units`.
 
     Example:
-        >>> left_padded = torch.tensor([False, True, True]).view(1, 1, 1, 3)
-        >>> sequence_starts(left_padded, (1, 2, 3, 3))
-        tensor([[False,  True, False]])
         >>> packed = torch.block_diag(torch.ones(1, 1), torch.ones(2, 2)).bool()
         >>> sequence_starts(packed, (1, 2, 3, 3))
         tensor([[ True,  True, False]])

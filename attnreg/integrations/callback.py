@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from accelerate.utils import broadcast
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from attnreg.arguments import true_or_false
 from attnreg.errors import AsleepWarning, InputError
@@ -17,8 +17,6 @@ from attnreg.injection import AttachHandle, attach
 from attnreg.integrations.one_mask import OneMask
 from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.base import Regularizer, described
-
-FOLDER = "attnreg"
 
 
 class AttnRegCallback(TrainerCallback):
@@ -62,7 +60,7 @@ class AttnRegCallback(TrainerCallback):
             )
         return self._handle
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach the provider, if the callback was created with one that needs no :class:`RegularizedTrainer`."""
         model = kwargs.get("model")
         if self._provider is not None and isinstance(model, nn.Module):
@@ -80,9 +78,8 @@ class AttnRegCallback(TrainerCallback):
         the callback has a handle, nobody checks then that the Trainer supports the provider.
 
         Raises:
-            InputError: if ``trainer`` is not a :class:`transformers.Trainer`; if the provider needs a
-                :class:`RegularizedTrainer` and ``trainer`` is not the one that was created with it; or if ``one_mask``
-                is not possible.
+            InputError: if ``trainer`` is not a :class:`transformers.Trainer`, the provider needs the
+                :class:`RegularizedTrainer` that was created with it, or ``one_mask`` is not possible.
         """
         name = type(trainer).__name__
         if not isinstance(trainer, Trainer):
@@ -93,9 +90,8 @@ class AttnRegCallback(TrainerCallback):
         if self._handle is None or getattr(trainer, "handle", None) is not self._handle:
             use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
             _check_supported(self._provider or self.handle.provider, name, use)
-        if self._provider is not None:
-            assert trainer.model is not None
-            self._attach(trainer.model)
+        assert trainer.model is not None
+        self._attach(trainer.model)
         if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
             self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
@@ -103,17 +99,8 @@ class AttnRegCallback(TrainerCallback):
             callbacks.remove(self)
         callbacks.insert(0, self)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Move the provider to the model's device, restore it on resuming, and make it equal in all processes.
-
-        Raises:
-            InputError: if a trainer compares log-probabilities of several passes, which need one mask.
-
-        Warns:
-            AsleepWarning: if the provider is not attached to the trained model, or does not act within its epochs.
-        """
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Restore the provider on resuming, on the model's device and in all processes; warn if it cannot act."""
         provider = self.handle.provider
         if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
             ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
@@ -123,8 +110,7 @@ class AttnRegCallback(TrainerCallback):
         if state.global_step and provider.state_dict():
             folder = _folder(args, state)
             if folder.is_dir():
-                classes = {type(each) for each in provider.parts()}
-                saved = Regularizer.from_pretrained(folder, list(classes))
+                saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
                 provider.load_state_dict(saved.state_dict())
             else:
                 warnings.warn(
@@ -138,13 +124,11 @@ class AttnRegCallback(TrainerCallback):
                 broadcast(tensor)
         self._clear_gradients()
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Tell the provider that an epoch begins."""
         self.handle.provider.on_epoch(math.floor((state.epoch or 0.0) + 1e-6))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""
         if rates := self.handle.drop_rate_tensors():
             self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
@@ -153,24 +137,18 @@ class AttnRegCallback(TrainerCallback):
         self._clear_gradients()
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
         """Add the drop rates, averaged over the steps since the last log, to the logs of the training loss."""
         # SetFit renames the loss, but every Trainer logs the learning rate with it, and only with it.
         if logs is None or "learning_rate" not in logs or not self._steps:
             return
-        rates = {label: float(total) / self._steps for label, total in self._sums.items()}
+        added = {f"drop_rate/{label}": round(float(total) / self._steps, 4) for label, total in self._sums.items()}
         self._sums, self._steps = {}, 0
-        added = {f"drop_rate/{label}": round(rate, 4) for label, rate in rates.items()}
         logs.update(added)
         state.log_history[-1].update(added)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Save the provider in the folder ``attnreg`` of the checkpoint."""
         if not state.is_world_process_zero:
             return
@@ -199,11 +177,7 @@ class AttnRegCallback(TrainerCallback):
 def attach_in_trainer(
     model: nn.Module, provider: Regularizer, own_dropout: Literal["torch", "seeded"] = "torch"
 ) -> AttachHandle:
-    """Attach a provider to a Trainer's model: to all of it, or to the model of transformers that it wraps.
-
-    Models of transformers and PEFT are taken as they are. Others, such as ``SentenceTransformer``, contain a model of
-    transformers but take other inputs.
-    """
+    """Attach a provider to a Trainer's model; if it wraps one of transformers (``SentenceTransformer``), to that."""
     if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # of PEFT
         return attach(model, provider, own_dropout=own_dropout)
     inner: dict[str, nn.Module] = {}
@@ -220,18 +194,15 @@ def attach_in_trainer(
 
 def _check_supported(provider: Regularizer, by: str, use: str) -> None:
     for each in reversed(provider.parts()):  # inner ones first, to name them
-        if why := _needs_more_than_masks(each):
-            raise InputError(f"{type(each).__name__} {why}, which {by} does not support. Use {use}.")
-
-
-def _needs_more_than_masks(provider: Regularizer) -> str | None:
-    if provider.looks_at_batches:
-        return "looks at each batch before the training step on it (`attribute`)"
-    if type(provider).penalty is not Regularizer.penalty:
-        return "adds to the loss (`penalty`)"
-    return "is trained by the loss" if provider.learned_parameters() else None
+        needs = {
+            "looks at each batch before the training step on it (`attribute`)": each.looks_at_batches,
+            "adds to the loss (`penalty`)": type(each).penalty is not Regularizer.penalty,
+            "is trained by the loss": bool(each.learned_parameters()),
+        }
+        if why := [reason for reason, needed in needs.items() if needed]:
+            raise InputError(f"{type(each).__name__} {why[0]}, which {by} does not support. Use {use}.")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     assert args.output_dir is not None
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FOLDER
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "attnreg"

@@ -20,7 +20,7 @@ from attnreg.regularizer.containers import CrossTuning
 from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
-from attnreg.training.r_drop import RDropLoss
+from attnreg.training.several_passes import RDropLoss
 
 
 class RegularizedTrainer(Trainer):
@@ -28,16 +28,11 @@ class RegularizedTrainer(Trainer):
 
     Before each training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
     added to the loss. Its learned parameters are trained by the Trainer's optimizer, without weight decay or gradient
-    clipping, and are in the checkpoints. A G-Net draws masks here but is not trained; AttendOut's game trains it.
-
-    To combine it with another Trainer, such as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
-
-    Works with gradient accumulation, mixed precision, gradient checkpointing, label smoothing, resuming, and several
-    processes (DistributedDataParallel), which all train the same provider. It adds an :class:`AttnRegCallback`.
+    clipping, and are in the checkpoints. It adds an :class:`AttnRegCallback`. To combine it with another Trainer, such
+    as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
 
     With gradient accumulation, the loss is the mean of the micro-batches' means, because many models of transformers
-    accept ``num_items_in_batch`` but ignore it (the stock Trainer then multiplies loss and gradients by the number of
-    micro-batches). If your model uses it, set ``model.accepts_loss_kwargs = True``.
+    accept ``num_items_in_batch`` but ignore it. If your model uses it, set ``model.accepts_loss_kwargs = True``.
 
     Args:
         args: arguments of :class:`transformers.Trainer`.
@@ -46,8 +41,7 @@ class RegularizedTrainer(Trainer):
         objective: an objective such as ``RDropLoss()``, whose passes are those of the Trainer's ``compute_loss``; by
             default the loss of one pass.
         kwargs: keyword arguments of :class:`transformers.Trainer`; with a provider, no ``model_init``. If you pass
-            ``optimizers``, the optimizer must contain the provider's learned parameters. The Trainer's own optimizer
-            contains them, with the model's learning rate.
+            ``optimizers``, the optimizer must contain the provider's learned parameters, as the Trainer's own does.
 
     Raises:
         InputError: if ``model_init`` is given with a provider, the optimizer lacks the provider's learned parameters,
@@ -58,12 +52,9 @@ class RegularizedTrainer(Trainer):
         >>> from attnreg.training import RDropLoss
         >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> trainer = RegularizedTrainer(
-        ...     model,
-        ...     TrainingArguments("runs", report_to="none", use_cpu=True),
-        ...     provider=attnreg.AttentionEntropy(0.1),
-        ...     objective=RDropLoss(alpha=0.5),
-        ... )
+        >>> arguments = TrainingArguments("runs", report_to="none", use_cpu=True)
+        >>> provider = attnreg.AttentionEntropy(0.1)
+        >>> trainer = RegularizedTrainer(model, arguments, provider=provider, objective=RDropLoss(alpha=0.5))
         >>> [site.label for site in trainer.handle.sites]
         ['encoder.0']
     """
@@ -145,14 +136,13 @@ class RegularizedTrainer(Trainer):
         of_one_pass = super().compute_loss
         if not model.training:
             return of_one_pass(model, inputs, return_outputs, num_items_in_batch)
+        parts, outputs = self._divisor(num_items_in_batch), []
         if self.objective is None:
             result = of_one_pass(model, inputs, return_outputs, num_items_in_batch)
-            penalty = self._penalty()
-            if penalty is None:
+            if (penalty := self._penalty()) is None:
                 return result
-            penalty = penalty / self._divisor(num_items_in_batch)
+            penalty = penalty / parts
             return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
-        parts, outputs = self._divisor(num_items_in_batch), []
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
@@ -197,24 +187,15 @@ class RegularizedTrainer(Trainer):
 class ADDropTrainer(RegularizedTrainer):
     """A :class:`RegularizedTrainer` whose provider is AD-DROP with cross-tuning, unless another one is given.
 
-    Args:
-        args: arguments of :class:`transformers.Trainer`.
-        provider: as in :class:`RegularizedTrainer`. Default: ``CrossTuning(AttributionProvider())``.
-        kwargs: keyword arguments of :class:`RegularizedTrainer`, except ``model_init``.
+    The default is ``CrossTuning(AttributionProvider())``; the arguments are those of :class:`RegularizedTrainer`.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2.
 
     Example:
-        >>> import attnreg
         >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> trainer = ADDropTrainer(
-        ...     model,
-        ...     TrainingArguments("runs", report_to="none", use_cpu=True),
-        ...     provider=attnreg.CrossTuning(attnreg.AttributionProvider(p=0.5, q=0.3)),
-        ... )
-        >>> trainer.handle.provider.every
+        >>> ADDropTrainer(model, TrainingArguments("runs", report_to="none", use_cpu=True)).handle.provider.every
         2
     """
 
@@ -233,21 +214,12 @@ class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
 
 
 class RDropTrainer(RegularizedTrainer):
-    """A :class:`RegularizedTrainer` with the objective :class:`attnreg.training.RDropLoss`.
-
-    Args:
-        args: arguments of :class:`transformers.Trainer`.
-        alpha: as in :class:`attnreg.training.RDropLoss`.
-        kwargs: keyword arguments of :class:`RegularizedTrainer`.
+    """A :class:`RegularizedTrainer` with the objective ``RDropLoss(alpha)``; see :class:`attnreg.training.RDropLoss`.
 
     Example:
-        >>> import attnreg
-        >>> from attnreg.integrations import AttnRegCallback
         >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> arguments = TrainingArguments("runs", report_to="none", use_cpu=True)
-        >>> trainer = RDropTrainer(model, arguments, alpha=0.5, callbacks=[AttnRegCallback(attnreg.HiddenKey(0.1))])
-        >>> trainer.objective.alpha
+        >>> RDropTrainer(model, TrainingArguments("runs", report_to="none", use_cpu=True), alpha=0.5).objective.alpha
         0.5
     """
 

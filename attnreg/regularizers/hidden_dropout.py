@@ -1,18 +1,24 @@
-"""Dropout of hidden states: of single values, of features, or of spans of tokens."""
+"""Dropout of hidden states: of any values, features or spans, with keys, or where attention or attribution is high."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
-from attnreg.arguments import Probability, one_of, probability, true_or_false
+from attnreg import AttentionSite, DropKey, HiddenProvider, HiddenSite, Mask, MaskProvider, SiteInfo, functional
+from attnreg.arguments import Probability, one_of, positive, probability, true_or_false
+from attnreg.attribution import Attributions, Target
 from attnreg.errors import InputError
-from attnreg.regularizer.providers import HiddenProvider, checked_where
-from attnreg.sites import HiddenSite, Where
+from attnreg.functional.region import Region
+from attnreg.injection import handle_of
+from attnreg.regularizer.base import Container
+from attnreg.regularizer.providers import checked_where
+from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
+from attnreg.sites import HiddenInfo, Where
 
 Mode = Literal["element", "column", "span"]
 
@@ -34,13 +40,11 @@ class HiddenDropout(HiddenProvider):
         rescale: divide kept values by :math:`1 - p`; ignored for spans.
 
     Reference:
-        LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812): element, column and span; HiddenCut (ACL 2021,
-        arXiv 2106.00149): spans, see :class:`attnreg.HiddenCut`; Fine-tuning with Very Large Dropout (arXiv
+        LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812); Fine-tuning with Very Large Dropout (arXiv
         2403.00946): ``where="pooled"``, p = 0.9; LIMA (NeurIPS 2023, arXiv 2305.11206), Section 3:
         ``Scheduled(HiddenDropout(where="residual"), over="depth", p=[(0, 0), (1, 0.3)])``.
 
     Example:
-        >>> import torch
         >>> states = HiddenDropout(0.5, mode="column")(HiddenSite(shape=(1, 3, 4)), torch.ones(1, 3, 4))
         >>> torch.equal(states[:, 0], states[:, 1])
         True
@@ -72,3 +76,207 @@ class HiddenDropout(HiddenProvider):
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
         keep = site.keep(self.p, shape).to(site.dtype)
         return states * (keep / (1 - self.p + (self.p == 1)) if self.rescale else keep)
+
+
+class HiddenKey(Container):
+    r"""Drop whole keys of attention, and single values of hidden states.
+
+    .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
+        \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
+
+    The paper adds a KL loss between two passes, :class:`attnreg.training.RDrop`; the recipe ``hiddenkey`` has both.
+
+    Args:
+        p: probability of dropping a key, and of dropping a value.
+
+    Reference:
+        LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states
+        of the feed-forward part; here, they are those at the output of each block.
+
+    Example:
+        >>> HiddenKey(0.2).together.providers[0]
+        DropKey(p=0.2, share_heads=False, share_queries=True)
+    """
+
+    def __init__(self, p: Probability = 0.1) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.together = DropKey(p, share_queries=True) & HiddenDropout(p)
+
+
+class HiddenCut(HiddenProvider):
+    r"""Drop a span of each block's output, which begins at a token that receives much attention in this block.
+
+    .. math:: \begin{aligned} & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
+        & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj}) \end{aligned}
+
+    The span is one of :class:`attnreg.HiddenDropout`, with a share p of the :math:`n_b` tokens of sample b; it begins
+    earlier than :math:`s_b` if it would not fit otherwise. A is the model's self-attention before masks and dropout,
+    computed once more, without gradients; its mean is over heads and over queries that are not padding.
+
+    Args:
+        p: the share of tokens to drop.
+        candidates: c, the share of tokens at which a span may begin.
+
+    Raises:
+        InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
+
+    Reference:
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between a pass with and one without cuts.
+
+    Example:
+        >>> provider = HiddenCut(p=0.5, candidates=0.25)
+        >>> scores = torch.tensor([0.0, 0.0, 9.0, 0.0]).expand(1, 1, 4, 4)
+        >>> _ = provider.attention(AttentionSite(shape=(1, 1, 4, 4), written_scores=scores))
+        >>> provider(HiddenSite(shape=(1, 4, 1)), torch.ones(1, 4, 1)).flatten()
+        tensor([1., 1., 0., 0.])
+    """
+
+    where = "output"
+    schedulable = ("p",)
+
+    def __init__(self, p: Probability = 0.1, candidates: float = 0.4) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.candidates = positive("candidates", probability("candidates", candidates))
+        self.attention = _Received()
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if in_parts := [site.name for site in sites if site.in_parts]:
+            raise InputError(
+                f"HiddenCut needs the whole attention at once, but {in_parts[0]} computes it in parts (per image or "
+                "window). Leave it out with `modules=...` or `layers=...`, or use HiddenDropout(mode='span')."
+            )
+
+    @override
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
+        received = self.attention.received.pop(f"{site.stack}.{site.layer}", None)
+        if received is None or received.shape != site.shape[:2]:
+            raise InputError(
+                f"HiddenCut saw no attention between the tokens of {site.name}: attach it to layers that have it, "
+                "or use HiddenDropout(mode='span')."
+            )
+        tokens = site.tokens
+        starts = functional.candidate_region(received, tokens, self.candidates)
+        kept = functional.sample_spans(self.p, tokens, starts=starts, uniform=site.uniform((site.shape[0], 1)))
+        return states * kept.unsqueeze(-1)
+
+
+class _Received(MaskProvider):
+    """Masks nothing, and keeps the attention that each key receives: the mean over heads and real queries."""
+
+    draws_in_prepare = False  # `prepare` only forgets the latest pass
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received: dict[str, Tensor] = {}  # (B, K), by the label of the attention, until its block ends
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self.received = {}
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        if site.stack != "cross":
+            with torch.no_grad():
+                weights = site.scores().softmax(-1).nan_to_num(0.0)  # a row without a valid key
+                units = site.units
+                if units is not None:
+                    weights = weights * units.any(-1, keepdim=True)
+                self.received[site.label] = weights.mean(1).sum(1)
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "received": {}}
+
+
+class HiddenAttributionDropout(HiddenProvider):
+    r"""Drop the values of hidden states that the prediction relies on: AD-DROP outside of attention.
+
+    .. math:: \begin{aligned} & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
+        & h'_{btc} = h_{btc} M_{btc} / (1 - q) \text{ in the region, else } h_{btc}, \quad
+        M_{btc} \sim \mathrm{Bernoulli}(1 - q) \end{aligned}
+
+    The first pass, ``attribute``, as that of :class:`attnreg.AttributionProvider`, attributes the prediction to the
+    hidden states h: to first order, the score s falls by a if the value becomes zero. The region of a token are its p·C
+    values with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.
+
+    Args:
+        p: share of the values of each token that are candidates.
+        q: probability of dropping each candidate.
+        region: candidates: ``"high"`` (highest attribution) or ``"low"`` (lowest).
+        where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"pooled"``, or a list of these.
+        target: the score s: ``"predicted"``, ``"label"`` or a function; see :class:`attnreg.attribution.Target`.
+        rescale: divide kept candidates by :math:`1 - q`.
+
+    Reference:
+        AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension; the choice
+        of hidden states, the attribution and the factor are this project's own.
+
+    Example:
+        >>> import attnreg
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+        >>> with attnreg.attach(model, HiddenAttributionDropout(where="input")) as handle:
+        ...     [site.label for site in handle.sites]
+        ['encoder.0.input', 'encoder.1.input']
+    """
+
+    schedulable = ("p", "q")
+
+    def __init__(
+        self,
+        p: Probability = 0.3,
+        q: Probability = 0.1,
+        region: Region = "high",
+        where: Where | Sequence[Where] = "output",
+        target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
+        rescale: bool = True,
+    ) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.q = probability("q", q)
+        self.region = one_of("region", region, get_args(Region))
+        self.where = checked_where(where)
+        if "residual" in self.places:
+            raise InputError(
+                "A block has several residual connections, which have no attribution: choose another `where`."
+            )
+        self.target = Target(target).kind
+        self.rescale = true_or_false("rescale", rescale)
+        #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.
+        self.attributions = Attributions()
+        self._regions: dict[str, Tensor] = {}
+        self._passes = TwoPasses()
+
+    draws_in_prepare = True
+
+    @override
+    def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        sites = handle_of(model, self).sites
+        labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
+        options: dict[str, Any] = {"method": "gradient_times_attention", "target": Target(self.target)}
+        self.attributions = self._passes.explain(self, model, batch, labels, **options)
+        self._regions = {label: self.attributions.region(label, None, self.p, self.region) for label in labels}
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self._passes.begin_forward(inputs)
+
+    @override
+    def step(self) -> None:
+        self._regions = {}
+        self._passes.end()
+
+    @override
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
+        self._passes.check(self)
+        if not self._passes.masking or site.label not in self._regions:
+            return None
+        region = self._regions[site.label]
+        check_shape(site, region.shape, states.shape)
+        factor = site.keep(self.q).to(site.dtype)
+        if self.rescale:
+            factor = factor / (1 - self.q + (self.q == 1))
+        return states * factor.where(region, 1.0)

@@ -1,4 +1,4 @@
-"""LayerDrop: skip whole Transformer blocks."""
+"""Whole layers dropped: Transformer blocks (LayerDrop), or their attention scores (AttentionLayerDrop)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import probability
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo
+from attnreg.arguments import Probability, probability
 from attnreg.draws import Draws
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class LayerDrop(MaskProvider):
@@ -20,10 +18,10 @@ class LayerDrop(MaskProvider):
 
     .. math:: x_{l+1} = x_l \text{ with probability } p, \qquad x_{l+1} = \mathrm{block}_l(x_l) \text{ otherwise}
 
-    One decision holds for the whole batch, nothing is rescaled, and all blocks run in eval mode. A skipped block is not
-    computed, unless it returns more than hidden states (such as T5's position bias) or torch compiles. Its parameters
-    get zero gradients, as distributed data parallel needs, and its attention counts as dropped.
-    :class:`attnreg.AttentionLayerDrop`, in contrast, drops only the attention scores of a layer.
+    One decision holds for the whole batch, and nothing is rescaled. A skipped block is not computed, unless it returns
+    more than hidden states (such as T5's position bias) or torch compiles. Its parameters get zero gradients, as
+    distributed data parallel needs, and its attention counts as dropped. :class:`attnreg.AttentionLayerDrop`, in
+    contrast, drops only the attention scores of a layer.
 
     Args:
         p: probability of skipping a block.
@@ -32,10 +30,8 @@ class LayerDrop(MaskProvider):
         LayerDrop (Fan, Grave, Joulin, ICLR 2020, arXiv 1909.11556); a baseline of AttendOut (arXiv 2104.04692).
 
     Example:
-        >>> import attnreg
-        >>> from torch import nn
+        >>> import attnreg, torch
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-        >>> import torch
         >>> x = torch.randn(4, 3, 8)
         >>> with attnreg.attach(model, LayerDrop(p=1.0)):
         ...     torch.equal(model(x), x)
@@ -65,3 +61,36 @@ class LayerDrop(MaskProvider):
                 "LayerDrop skips blocks by their self-attention, but all sites are cross-attention: choose other "
                 "`stacks`."
             )
+
+
+class AttentionLayerDrop(MaskProvider):
+    r"""Make random layers attend uniformly, by dropping all their scores.
+
+    .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
+
+    Each forward pass drops each layer with probability p. If the model calls torch's fused attention or
+    ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`; Q and K then get zero gradients, as
+    distributed data parallel needs. :class:`attnreg.LayerDrop`, in contrast, skips whole blocks.
+
+    Args:
+        p: probability of dropping a layer's attention scores.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 4 and Section 7.1; LayerDrop (arXiv 1909.11556) for whole layers.
+
+    Example:
+        >>> AttentionLayerDrop(p=1.0)(AttentionSite(shape=(2, 4, 8, 8)))
+        Mask(scores=tensor(False), weights=None)
+    """
+
+    schedulable = ("p",)
+    decides_for_batch = True
+
+    def __init__(self, p: Probability = 0.05) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        # Draw on the CPU, where the injection layer can read the decision without waiting for the device.
+        return Mask(scores=site.draws.keep((), self.p))

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
 from attnreg.regularizers._parts.keys import check_shared_keys
-from attnreg.sites import AttentionSite, SiteInfo
 
 
 class StructuralMask(MaskProvider):
@@ -33,17 +30,13 @@ class StructuralMask(MaskProvider):
         heads: indices of the heads to restrict, from 0 (default: all heads).
         keep_first: connect the first position of each sequence, such as ``[CLS]``, with all others.
 
-    Shape:
-        scores are broadcastable to ``(B, H, N, N)``.
-
     Raises:
         InputError: when attached, if queries and keys come from different sequences; in a forward pass, if the graph
             has another shape.
 
     Reference:
-        SG-Net: Syntax-Guided Machine Reading Comprehension (AAAI 2020, arXiv 1908.05147); Code Summarization with
-        Structure-induced Transformer (ACL Findings 2021, arXiv 2012.14710); Code Structure Guided Transformer for
-        Source Code Summarization (arXiv 2104.09340) for some heads of some layers.
+        SG-Net (AAAI 2020, arXiv 1908.05147); Structure-induced Transformer (ACL Findings 2021, arXiv 2012.14710); for
+        some heads of some layers, Code Structure Guided Transformer (arXiv 2104.09340).
 
     Example:
         >>> StructuralMask(1)(AttentionSite(shape=(2, 4, 3, 3))).scores.int()[0, 0]
@@ -59,11 +52,7 @@ class StructuralMask(MaskProvider):
         keep_first: bool = False,
     ) -> None:
         super().__init__()
-        if not callable(graph):
-            if isinstance(graph, bool) or not isinstance(graph, int) or graph < 0:
-                raise InputError(f"Expected `graph` to be a distance, at least 0, or a function, got {graph!r}.")
-            whole_number("graph", graph, least=0)
-        self.graph = graph
+        self.graph = graph if callable(graph) else whole_number("graph", graph, least=0)
         self.heads = None if heads is None else _indices(heads)
         self.keep_first = true_or_false("keep_first", keep_first)
         self._graph: Tensor | None = None
@@ -80,9 +69,7 @@ class StructuralMask(MaskProvider):
         check_shared_keys("StructuralMask compares positions of one sequence", sites)
 
     def _check_heads(self, site: SiteInfo) -> None:
-        if self.heads is None or site.heads is None:
-            return
-        if missing := [head for head in self.heads if head >= site.heads]:
+        if site.heads is not None and (missing := [head for head in self.heads or () if head >= site.heads]):
             raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
 
     @property
@@ -96,10 +83,8 @@ class StructuralMask(MaskProvider):
             return
         self._graph = self.graph(inputs)
         if self._graph.dtype != torch.bool or self._graph.dim() not in (2, 3):
-            raise InputError(
-                "Expected `graph` to return a bool tensor (True = kept) of shape (B, N, N) or (N, N), got "
-                f"{self._graph.dtype} of shape {tuple(self._graph.shape)}."
-            )
+            got = f"{self._graph.dtype} of shape {tuple(self._graph.shape)}"
+            raise InputError(f"Expected `graph` to return a bool tensor of shape (B, N, N) or (N, N), got {got}.")
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
@@ -109,9 +94,8 @@ class StructuralMask(MaskProvider):
             keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
         if self.heads is not None:
             self._check_heads(site)
-            heads = site.shape[1]
-            free = torch.tensor([head not in self.heads for head in range(heads)], device=site.device)
-            keep = keep | free.view(1, heads, 1, 1)
+            free = torch.tensor([head not in self.heads for head in range(site.shape[1])], device=site.device)
+            keep = keep | free.view(1, -1, 1, 1)
         return Mask(scores=keep)
 
     def _of_site(self, site: AttentionSite) -> Tensor:
@@ -138,6 +122,4 @@ class StructuralMask(MaskProvider):
 def _indices(heads: Sequence[int]) -> list[int]:
     if isinstance(heads, (int, str)) or not len(heads):
         raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
-    if not all(isinstance(head, int) and not isinstance(head, bool) and head >= 0 for head in heads):
-        raise InputError(f"Expected `heads` to be indices from 0, got {heads!r}.")
-    return list(heads)
+    return [whole_number("heads", head, least=0) for head in heads]

@@ -1,14 +1,76 @@
-"""UniDrop: dropout of attention weights, blocks and tokens."""
+"""Dropout of tokens, alone or with that of attention weights and blocks (UniDrop)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from attnreg import AttentionDropout, AttentionSite, HiddenDropout, Mask, MaskProvider, OnLayers, SiteInfo, functional
 from attnreg.arguments import probability
+from attnreg.draws import draws_of_pass
 from attnreg.regularizer.base import Container
-from attnreg.regularizer.containers import OnLayers
-from attnreg.regularizers.attention_dropout import AttentionDropout
-from attnreg.regularizers.hidden_dropout import HiddenDropout
+from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.regularizers.layerdrop import LayerDrop
-from attnreg.regularizers.token_dropout import TokenDropout
+
+
+class TokenDropout(MaskProvider):
+    r"""Drop random tokens of random sequences, for all layers and heads at once.
+
+    .. math:: \tilde S_{bhqk} = -\infty \text{ if } w_b = 0 \text{ and } m_{bk} = 0, \quad
+        w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
+
+    No query attends to a dropped token; tokens are drawn once per forward pass. The first token of a sequence is never
+    dropped, even in padded or packed rows; packed sequences have separate decisions. Dropping is not deleting: the
+    dropped token keeps its row, which attends to the others. In an encoder-decoder, cross-attention drops the tokens
+    that the encoder drops; the decoder drops its own.
+
+    Args:
+        p: probability of dropping a token, in a sequence that is not kept whole.
+        keep_whole: :math:`p_k`, the probability of keeping all tokens of a sequence.
+
+    Reference:
+        The data dropout of UniDrop (NAACL 2021, arXiv 2104.04946), which deletes the tokens.
+
+    Example:
+        >>> provider = TokenDropout(p=1.0, keep_whole=0.0)
+        >>> provider(AttentionSite(shape=(1, 4, 3, 3))).scores
+        tensor([[[[ True, False, False]]]])
+    """
+
+    seed: Tensor
+    schedulable = ("p", "keep_whole")
+
+    def __init__(self, p: float = 0.1, keep_whole: float = 0.5) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+        self.keep_whole = probability("keep_whole", keep_whole)
+        self.register_buffer("seed", torch.zeros((), dtype=torch.long), persistent=False)
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        check_shared_keys("TokenDropout drops tokens for all queries", sites)
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        self.seed = torch.as_tensor(draws_of_pass().next_seed())
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        # Numbers that follow from the seed, so that all layers and gradient checkpointing get the same ones.
+        seed = functional.fold_seed(self.seed, int(site.stack == "decoder"))
+        rows = torch.arange(site.shape[0], device=site.device)[:, None]
+        columns = torch.arange(site.shape[-1], device=site.device)
+        head, query = torch.zeros(2, dtype=torch.long, device=site.device)
+        keep = functional.keep_at(seed, rows, head, query, columns, self.p)
+        starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
+        starts = starts.to(site.device)
+        sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
+        whole = functional.uniform_at(seed, rows, head, query + 1, sequences) < self.keep_whole
+        return Mask(scores=(keep | whole | starts)[:, None, None])
 
 
 class UniDrop(Container):
@@ -17,16 +79,13 @@ class UniDrop(Container):
     .. math:: \text{UniDrop} = \underbrace{\text{AttentionDropout}}_{\text{feature}} \;\&\;
         \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
 
-    Of the paper's four feature dropouts, it does the first, on attention weights (FD-1), and, if ``output`` is above 0,
-    the last, on the output of the last block of each stack (FD-4). FD-2 (activations) and FD-3 (query, key and value)
-    act inside modules, where attnreg cannot reach: use the model's own dropout there. Tokens are masked, not deleted;
-    see :class:`TokenDropout`.
+    Of the paper's four feature dropouts, it does FD-1 (attention weights) and, if ``output`` is above 0, FD-4 (the
+    output of the last block of each stack). FD-2 and FD-3 act inside modules, where attnreg cannot reach.
 
     Args:
         attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.
         block: probability of skipping a block.
-        token: probability of dropping a token, in a sequence that is not kept whole.
-        keep_whole: probability of keeping all tokens of a sequence.
+        token, keep_whole: p and ``keep_whole`` of :class:`attnreg.TokenDropout`.
         output: probability of dropping a value at the output of the last block; kept values are divided by 1 - p.
 
     Reference:

@@ -37,14 +37,13 @@ class Averaged(TrainingMethod):
         InputError: if a number is out of range, or the methods' networks do not have the same weights.
 
     Reference:
-        WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903), Section 3, for :math:`\alpha`; model soups (Wortsman et
-        al., ICML 2022, arXiv 2203.05482), Section 2, for the mean over networks.
+        WiSE-FT (Wortsman et al., CVPR 2022, arXiv 2109.01903), Section 3; model soups (Wortsman et al., ICML 2022,
+        arXiv 2203.05482), Section 2.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg.training import FineTuning
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> before = model.classifier.weight.detach().clone()
         >>> method = Averaged(FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1)), wise=0.5)
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})

@@ -13,14 +13,12 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import InnerProbability, inner_probability, one_of
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle, undisturbed
+from attnreg.injection import undisturbed
 from attnreg.outputs import loss_of
-from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared, split_batch
 from attnreg.training.levels import base_of
 from attnreg.training.method import Batch, StepResult, held_by
-from attnreg.training.micro_batches import split_batch
 
 Mode = Literal["F", "D"]
 _LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a ranking does not depend on it
@@ -37,19 +35,17 @@ class ChildTuning(FineTuning):
     the pretrained weights on the training data before the first step, row by row in eval mode, and keeps the child
     fixed. D masks ``model.base_model`` only; a new head trains whole.
 
-    The gradient is masked after clipping, before the optimizer. AdamW's weight decay therefore still acts on masked
-    weights, and in F its moments still move them, as in the authors' code.
+    The gradient is masked after clipping. As in the authors' code, weight decay and, in F, the moments of AdamW
+    therefore still move masked weights.
 
     Args:
         model, optimizer: as in :class:`FineTuning`.
-        provider: as in :class:`FineTuning`; it does not act while the Fisher information is computed. Its own
-            parameters are not masked.
+        provider: as in :class:`FineTuning`; it does not act in D's passes, and its parameters are not masked.
         mode: "F" (a random child in each step) or "D" (the child of the highest Fisher information).
         p: share of weights that are updated (p_F or p_D in the paper).
         data: for "D": batches of the training data, read once, before the first step. In several processes, each may
             give its share or all of them.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function`` (also for the Fisher information),
-            ``objective`` and ``micro_batches``, see :class:`FineTuning`.
+        shared: further arguments of :class:`FineTuning`; the ``loss_function`` is also that of the Fisher information.
 
     Raises:
         InputError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
@@ -61,8 +57,7 @@ class ChildTuning(FineTuning):
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([1, 0])}
         >>> method = ChildTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), mode="D", p=0.3, data=[batch])
         >>> _ = method.step(batch)
@@ -74,21 +69,17 @@ class ChildTuning(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         mode: Mode = "F",
         p: InnerProbability = 0.3,
         data: Iterable[Batch] | None = None,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.mode = one_of("mode", mode, get_args(Mode))
         self.p = inner_probability("p", p)
         if (mode == "D") != (data is not None):
-            raise InputError(
-                'ChildTuning needs `data` for mode "D": batches of the training data.'
-                if mode == "D"
-                else 'ChildTuning uses `data` for mode "D" only: leave it out.'
-            )
+            raise InputError('ChildTuning needs `data`, batches of the training data, for mode "D", and only for it.')
         if mode == "D" and hasattr(model, "peft_config"):
             raise InputError(
                 'ChildTuning cannot choose weights of adapters in mode "D": the first of their two matrices has no '
@@ -98,8 +89,8 @@ class ChildTuning(FineTuning):
         self._data = data
         #: The masks of mode "D", by the name of the parameter, ``True`` = updated; empty before the first step.
         self.child: dict[str, Tensor] = {}
-        held = held_by(self.optimizer)
-        self._weights = {name: p for name, p in self.model.named_parameters() if id(p) in held and p.requires_grad}
+        held = set(held_by(self.optimizer, self.model.parameters()))
+        self._weights = {name: p for name, p in self.model.named_parameters() if p in held and p.requires_grad}
         # A generator of its own, the same in all processes: each would update other weights by its global one.
         seed = self.updater.gathered([int(torch.randint(2**62, ()))])[0]
         self._seeds = torch.Generator().manual_seed(seed)

@@ -1,7 +1,9 @@
-"""Cross-entropy with smoothed labels and, in causal language models, with a weight of the prompt."""
+"""Losses by cross-entropy: with smoothed labels, weighted prompts, or weighted classes."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,24 +23,21 @@ class CrossEntropy:
         \ell_t = -(1 - \epsilon) \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} \log p_t(c)
 
     R are the rows or positions with a label, P the other tokens of a causal language model that are predicted and no
-    padding, such as those of a prompt, whose labels are -100.
+    padding, such as those of a prompt, whose labels are -100. Since the sum is divided by the number of labels,
+    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
         smoothing: share of each label that is spread over all C classes (epsilon).
         prompt: weight of a prompt's token, relative to that of a response (lambda); 0 leaves prompts out.
 
-    Shape:
-        logits ``(..., C)`` and labels ``(...)`` of the same shape, integer; returns a 0-d tensor.
-
     Raises:
         InputError: if an argument is out of range, or there is a ``prompt`` but the model is no causal language model.
-            In a step: if there are no logits or the labels are not one class per row or position.
+            In a step: if there are no logits ``(..., C)`` or the labels ``(...)`` are not one class for each.
 
     Reference:
-        Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7. Weighted instruction tuning
-        (Chatterjee et al., TACL 2025, arXiv 2507.07817). Here, the sum is divided by the number of labels, so that
-        micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
+        Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7; weighted instruction tuning
+        (Chatterjee et al., TACL 2025, arXiv 2507.07817).
 
     Example:
         >>> from types import SimpleNamespace
@@ -60,7 +59,7 @@ class CrossEntropy:
         logits = predictions_of(outputs)
         if logits is None:
             raise InputError(f"CrossEntropy needs `logits` in the output, {type(outputs).__name__}, but found none.")
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         labels = needed_labels_of(batch, logits)
         if labels.shape != logits.shape[:-1] or labels.is_floating_point() or logits.shape[-1] == 1:
             raise InputError(
@@ -84,3 +83,46 @@ def _prompts(labels: Tensor, batch: Batch) -> Tensor:
         raise InputError("CrossEntropy with `prompt` needs `input_ids`, and an `attention_mask` if any, like `labels`.")
     left_out = labels != IGNORED if mask is None else (labels != IGNORED) | ~mask.bool()
     return ids.masked_fill(left_out, IGNORED)
+
+
+def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:
+    r"""Return weights by which each class that occurs has the same weight in total, and each row 1 on average.
+
+    .. math:: w_c = \frac{n}{C\, n_c}
+
+    n rows have a label, the class number, C of the ``classes`` occur, and :math:`n_c` rows are of class c, as in
+    scikit-learn. A class that no row has gets 0.
+
+    Example:
+        >>> balanced_weights([0, 0, 0, 1], classes=3)
+        [0.6666666666666666, 2.0, 0.0]
+    """
+    counts = Counter(labels)
+    rows = sum(counts.values())
+    return [rows / (len(counts) * counts[c]) if counts[c] else 0.0 for c in range(classes)]
+
+
+class WeightedCrossEntropy:
+    """The mean over rows of the cross-entropy, times the weight of the row's class: a ``loss_function`` of methods.
+
+    Torch's mean with ``weight`` divides by the weights of the batch instead. In a batch of one class it would ignore
+    them, and micro-batches would not add up to their batch.
+
+    Shape:
+        ``outputs.logits`` ``(B, C)``, ``batch["labels"]`` ``(B,)`` and a weight for each class; returns a 0-d tensor.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> loss_function = WeightedCrossEntropy([0.5, 2.0])
+        >>> loss_function(SimpleNamespace(logits=torch.zeros(2, 2)), {"labels": torch.tensor([0, 1])})
+        tensor(0.8664)
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = tuple(weights)
+
+    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        logits = outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32))
+        weights = torch.tensor(self.weights, dtype=logits.dtype, device=logits.device)
+        return F.cross_entropy(logits, batch["labels"], weights, reduction="none").mean()

@@ -1,4 +1,4 @@
-"""Fine-tuning, plain or under a mask provider."""
+"""Fine-tuning, plain or under a mask provider, on whole batches or in micro-batches."""
 
 from __future__ import annotations
 
@@ -15,27 +15,23 @@ from typing_extensions import override
 from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
-from attnreg.outputs import LossFunction, a_batch, loss_of
+from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
 from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
-from attnreg.training.micro_batches import check_splittable, split_batch
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
+
+Provided = Regularizer | AttachHandle | None
 
 
 class Shared(TypedDict, total=False):
-    """Keyword arguments that all subclasses of :class:`FineTuning` share with it."""
+    """Keyword arguments that subclasses of :class:`FineTuning` share with it."""
 
     scheduler: LRScheduler | None
     max_grad_norm: float | None
     accelerator: Accelerator | None
     loss_function: LossFunction | None
     micro_batches: int
-
-
-class SharedWithObjective(Shared, total=False):
-    """Those of subclasses that train by any objective."""
-
     objective: ObjectiveFunction | None
 
 
@@ -58,24 +54,19 @@ class FineTuning(TrainingMethod):
         accelerator: handles devices, precision and processes.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
             ``loss``. A first pass of the provider keeps its own target.
-        objective: an :class:`Objective`, or a function like one, that makes the forward passes on a batch and combines
-            their losses; by default the loss of one pass.
+        objective: an :class:`Objective`, or a function like one; by default the loss of one pass.
         micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
             gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
             -100. Schedules and all counts are still those of batches.
 
     Raises:
-        InputError: if the optimizer lacks parameters of the provider that the loss trains, or the provider learns by
-            the model's own loss in spite of a ``loss_function``, or it decides for all rows of a batch at once and
-            there are ``micro_batches``, or it does not fit the objective. In a step: if there is no loss, or the batch
-            cannot be split.
+        InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the
+            ``loss_function``, the objective or ``micro_batches``. In a step: without a loss, or if it cannot be split.
 
     Example:
-        >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), AttentionDropout(0.1))
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.drop_rates())
@@ -86,7 +77,7 @@ class FineTuning(TrainingMethod):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         scheduler: LRScheduler | None = None,
         max_grad_norm: float | None = 1.0,
@@ -115,14 +106,13 @@ class FineTuning(TrainingMethod):
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
-        self._learned: list[Tensor] = []  # the provider's parameters in the optimizer
+        self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
         self._rates: list[dict[bool, dict[str, Tensor]]] = []  # of micro-batches: drop rates, by head or not
         if self.handle is not None:
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
                 self.handle.provider.to(accelerator.device)
-            held = held_by(self.optimizer)
-            self._learned = [p for p in self.handle.provider.parameters() if id(p) in held]
+            self._learned = held_by(self.optimizer, self.handle.provider.parameters())
             if self._learned:
                 self.updater.share(self.handle.provider)
 
@@ -200,24 +190,61 @@ class FineTuning(TrainingMethod):
             return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
         return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        provider = None if self.handle is None else self.handle.provider
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "provider": provider}
+
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": {} if self.scheduler is None else self.scheduler.state_dict(),
-            "provider": {} if self.handle is None else self.handle.provider.state_dict(),
-        }
+        return {name: {} if part is None else part.state_dict() for name, part in self._parts.items()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self.handle is not None:
-            self.handle.provider.load_state_dict(state["provider"])
+        for name, part in self._parts.items():
+            if part is not None:
+                part.load_state_dict(state[name])
 
 
 #: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
 TwoPass = FineTuning
+
+
+def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:
+    """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
+
+    A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
+    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted.
+    """
+    named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
+    rows = {name: len(value) for name, value in tensors.items()}
+    if len(set(rows.values())) != 1:
+        raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
+    first, size = next(iter(rows.items()))
+    columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
+    parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]
+    shifted = shifts_labels(model)
+    terms = [_terms(part, shifted, len(part[first])) for part in parts]
+    total = sum(terms)
+    if not total:  # the loss of the whole batch is no number either
+        return [(batch, 1.0)]
+    return [(part, own / total) for part, own in zip(parts, terms, strict=True) if own]
+
+
+def _terms(part: Batch, shifted: bool, rows: int) -> int:
+    """Return the number of terms in the mean that is the part's loss."""
+    labels = part.get("labels")
+    if labels is None or labels.is_floating_point():
+        return rows
+    return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())
+
+
+def check_splittable(provider: Regularizer) -> None:
+    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch."""
+    for each in provider.parts():
+        if each.decides_for_batch:
+            raise InputError(
+                f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
+                "train on whole batches, without gradient accumulation."
+            )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn, no_grad
+from typing import Any
+
+from torch import nn, no_grad
 
 from attnreg.arguments import Count, whole_number
 from attnreg.errors import InputError
@@ -52,21 +54,16 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
         the names of the modules.
 
     Raises:
-        InputError: The model is unchanged if
-
-            - it has no ``_init_weights``,
-            - ``_init_weights`` does not change a matrix,
-            - it has fewer blocks than ``layers``,
-            - the order of its blocks is not known.
+        InputError: if the model has no ``_init_weights``, this does not change a matrix, or there are fewer blocks than
+            ``layers``, or blocks without an order. The model is unchanged then.
 
     Reference:
-        Zhang et al., Revisiting Few-sample BERT Fine-tuning (ICLR 2021, arXiv 2006.05987), Section 5. It
-        re-initializes the same modules as the authors' code.
+        Revisiting Few-sample BERT Fine-tuning (Zhang et al., ICLR 2021, arXiv 2006.05987), Section 5.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=3, num_attention_heads=2)
-        >>> reinitialize_top(BertForSequenceClassification(config), 1)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2))
+        >>> reinitialize_top(model, 1)
         ['bert.encoder.layer.2', 'bert.pooler']
     """
     blocks = blocks_of(model)
@@ -85,14 +82,12 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
     for tensor, flag in zip(tensors, flags, strict=True):
         if flag is not None:
             setattr(tensor, _FLAG, flag)
-    names = {module: name for name, module in model.named_modules()}
-    left = [tensor for tensor, old in zip(tensors, before, strict=True) if _is_weight(tensor) and tensor.equal(old)]
-    if left:
+    matrices: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    if left := [new for new, old in zip(tensors, before, strict=True) if new in matrices and new.equal(old)]:
         for tensor, old in zip(tensors, before, strict=True):
             tensor.copy_(old)
-        name = next(name for name, parameter in model.named_parameters() if parameter is left[0])
-        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {name}.")
-    return [names[part] for part in parts]
+        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {matrices[left[0]]}.")
+    return [name for part in parts for name, module in model.named_modules() if module is part]
 
 
 def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Module]:
@@ -116,12 +111,9 @@ def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Modul
     ran = [module for module in found.called if module in set(blocks)]
     if ran != [block for block in blocks if block in set(ran)]:
         raise _unknown(model, "they do not run in the order of their list")
-    seen: set[int] = set()
-    for block in blocks:
-        own = {id(parameter) for parameter in block.parameters()}
-        if own & seen:
-            raise _unknown(model, "they share weights")
-        seen |= own
+    owned = [parameter for block in blocks for parameter in block.parameters()]
+    if len(set(owned)) < len(owned):
+        raise _unknown(model, "they share weights")
     return blocks
 
 
@@ -130,7 +122,3 @@ def _unknown(model: nn.Module, reason: str) -> InputError:
         f"The blocks of {type(model).__name__} have no single order from bottom to top, because {reason}: train "
         "without layer-wise decay and re-initialized layers."
     )
-
-
-def _is_weight(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) and tensor.dim() > 1

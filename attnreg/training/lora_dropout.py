@@ -24,8 +24,7 @@ class LoRADropout:
         D = \mathrm{diag}(m) / (1 - p), \quad m_i \sim \mathrm{Bernoulli}(1 - p)
 
     The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
-    adapter has its own. In expectation, the adapter is as without dropout, and evaluation is one pass of the plain
-    model. In contrast, peft's ``lora_dropout`` drops the values of each token, which enter A.
+    adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
 
     The adapters are those of peft in linear layers, quantized or not. Parameters and ``state_dict`` keys do not change.
 
@@ -38,8 +37,7 @@ class LoRADropout:
 
     Raises:
         InputError: if a rate is out of range, a pattern gives no adapter its rate, the model has no trainable adapter,
-            or it has one of another kind: of embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged
-            into the weights.
+            or one of another kind: of embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged.
 
     Reference:
         LoRA Dropout (arXiv 2404.09610), whose ensemble of dropped models at test time is not here. DropLoRA
@@ -99,8 +97,7 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linea
             raise _other(name, "an adapter of embeddings")
         for adapter, a in held.items():
             b = layer.lora_B[adapter]
-            trains = a.weight.requires_grad if isinstance(a, nn.Module) else a.requires_grad
-            if not trains:
+            if not (a.weight if isinstance(a, nn.Module) else a).requires_grad:
                 continue
             # Of the layers of peft, those named so run A and B as modules, each once in a pass.
             if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:
@@ -117,7 +114,6 @@ def _other(name: str, what: str) -> InputError:
 
 
 def _dropped(layer: nn.Linear, *, rows: float, columns: float) -> Tensor:
-    """Return the weight of a layer without some rows and columns."""
     weight: Tensor = layer.weight
     for dim, p in enumerate((rows, columns)):
         if p:

@@ -20,6 +20,7 @@ from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]
+Hook = Callable[[], None]
 _NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 
 
@@ -120,9 +121,7 @@ class Updater:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Wrap a model and its optimizer for the accelerator."""
-        if self.accelerator is None:
-            return model, optimizer
-        return self.accelerator.prepare(model, optimizer)
+        return (model, optimizer) if self.accelerator is None else self.accelerator.prepare(model, optimizer)
 
     @property
     def processes(self) -> int:
@@ -184,12 +183,7 @@ class Updater:
             self.accelerator.backward(loss)
 
     def step(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scheduler: LRScheduler | None = None,
-        *,
-        before: Callable[[], None] | None = None,
+        self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, before: Hook | None = None
     ) -> None:
         """Clip the gradients, call ``before``, update the parameters and the schedule, and clear the gradients."""
         if self.max_grad_norm is not None:
@@ -221,30 +215,22 @@ def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def held_by(optimizer: Optimizer) -> set[int]:
-    """Return the identities (``id``) of the parameters in an optimizer."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def not_in(optimizer: Optimizer, provider: Regularizer) -> list[nn.Parameter]:
-    """Return the parameters that a provider learns by the model's loss but an optimizer does not hold."""
-    held = held_by(optimizer)
-    return [parameter for parameter in provider.learned_parameters() if id(parameter) not in held]
+def held_by(optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, held: bool = True) -> list[nn.Parameter]:
+    """Return those of some parameters that an optimizer holds, or that it does not hold."""
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [parameter for parameter in parameters if (id(parameter) in known) is held]
 
 
 def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: float | None = None) -> None:
     """Add the parameters that a provider learns by the model's loss to an optimizer, without weight decay."""
-    if missing := not_in(optimizer, provider):
+    if missing := held_by(optimizer, provider.learned_parameters(), held=False):
         rate = {} if learning_rate is None else {"lr": learning_rate}
         optimizer.add_param_group({"params": missing, "weight_decay": 0.0, **rate})
 
 
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
-    """Refuse an optimizer that lacks parameters which a provider learns by the model's loss.
-
-    They are not added here, because the optimizer may already have a scheduler.
-    """
-    if missing := not_in(optimizer, provider):
+    """Refuse an optimizer that lacks what a provider learns; it is not added, because there may be a scheduler."""
+    if missing := held_by(optimizer, provider.learned_parameters(), held=False):
         raise InputError(
             f"The optimizer does not hold {len(missing)} parameters that {type(provider).__name__} learns. Call "
             '`optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` before you '

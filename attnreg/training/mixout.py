@@ -13,9 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.levels import base_of
 from attnreg.training.linear import check_free, use_own_weights, use_weights
 from attnreg.training.method import Batch, StepResult
@@ -33,30 +31,25 @@ class Mixout(FineTuning):
         M_i \sim \mathrm{Bernoulli}(p)
 
     U are the weights at the time the method is made. M is drawn for each layer and each forward pass in training mode.
-    A larger p pulls W more strongly towards U.
 
-    Mixout applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a
-    new head, or of the whole model if it has no ``base_model``. The ``state_dict`` keys do not change; one copy of U is
-    kept beside the model. The model's own dropout stays on, whereas the paper replaces it.
+    It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
+    head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's own dropout stays on,
+    whereas the paper replaces it.
 
     Args:
-        model: a pretrained model whose output has a ``loss`` when it is given ``labels``.
-        optimizer, provider: as in :class:`FineTuning`.
+        model, optimizer, provider: as in :class:`FineTuning`; the model is pretrained.
         p: probability that an input neuron of a linear layer uses its pretrained weights, below 1.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
-            ``micro_batches``, see :class:`FineTuning`. The micro-batches of a step share M.
+        shared: further arguments of :class:`FineTuning`. The micro-batches of a step share M.
 
     Raises:
         InputError: if ``p`` is out of range, or the model has no suitable linear layer.
 
     Reference:
-        Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient;
-        here the gradient follows the formula.
+        Mixout (ICLR 2020, arXiv 1909.11299). The authors' code omits the factor :math:`1 / (1 - p)` in the gradient.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = Mixout(model, torch.optim.SGD(model.parameters(), lr=0.1), p=0.5)
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> list(method.pretrained)[:2]
@@ -67,23 +60,20 @@ class Mixout(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         p: ProbabilityBelowOne = 0.7,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.p = probability_below_one("p", p)
-        layers = _layers(model)
+        self._layers = _layers(model)
         super().__init__(model, optimizer, provider, **shared)
         # Copied after the accelerator has moved the model to its device.
-        self.pretrained = {name: layer.weight.detach().clone() for name, layer in layers.items()}
-        self._layers = layers
+        self.pretrained = {name: layer.weight.detach().clone() for name, layer in self._layers.items()}
         self._held: dict[str, Tensor] = {}  # masks M that all micro-batches of a step share
-        for name, layer in layers.items():
-            use_weights(
-                layer,
-                functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name),
-            )
+        for name, layer in self._layers.items():
+            mixed = functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name)
+            use_weights(layer, mixed)
 
     @override
     def step(self, batch: Batch) -> StepResult:
@@ -111,7 +101,6 @@ class Mixout(FineTuning):
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers to mix, by their names in the model."""
     base = base_of(model)
     within = set(base.modules())
     # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).

@@ -15,16 +15,12 @@ def noisy_tune(model: nn.Module, intensity: NotNegative = 0.15) -> None:
 
     .. math:: \tilde W = W + \mathrm U\left(-\tfrac\lambda2, \tfrac\lambda2\right) \cdot \mathrm{std}(W)
 
-    Call it once, after loading the pretrained weights and before you make the optimizer. Noise is drawn from torch's
-    global generator. A tensor of one value, or of equal values, stays as it is.
-
-    Args:
-        model: a pretrained model.
-        intensity: size of the noise (lambda in the paper).
+    The ``intensity`` is :math:`\lambda`. Call it once, after loading the pretrained weights and before you make the
+    optimizer. Noise is drawn from torch's global generator. A tensor of one value, or of equal values, stays as it is.
 
     Raises:
-        InputError: if ``intensity`` is out of range, the model has adapters, whose frozen model would no longer be the
-            saved one, or some weights are quantized or have no values. The model is unchanged then.
+        InputError: if ``intensity`` is out of range, the model has adapters, or some weights are quantized or have no
+            values. The model is unchanged then.
 
     Reference:
         NoisyTune (Wu et al., ACL 2022, arXiv 2202.12024).

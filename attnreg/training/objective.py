@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,45 +18,36 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import Batch
 
 
+@dataclass
 class ForwardPass:
     """Makes the forward passes of an objective on one batch, in a training method or a Trainer.
 
     ``forward(batch)`` returns the training loss, 0-d, and the output of the model. The loss is that of one pass: it
-    follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``) and includes the penalty of the
-    provider.
-
-    Args:
-        model: the model, without the wrappers of accelerate or torch.
-        provider: its mask provider, if any.
-        run: makes a pass.
-        title: name of the objective, for messages.
+    follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``), with the provider's penalty.
 
     Raises:
-        InputError: in the second pass on the batch, if the masks of the provider hold for one pass: it looks at each
-            batch, or it draws its masks once per pass and gradient checkpointing would recompute the first pass with
-            those of the second.
+        InputError: in the second pass on the batch, if the provider's masks hold for one pass: it looks at each batch,
+            or it draws its masks once per pass and gradient checkpointing would recompute the first with the second's.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        provider: Regularizer | None,
-        run: Callable[[Batch], tuple[Tensor, Any]],
-        title: str = "The objective",
-    ) -> None:
-        self.model = model
-        self.provider = provider
-        self._run = run
-        self._title = title
-        self._passes = 0
+    model: nn.Module
+    provider: Regularizer | None
+    run: Callable[[Batch], tuple[Tensor, Any]]
+    title: str = "The objective"
+    _passes: int = field(default=0, init=False)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make a forward pass; return its loss and the output of the model."""
         self._passes += 1
         if self._passes == 2 and self.provider is not None:
-            check_looks_at_no_batch(self.provider, self._title)
-            self._check_recomputation(self.provider)
-        return self._run(batch)
+            check_looks_at_no_batch(self.provider, self.title)
+            checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+            if held := [each for each in self.provider.parts() if each.draws_in_prepare and checkpointing]:
+                raise InputError(
+                    f"{self.title} with {type(held[0]).__name__} does not work under gradient checkpointing, which "
+                    "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
+                )
+        return self.run(batch)
 
     def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Make a forward pass; return its loss and its logits, which must have gradients."""
@@ -63,7 +55,7 @@ class ForwardPass:
         logits = predictions_of(output)
         if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
             raise InputError(
-                f"{self._title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
+                f"{self.title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
                 "none."
             )
         return loss, logits
@@ -71,16 +63,6 @@ class ForwardPass:
     def disagreement(self, batch: Batch, logits: Tensor, other: Tensor) -> Tensor:
         """Return the :func:`disagreement` of the logits of two passes on the batch."""
         return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits)))
-
-    def _check_recomputation(self, provider: Regularizer) -> None:
-        if not any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):
-            return
-        for each in provider.parts():
-            if each.draws_in_prepare:
-                raise InputError(
-                    f"{self._title} with {type(each).__name__} does not work under gradient checkpointing, which "
-                    "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
-                )
 
 
 class Objective(ABC):
@@ -96,8 +78,7 @@ class Objective(ABC):
         ...         (first, logits), (second, other) = forward.predict(batch), forward.predict(batch)
         ...         return (first + second) / 2 + (logits - other).square().mean()
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), objective=Agreement())
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
@@ -154,13 +135,8 @@ def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
     .. math:: \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big)
         = \tfrac12 \sum_c (P_{1c} - P_{2c}) (\log P_{1c} - \log P_{2c})
 
-    Args:
-        logits: logits of the first pass, ``(..., C)``; C = 1 is a score (regression).
-        other: logits of the second pass, of the same shape.
-        labels: ``(...)``; positions labelled -100 do not count.
-
-    Returns:
-        The mean over rows or labelled positions, 0-d.
+    Both logits are ``(..., C)``, where C = 1 is a score (regression), and labels ``(...)``. Returns the mean over rows,
+    or over positions that are not labelled -100; 0-d.
 
     Raises:
         InputError: if C > 1 and the labels are not one class per row or position.

@@ -17,11 +17,7 @@ OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *, layerwise_decay: float = 1.0) -> AdamW:
     """Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
 
-    Args:
-        model: the model.
-        learning_rate: learning rate.
-        weight_decay: weight decay of matrices.
-        layerwise_decay: see :func:`named_optimizer`.
+    The arguments are those of :func:`named_optimizer`.
 
     Example:
         >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
@@ -42,7 +38,7 @@ def named_optimizer(
     r"""Make an optimizer by its name, as the Hugging Face Trainer does, without weight decay on vectors.
 
     Args:
-        name: "adamw" (see :func:`adamw`), "adafactor" (of transformers, with a learning rate that only the schedule
+        name: "adamw" (:func:`adamw`), "adafactor" (of transformers, with a learning rate that only the schedule
             changes), "adagrad", "rmsprop" or "sgd" (of torch, without momentum).
         model: the model.
         learning_rate: peak learning rate.
@@ -52,13 +48,11 @@ def named_optimizer(
             top block and all above it get the full rate.
 
     Raises:
-        InputError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the blocks of the model are not
-            known.
+        InputError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the model's blocks are not known.
 
     Reference:
-        Layer-wise learning rate decay as in Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, after Howard and
-        Ruder (ACL 2018, arXiv 1801.06146). In the authors' code of the former, the top block gets :math:`\eta\,\xi`
-        already, so all blocks and the embeddings have one factor more.
+        Layer-wise decay: Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, in whose code blocks and embeddings
+        have one factor :math:`\xi` more; Howard and Ruder (ACL 2018, arXiv 1801.06146).
 
     Example:
         >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__
@@ -87,20 +81,13 @@ def _groups(
         raise InputError(f"Expected the model, whose parameters are to be trained, got a {type(model).__name__}.")
     if not 0 < layerwise_decay <= 1:
         raise InputError(f"Expected `layerwise_decay` to be in (0, 1], got {layerwise_decay!r}.")
-    if layerwise_decay == 1:
-        return _by_shape([p for p in model.parameters() if p.requires_grad], weight_decay)
-    groups = []
-    levels = levels_of(model)
-    top = len(levels) - 2  # the last block; the last level is all above it
+    alike = layerwise_decay == 1
+    levels = [list(model.parameters())] if alike else levels_of(model)
+    groups: list[dict[str, Any]] = []
     for level, parameters in enumerate(levels):
-        rate = learning_rate * layerwise_decay ** max(0, top - level)
-        by_shape = _by_shape([p for p in parameters if p.requires_grad], weight_decay)
-        groups += [{**group, "lr": rate} for group in by_shape if group["params"]]
+        # The last block has the full rate; the last level is all above it.
+        rate = learning_rate * layerwise_decay ** max(0, len(levels) - 2 - level)
+        for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
+            own = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
+            groups += [{"params": own, "weight_decay": decay, "lr": rate}] if own or alike else []
     return groups
-
-
-def _by_shape(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]

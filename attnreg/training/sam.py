@@ -13,9 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle
-from attnreg.regularizer.base import Regularizer
-from attnreg.training.fine_tuning import FineTuning, SharedWithObjective
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.method import Batch, StepResult, draws_repeated, held_by, put_back
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
@@ -27,33 +25,25 @@ class SAM(FineTuning):
     .. math:: \hat\epsilon = \rho\, \frac{\nabla \mathcal L(w)}{\lVert \nabla \mathcal L(w) \rVert_2}, \qquad
         g = \nabla \mathcal L(w + \hat\epsilon)
 
-    The optimizer updates w with g. Both gradients are of the whole batch, so a step costs two forward and two backward
-    passes. Both passes draw the same dropout and the same masks from torch's generators; a provider with a first pass
-    over each batch makes it at both weights. Clipping applies to g only. The loss of a step is that at w; its
-    ``logs`` have the loss at :math:`w + \hat\epsilon` as ``perturbed_loss``.
-
-    The perturbation is that of all model parameters in the optimizer together, not of a provider's. In several
-    processes it follows the gradient averaged over them, as in one process; the paper lets each device perturb by its
-    own gradient. A gradient that is zero or not finite perturbs nothing.
+    Both gradients are of the whole batch, in several processes of all of theirs, and over all model parameters in the
+    optimizer. Both passes draw the same dropout and masks, and clipping applies to g only, as in the authors' code. A
+    gradient that is zero or not finite perturbs nothing. The loss of a step is that at w; its ``logs`` have the loss at
+    :math:`w + \hat\epsilon` as ``perturbed_loss``.
 
     Args:
         model, optimizer, provider: as in :class:`FineTuning`.
         rho: size of the perturbation: its L2 norm over all parameters.
-        shared: ``scheduler``, ``max_grad_norm``, ``accelerator``, ``loss_function``, ``objective`` and
-            ``micro_batches``, see :class:`FineTuning`.
+        shared: further arguments of :class:`FineTuning`.
 
     Raises:
         InputError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
 
     Reference:
-        SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Eq. 2 and 3 and Algorithm 1, with p = 2; for language models
-        Bahri et al. (ACL 2022, arXiv 2110.08529). As in the authors' code, the norm is over
-        all parameters, both passes have the same dropout, and the second gradient is clipped.
+        SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Algorithm 1; for language models, arXiv 2110.08529.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config)
+        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
         >>> method = SAM(model, torch.optim.SGD(model.parameters(), lr=0.1), rho=0.05)
         >>> result = method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])})
         >>> bool(result.logs["perturbed_loss"] > result.loss)
@@ -64,22 +54,18 @@ class SAM(FineTuning):
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        provider: Regularizer | AttachHandle | None = None,
+        provider: Provided = None,
         *,
         rho: NotNegative = 0.05,
-        **shared: Unpack[SharedWithObjective],
+        **shared: Unpack[Shared],
     ) -> None:
         self.rho = not_negative("rho", rho)
         accelerator = shared.get("accelerator")
         sharded = accelerator is not None and accelerator.distributed_type in _SHARDED
         if sharded or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-            raise InputError(
-                "SAM does not support sharded parameters (FSDP, DeepSpeed, Megatron), because it perturbs whole "
-                "models. Use data parallelism."
-            )
+            raise InputError("SAM does not support sharded parameters (FSDP, DeepSpeed): use data parallelism.")
         super().__init__(model, optimizer, provider, **shared)
-        held = held_by(self.optimizer)
-        self._weights = [parameter for parameter in self.model.parameters() if id(parameter) in held]
+        self._weights = held_by(self.optimizer, self.model.parameters())
 
     @override
     def step(self, batch: Batch) -> StepResult:
@@ -93,20 +79,16 @@ class SAM(FineTuning):
     @contextmanager
     def _perturbed(self) -> Iterator[None]:
         """Move the weights up the accumulated gradients, and clear these; put the same bits back after the block."""
-        weights = [weight for weight in self._weights if weight.grad is not None]
-        # Running statistics would count the perturbed model, too.
-        with put_back((*weights, *self.model.buffers())):
-            self._ascend(weights)
-            yield
-
-    @torch.no_grad()
-    def _ascend(self, weights: list[nn.Parameter]) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        moved = [(weight, weight.grad) for weight in self._weights if weight.grad is not None]
         # Under float16, gradients are multiplied by the loss scale, which the direction does not depend on. If they
         # overflow, the optimizer's step is left out.
-        norm = nn.utils.get_total_norm(gradients)
+        norm = nn.utils.get_total_norm([gradient for _, gradient in moved])
         factor = torch.where(norm.isfinite() & (norm > 0), self.rho / norm, 0.0)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            # `where`, because zero times an infinite gradient is no number.
-            weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
-        self.optimizer.zero_grad(set_to_none=True)
+        # Running statistics would count the perturbed model, too.
+        with put_back((*(weight for weight, _ in moved), *self.model.buffers())):
+            with torch.no_grad():
+                for weight, gradient in moved:
+                    # `where`, because zero times an infinite gradient is no number.
+                    weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
+            self.optimizer.zero_grad(set_to_none=True)
+            yield

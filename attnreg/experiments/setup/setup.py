@@ -37,8 +37,7 @@ from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.class_weights import WeightedCrossEntropy, balanced_weights
-from attnreg.training.cross_entropy import CrossEntropy
+from attnreg.training.cross_entropy import CrossEntropy, WeightedCrossEntropy, balanced_weights
 from attnreg.training.levels import reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned

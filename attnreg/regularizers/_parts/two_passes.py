@@ -36,25 +36,16 @@ class TwoPasses:
     def explain(
         self, provider: Regularizer, model: nn.Module, batch: Mapping[str, Any], labels: Sequence[str], **options: Any
     ) -> Attributions:
-        """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are."""
+        """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are; the next is masked."""
         self.end()
         handle = handle_of(model, provider)
         handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
         found = explain(model, batch, handle, labels, **options)
-        self.made_first(batch, handle.inputs_of_tapped_pass())
-        return found
-
-    def made_first(self, batch: Mapping[str, Any], given: Mapping[str, Tensor] | None = None) -> None:
-        """Record a first pass; the next forward pass, which must be on the same batch, is masked.
-
-        Args:
-            batch: the batch.
-            given: what the attached model was given in this pass, if a wrapper made it of the batch.
-        """
         self._state = "armed"
-        of_model = given or {}
-        known = {**batch, **{name: x for name, x in of_model.items() if name in batch or not x.is_floating_point()}}
+        given = handle.inputs_of_tapped_pass()  # to the attached model, if a wrapper made it of the batch
+        known = {**batch, **{name: x for name, x in given.items() if name in batch or not x.is_floating_point()}}
         self._batch = {name: value for name, value in known.items() if isinstance(value, Tensor)}
+        return found
 
     def needs_no_first(self) -> None:
         """Mask the next forward pass on any batch, without a first pass."""

@@ -1,4 +1,4 @@
-"""EAR: reward the entropy of attention."""
+"""Attention spread over many keys: rewarded for its entropy, or mixed with the uniform distribution."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import functional
-from attnreg.arguments import NotNegative, not_negative
+from attnreg import AttentionSite, Mask, MaskProvider, functional
+from attnreg.arguments import NotNegative, Probability, not_negative, probability
 from attnreg.functional.validity import mean_over
 from attnreg.injection.running.repetition import in_backward
-from attnreg.masks import Mask
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 
 class AttentionEntropy(MaskProvider):
@@ -25,16 +22,14 @@ class AttentionEntropy(MaskProvider):
     .. math:: \mathrm{penalty} = -\alpha \sum_l \operatorname*{mean}_{b, h, q} H(A^l_{bhq}), \qquad
         H(a) = -\textstyle\sum_k a_k \log a_k
 
-    The mean is over heads and over query rows that are not padding. Nothing is masked, so the model's output does not
-    change; ``penalty()`` changes the loss. Attention is that of the model, before masks of other regularizers and the
-    model's own dropout. Its scores are computed once more, with gradients.
+    The mean is over heads and over query rows that are not padding. Nothing is masked. Attention is that of the model,
+    before masks of other regularizers and the model's own dropout; its scores are computed once more, with gradients.
 
     Args:
         alpha: weight of the entropy.
 
     Raises:
-        RuntimeError: in a forward pass with gradients, if attention is computed without, as reentrant gradient
-            checkpointing does.
+        RuntimeError: in a forward pass with gradients, if attention is computed without (reentrant checkpointing).
 
     Reference:
         Entropy-based Attention Regularization (ACL Findings 2022, arXiv 2203.09192). Its official code averages
@@ -69,8 +64,7 @@ class AttentionEntropy(MaskProvider):
                 f"AttentionEntropy cannot learn from {site.name}, whose attention is computed without gradients: "
                 "use gradient checkpointing with `use_reentrant=False`."
             )
-        units = site.units
-        rows = None if units is None else units.any(-1)
+        rows = None if site.units is None else site.units.any(-1)
         entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)
         if not in_backward():  # gradient checkpointing computes it again
             self._entropies[site.label].append(entropy)
@@ -85,3 +79,35 @@ class AttentionEntropy(MaskProvider):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entropies": defaultdict(list)}  # tensors with a graph cannot be copied
+
+
+class RelaxedAttention(MaskProvider):
+    r"""Spread a share of each row's attention weights evenly over its valid keys.
+
+    .. math:: A' = (1 - \gamma) A + \gamma U, \qquad U_{ij} = m_{ij} / \textstyle\sum_k m_{ik}
+
+    m is 1 for the keys that the model allows and, composed with a regularizer that drops scores, that are kept. Nothing
+    is drawn or dropped. If the model drops no weights itself, A is not computed:
+    :math:`A' V = (1 - \gamma) A V + \gamma U V`.
+
+    Args:
+        gamma: the share that is spread; 0 changes nothing, 1 makes attention uniform.
+
+    Reference:
+        Relaxed Attention for Transformer Models (arXiv 2209.09735); its "matched inference" is not included.
+
+    Example:
+        >>> RelaxedAttention(0.1)(AttentionSite(shape=(1, 1, 2, 2))).relaxed
+        tensor(0.1000)
+    """
+
+    schedulable = ("gamma",)
+    effect = "spreads attention"
+
+    def __init__(self, gamma: Probability = 0.1) -> None:
+        super().__init__()
+        self.gamma = probability("gamma", gamma)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        return Mask(relaxed=torch.as_tensor(self.gamma, dtype=site.dtype, device=site.device))

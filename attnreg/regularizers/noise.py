@@ -1,4 +1,4 @@
-"""NEFTune: noise on embeddings."""
+"""Noise on hidden states: once, on those that enter the first block (NEFTune), or in each block (HyPe)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced
 from attnreg.outputs import IGNORED, shifts_labels
-from attnreg.regularizer.providers import HiddenProvider
+from attnreg.regularizer.providers import HiddenProvider, checked_where
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.sites import HiddenSite, SiteInfo
+from attnreg.sites import HiddenSite, SiteInfo, Where
 
 Tokens = Literal["all", "prompt"]
+Distribution = Literal["normal", "uniform"]
 
 
 class EmbeddingNoise(HiddenProvider):
@@ -26,8 +27,7 @@ class EmbeddingNoise(HiddenProvider):
     .. math:: h'_{btc} = h_{btc} + \frac{\alpha}{\sqrt{L_b C}} u_{btc}, \qquad u_{btc} \sim U(-1, 1)
 
     :math:`L_b` is the number of tokens of sample b without padding, or of its prompt, and C the number of features. The
-    Trainer's ``neftune_noise_alpha`` adds its noise to the output of the model's embedding module instead, before
-    position embeddings, LayerNorm and dropout, and counts padding in L.
+    Trainer's ``neftune_noise_alpha`` adds its noise at the embedding module instead, and counts padding in L.
 
     Args:
         alpha: the size of the noise; 0 adds none.
@@ -35,8 +35,8 @@ class EmbeddingNoise(HiddenProvider):
             padding, so that the response stays as it is.
 
     Raises:
-        InputError: in a forward pass, if the padding of the states is unknown, or there are no ``labels`` that tell the
-            prompt; when attached, if only prompts get noise and the model is no causal language model.
+        InputError: in a forward pass, if the padding of the states or the prompt is unknown; when attached, if only
+            prompts get noise and the model is no causal language model.
 
     Reference:
         NEFTune (ICLR 2024, arXiv 2310.05914), Algorithm 1.
@@ -94,3 +94,49 @@ class EmbeddingNoise(HiddenProvider):
             )
         self._has_prompts = True
         return prompts
+
+
+class HiddenNoise(HiddenProvider):
+    r"""Add noise to the hidden states that enter each block (HyPe).
+
+    .. math:: h'_{btc} = h_{btc} + \epsilon_{btc}, \qquad
+        \epsilon_{btc} \sim \mathcal N(0, \sigma^2) \;\text{ or }\; \epsilon_{btc} \sim U(-\sigma, \sigma)
+
+    :class:`attnreg.EmbeddingNoise`, in contrast, adds noise once, of a size that depends on the length.
+
+    Args:
+        scale: :math:`\sigma`, the standard deviation of normal noise, or the bound of uniform noise.
+        distribution: ``"normal"`` or ``"uniform"``.
+        where: as in :class:`attnreg.HiddenDropout`.
+
+    Warns:
+        UserWarning: if most of the noise is lost, because the states are in half precision.
+
+    Reference:
+        HyPe (ACL 2023, arXiv 2212.08853).
+
+    Example:
+        >>> states = HiddenNoise(0.1, "uniform")(HiddenSite(shape=(1, 4, 4)), torch.zeros(1, 4, 4))
+        >>> bool((states.abs() <= 0.1).all())
+        True
+    """
+
+    schedulable = ("scale",)
+    effect = "adds noise"
+
+    def __init__(
+        self, scale: NotNegative = 1e-5, distribution: Distribution = "normal", where: Where | Sequence[Where] = "input"
+    ) -> None:
+        super().__init__()
+        self.scale = not_negative("scale", scale)
+        self.distribution = one_of("distribution", distribution, get_args(Distribution))
+        self.where = checked_where(where)
+        self._rounding = Rounding("HiddenNoise")
+
+    @override
+    def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
+        if self.distribution == "normal":
+            noise = site.normal(dtype=site.dtype)
+        else:
+            noise = site.uniform(dtype=site.dtype) * 2 - 1
+        return self._rounding.add(states, noise * self.scale)

@@ -1,4 +1,4 @@
-"""HeadMask: mask a fixed number of heads in each step."""
+"""Whole heads dropped: random ones of each sample (DropHead), or a fixed number in each step (HeadMask)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,55 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import functional
-from attnreg.arguments import one_of
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
+from attnreg.arguments import Probability, one_of, probability, whole_number
 from attnreg.attribution import Target
 from attnreg.errors import InputError
-from attnreg.masks import Mask
 from attnreg.outputs import loss_of
-from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.regularizers._parts.two_passes import TwoPasses
-from attnreg.sites import AttentionSite, SiteInfo
+
+
+class DropHead(MaskProvider):
+    r"""Drop whole attention heads of a sample with probability p and scale up the others.
+
+    .. math:: A_{bh} \leftarrow \xi_{bh} \frac{H}{\sum_{h'} \xi_{bh'}} A_{bh}, \quad
+              \xi_{bh} \sim \mathrm{Bernoulli}(1 - p), \quad \xi_b \ne 0
+
+    The factors of a sample sum to H, and each is 1 on average. If all heads of a sample would be dropped, one of them,
+    chosen uniformly, is kept; the paper leaves this case open (H / 0). Its schedule, a rate that falls to 0 and rises
+    again, is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``.
+
+    Args:
+        p: probability of dropping a head.
+
+    Shape:
+        weights are ``(B, H, 1, 1)``.
+
+    Reference:
+        Scheduled DropHead: A Regularization Method for Transformer Models (EMNLP Findings 2020, arXiv 2004.13342).
+
+    Example:
+        >>> DropHead(1.0)(AttentionSite(shape=(2, 4, 8, 8))).weights.sum(1).flatten()
+        tensor([4., 4.])
+    """
+
+    schedulable = ("p",)
+
+    def __init__(self, p: Probability = 0.2) -> None:
+        super().__init__()
+        self.p = probability("p", p)
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        check_shared_keys("DropHead drops a head for all queries of a sample", sites, in_parts=True)
+
+    @override
+    def forward(self, site: AttentionSite) -> Mask | None:
+        shape = site.shape[:2]
+        keep = functional.sample_heads(self.p, shape, uniform=site.uniform(shape))
+        return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))
+
 
 By = Literal["random", "importance"]
 
@@ -32,10 +72,8 @@ class HeadMask(MaskProvider):
     .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
               = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
 
-    on the batch of the training step. This needs a first pass, :meth:`attribute`, which updates nothing; the masks last
-    for the next forward pass and its backward pass.
-
-    The paper's n counts heads of the whole model; here n counts heads of each layer, so no layer loses all its heads.
+    on the batch of the training step. This needs a first pass, :meth:`attribute`, as that of
+    :class:`attnreg.AttributionProvider`. The paper's n counts heads of the whole model.
 
     Args:
         heads: n, the number of heads to mask in each layer, which must have more.
@@ -47,23 +85,12 @@ class HeadMask(MaskProvider):
         weights are ``(1, H, 1, 1)``, bool.
 
     Reference:
-        Alleviating the Inequality of Attention Heads for Neural Machine Translation (COLING 2022, arXiv 2009.09672);
-        Are Sixteen Heads Really Better than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
+        Alleviating the Inequality of Attention Heads (COLING 2022, arXiv 2009.09672); Are Sixteen Heads Really Better
+        than One? (NeurIPS 2019, arXiv 1905.10650) for the importance.
 
     Example:
         >>> HeadMask(3)(AttentionSite(shape=(2, 8, 5, 5))).weights.sum()
         tensor(5)
-        >>> import attnreg, torch
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=4)
-        >>> model = BertForSequenceClassification(config)
-        >>> provider = HeadMask(1, by="importance")
-        >>> handle = attnreg.attach(model, provider)
-        >>> batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}
-        >>> provider.attribute(model, batch)
-        >>> model.train()(**batch).loss.backward()
-        >>> handle.drop_rates()
-        {'encoder.0': 0.25, 'encoder.1': 0.25}
     """
 
     decides_for_batch = True
@@ -75,13 +102,9 @@ class HeadMask(MaskProvider):
         target: Literal["loss", "predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "loss",
     ) -> None:
         super().__init__()
-        if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-            raise InputError(f"Expected `heads` to be the number of heads to mask, at least 1, got {heads!r}.")
         if target not in ("loss", "predicted", "label") and not callable(target):
-            raise InputError(
-                f"Expected `target` to be one of 'loss', 'predicted', 'label' or a function, got {target!r}."
-            )
-        self.heads = heads
+            raise InputError(f"Expected `target` to be 'loss', 'predicted', 'label' or a function, got {target!r}.")
+        self.heads = whole_number("heads", heads)
         self.by = one_of("by", by, get_args(By))
         self.target = target
         #: Importances ``(H,)`` on the latest batch, by ``"<stack>.<layer>"``.
@@ -109,11 +132,7 @@ class HeadMask(MaskProvider):
     draws_in_prepare = looks_at_batches
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked.
-
-        The model's modes, ``requires_grad``, ``grad``, hooks and the random state stay as they are; see
-        :meth:`attnreg.Regularizer.attribute`.
-        """
+        """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked."""
         if self.by != "importance":
             return
         target = Target(_loss if self.target == "loss" else self.target)

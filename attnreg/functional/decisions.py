@@ -1,0 +1,315 @@
+"""Decisions to keep: drawn, relaxed, by rank or by a structure; their probability, entropy and rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnreg.errors import InputError
+
+
+def sample_keep(
+    logits: Tensor,
+    shape: Sequence[int] | None = None,
+    *,
+    uniform: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Draw hard keep decisions with logistic (Gumbel-difference) noise, as AttendOut does (arXiv 2104.04692, 4.1).
+
+    .. math::
+        d = [\,s + \mathrm{logit}(u) > 0\,] = [\,u > \sigma(-s)\,], \quad u \sim U(0, 1), \qquad P(d = 1) = \sigma(s)
+
+    The logits of keeping must broadcast to ``shape`` (default: their own), the shape of the decisions and of u.
+
+    Example:
+        >>> sample_keep(torch.tensor([-100.0, 100.0]))
+        tensor([False,  True])
+    """
+    shape = logits.shape if shape is None else shape
+    if uniform is None:
+        uniform = torch.rand(shape, dtype=logits.dtype, device=logits.device, generator=generator)
+    return uniform > torch.sigmoid(-logits)
+
+
+def sample_windows(
+    shape: Sequence[int],
+    p: float,
+    window: int = 1,
+    *,
+    uniform: Tensor | None = None,
+    device: torch.device | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw hard keep decisions that drop windows along the last dimension, as :class:`attnreg.DropAttention` does.
+
+    ``uniform`` has a number for each seed: in ``shape``, with ``window - 1`` more in the last dimension.
+
+    Example:
+        >>> sample_windows((2, 3), p=1.0)
+        tensor([[False, False, False],
+                [False, False, False]])
+    """
+    if uniform is None:
+        seeds = (*shape[:-1], shape[-1] + window - 1)
+        uniform = torch.rand(seeds, device=device, generator=generator)
+    kept = uniform >= p / window
+    return kept if window == 1 else kept.unfold(-1, window, 1).all(-1)
+
+
+def sample_heads(
+    p: float | Tensor,
+    shape: tuple[int, int],
+    *,
+    uniform: Tensor | None = None,
+    device: torch.device | str | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Drop each head of a sample with probability p, but never all of them.
+
+    .. math:: \xi_{bh} = [\,u_{bh} \ge \min(p, \max_{h'} u_{bh'})\,], \quad u \sim U(0, 1)
+
+    If all heads would be dropped, the one with the largest u is kept, which is each head with probability 1/H. A head
+    is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
+
+    u and the decisions have the ``shape`` ``(B, H)``.
+
+    Example:
+        >>> sample_heads(1.0, (3, 8)).sum(1)
+        tensor([1, 1, 1])
+    """
+    if uniform is None:
+        uniform = torch.rand(shape, device=device, generator=generator)
+    largest = uniform.amax(1, keepdim=True)
+    return uniform >= torch.minimum(largest, torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device))
+
+
+def sample_spans(
+    p: float | Tensor,
+    valid: Tensor,
+    *,
+    starts: Tensor | None = None,
+    uniform: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Drop one span of neighbouring tokens per sample: a share p of its tokens, rounded; padding does not count.
+
+    .. math:: \text{dropped: } s_b \le j < s_b + l_b, \qquad l_b = \lfloor p n_b + \tfrac12 \rfloor, \qquad
+        s_b \sim U\{0, \dots, n_b - l_b\}
+
+    In ``valid``, bool, ``(B, T)``, ``True`` is a token, which j counts, and ``False`` padding, which is kept. At the
+    tokens in ``starts``, likewise, a span may begin; it begins earlier where it would not fit, and anywhere without
+    any. The places follow from ``uniform``, ``(B, 1)``.
+
+    Example:
+        >>> valid = torch.tensor([[True, True, True, True, False], [True, True, False, False, False]])
+        >>> (~sample_spans(0.5, valid)).sum(1)
+        tensor([2, 1])
+    """
+    lengths = valid.sum(1, keepdim=True)
+    size = (p * lengths + 0.5).floor()
+    if uniform is None:
+        uniform = torch.rand(size.shape, device=valid.device, generator=generator)
+    start = (uniform * (lengths - size + 1)).floor()
+    number = valid.cumsum(1) - 1
+    if starts is not None:
+        starts = starts & valid
+        among = starts.sum(1, keepdim=True)
+        drawn = starts & (starts.cumsum(1) - 1 == (uniform * among).floor())
+        at = (number * drawn).sum(1, keepdim=True)
+        start = torch.where(among > 0, torch.minimum(at, lengths - size), start)
+    return ~(valid & (number >= start) & (number < start + size))
+
+
+def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Draw hard decisions twice, once from noise u and once from its opposite, 1 - u (ARM, arXiv 1807.11143).
+
+    .. math:: d^{(1)} = [\,u > \sigma(-\phi)\,], \quad d^{(2)} = [\,u < \sigma(\phi)\,], \qquad
+              P(d^{(1)} = 1) = P(d^{(2)} = 1) = \sigma(\phi)
+
+    Example:
+        >>> first, second = opposite_draws(torch.tensor(0.0), torch.tensor([0.2, 0.7]))
+        >>> first.tolist(), second.tolist()
+        ([False, True], [True, False])
+    """
+    return uniform > torch.sigmoid(-logits), uniform < torch.sigmoid(logits)
+
+
+def rescaled_heads(keep: Tensor) -> Tensor:
+    """Compute factors of heads, float32, ``(B, H)``, that scale the kept ones up, so that those of a sample sum to H.
+
+    Each sample must ``keep`` at least one head, bool, ``(B, H)``.
+
+    Example:
+        >>> rescaled_heads(torch.tensor([[True, False, True, False]]))
+        tensor([[2., 0., 2., 0.]])
+    """
+    return keep.float() * (keep.shape[1] / keep.sum(1, keepdim=True))
+
+
+def head_importance(attribution: Tensor) -> Tensor:
+    """Compute each head's importance, ``(H,)``, in float32 or wider, as :class:`attnreg.HeadMask` defines it.
+
+    Args:
+        attribution: ``(B, H, Q, K)``, the attention weights times the score's gradient with respect to them.
+
+    Example:
+        >>> head_importance(torch.tensor([[[[1.0, -3.0]], [[0.5, 0.5]]]]))
+        tensor([2., 1.])
+    """
+    return attribution.sum((0, 2, 3), dtype=torch.promote_types(attribution.dtype, torch.float32)).abs()
+
+
+def without_top(values: Tensor, n: int) -> Tensor:
+    """Keep all but the n highest of some values, ``(H,)``; ties are broken arbitrarily.
+
+    Example:
+        >>> without_top(torch.tensor([0.1, 0.7, 0.3]), 1)
+        tensor([ True, False,  True])
+    """
+    return torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(n).indices, False)
+
+
+def window_mask(length: int, distance: int, *, device: torch.device | str | None = None) -> Tensor:
+    """Keep pairs of positions of a sequence of N that are at most a distance apart; bool, ``(N, N)``.
+
+    Example:
+        >>> window_mask(3, 1).int()
+        tensor([[1, 1, 0],
+                [1, 1, 1],
+                [0, 1, 1]], dtype=torch.int32)
+    """
+    places = torch.arange(length, device=device)
+    return (places[:, None] - places).abs() <= distance
+
+
+def ancestor_mask(parents: Tensor) -> Tensor:
+    """Keep, for each word of a parse, the word itself and its ancestors (SG-Net, AAAI 2020, arXiv 1908.05147).
+
+    ``parents``, long, ``(..., N)``, is the position of each word's head, -1 where it has none (a root, padding); any
+    other raises ``InputError``. Returns bool, ``(..., N, N)``.
+
+    Example:
+        >>> ancestor_mask(torch.tensor([1, 2, -1])).int()
+        tensor([[1, 1, 1],
+                [0, 1, 1],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+    length = parents.shape[-1]
+    if ((parents < -1) | (parents >= length)).any():
+        raise InputError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
+    reached = F.one_hot(parents + 1, length + 1)[..., 1:].float()
+    reached = (reached + torch.eye(length, device=parents.device)).clamp(max=1)
+    for _ in range((length - 1).bit_length()):  # each product doubles the length of the paths
+        reached = (reached @ reached).clamp(max=1)
+    return reached > 0
+
+
+def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
+    r"""Compute the mean log-probability of decisions over the valid units, ``(B,)``; 0 for a sample without any.
+
+    .. math:: \log P(a) = \frac{1}{n} \sum_{ij \in \text{valid}} \log P(d_{ij}), \qquad P(d_{ij} = 1) = \sigma(s_{ij})
+
+    ``logits`` are ``(B, ...)``, those of keeping. For several ``draws`` from the same logits, ``keep`` is how many of
+    them kept each unit, since :math:`\log\sigma(-s) = \log\sigma(s) - s`.
+
+    Reference:
+        AttendOut (arXiv 2104.04692), Eq. 5.
+
+    Example:
+        >>> bernoulli_log_prob(torch.zeros(1, 2, 2), torch.tensor([[[True, False], [True, True]]]), torch.tensor(True))
+        tensor([-0.6931])
+    """
+    per_unit = draws * F.logsigmoid(logits) - (draws - keep.to(logits.dtype)) * logits
+    valid = valid.expand(logits.shape)
+    total = per_unit.masked_fill(~valid, 0.0).flatten(1).sum(1)
+    return total / (draws * valid.flatten(1).sum(1)).clamp(min=1)
+
+
+def bernoulli_entropy(logits: Tensor) -> Tensor:
+    r"""Compute the entropy of decisions from their logits s, in nats; differentiable even if p is close to 0 or 1.
+
+    .. math:: H(p) = -p \log p - (1 - p) \log (1 - p), \qquad p = \sigma(s)
+
+    Example:
+        >>> bernoulli_entropy(torch.tensor([0.0, 200.0]))
+        tensor([0.6931, 0.0000])
+    """
+    return F.softplus(logits) - logits * torch.sigmoid(logits)
+
+
+def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
+    r"""Compute the Kullback-Leibler divergence of decisions, by their logits s, from a prior :math:`p_0` in ``(0, 1)``.
+
+    .. math:: p \log\frac{p}{p_0} + (1 - p) \log\frac{1 - p}{1 - p_0}, \qquad p = \sigma(s)
+
+    Example:
+        >>> bernoulli_kl(torch.tensor([0.0, 200.0]), prior=0.5)
+        tensor([0.0000, 0.6931])
+    """
+    cross = F.softplus(logits.new_tensor(prior).logit()) - torch.sigmoid(logits) * logits.new_tensor(prior).logit()
+    return cross - bernoulli_entropy(logits)
+
+
+def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
+    """Compute the share of dropped units: float32, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
+
+    ``keep`` may be a factor, 0 where dropped; with ``by_head``, it has four dimensions. ``units`` are those to count.
+
+    Example:
+        >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
+        tensor(0.5000)
+    """
+    dropped = keep == 0
+    if units is not None:
+        dropped, units = torch.broadcast_tensors(dropped, units)
+    dims = (0, 2, 3) if by_head else tuple(range(dropped.dim()))
+    if units is None:
+        return dropped.sum(dims) / (dropped.numel() // (dropped.shape[1] if by_head else 1))
+    return (dropped & units).sum(dims) / units.sum(dims).clamp(min=1)
+
+
+def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:
+    """Relax drop decisions to z in ``[0, 1]``, 1 = dropped, as :class:`attnreg.ConcreteDropout` does.
+
+    They are differentiable by ``logits``, those of dropping, which broadcast to ``uniform``.
+
+    Example:
+        >>> concrete_drop(torch.tensor(0.0), torch.tensor([0.1, 0.5, 0.9]))
+        tensor([2.8680e-10, 5.0000e-01, 1.0000e+00])
+    """
+    return torch.sigmoid((logits + torch.logit(uniform)) / temperature)
+
+
+def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Tensor:
+    """Return hard decisions, bool or numeric, in the dtype of soft ones and with their gradient.
+
+    With ``reverse``, the gradient is reversed, so that parameters learned through it raise the loss.
+
+    Example:
+        >>> p = torch.tensor([0.4, 0.6], requires_grad=True)
+        >>> m = straight_through(p > 0.5, p, reverse=True)
+        >>> m.tolist(), torch.autograd.grad(m.sum(), p)[0].tolist()
+        ([0.0, 1.0], [-1.0, -1.0])
+    """
+    change = soft.detach() - soft if reverse else soft - soft.detach()
+    return hard.to(soft.dtype) + change
+
+
+def arm_gradient(first: Tensor, second: Tensor, noise: Tensor) -> Tensor:
+    r"""Estimate, without bias, the gradient of an expected loss with respect to the logits of its decisions.
+
+    .. math:: \frac{\partial}{\partial\phi_i} E_d[f(d)] = E_u\big[\big(f(d^{(1)}) - f(d^{(2)})\big)(u_i -
+              \tfrac{1}{2})\big]
+
+    The losses are those under the two :func:`opposite_draws`, 0-d; ``noise`` is u - 1/2, summed over the decisions of
+    each logit. See ARM (arXiv 1807.11143), Theorem 1.
+
+    Example:
+        >>> arm_gradient(torch.tensor(2.0), torch.tensor(1.0), torch.tensor([0.25, -0.5]))
+        tensor([ 0.2500, -0.5000])
+    """
+    return (first - second) * noise
