@@ -203,6 +203,7 @@ def test_a_trainer(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch itself
 def test_compiled():
     report = attnreg.doctor(MODELS[0].build().train(), compiled=True)
     assert "Compiled and eager outputs in eval mode differ by" in report
