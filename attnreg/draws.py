@@ -180,6 +180,7 @@ class Batch:
     first: Tensor | None = None  # index of the first token of each sample that is not padding, (B,)
     cached: int = 0  # number of tokens in a cache, which come before
     rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
+    has_encoder: bool = False  # whether an encoder, which has no cache, may run before a decoder
 
     def draw(
         self, seed: int | Tensor, shape: Sequence[int], device: torch.device, p: float | None = None, *, shared: bool

@@ -25,6 +25,16 @@ T5 = {
     "decoder_start_token_id": 0,
 }
 IMAGE = {**SMALL, "image_size": 8, "patch_size": 4}
+SOUND = {
+    **SMALL,
+    "vocab_size": 8,
+    "conv_dim": (8, 8),
+    "conv_stride": (4, 2),
+    "conv_kernel": (4, 2),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "num_feat_extract_layers": 2,
+}
 SEED = 11
 
 
@@ -90,11 +100,7 @@ FAMILIES = {
     ),
     "wav2vec2": Family(
         lambda **o: hf.Wav2Vec2ForCTC._from_config(
-            hf.Wav2Vec2Config(
-                **SMALL, vocab_size=8, layerdrop=0.3, apply_spec_augment=False, conv_dim=(8, 8), conv_stride=(4, 2),
-                conv_kernel=(4, 2), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_feat_extract_layers=2,
-            ),
-            **o,
+            hf.Wav2Vec2Config(**SOUND, layerdrop=0.3, apply_spec_augment=False), **o
         ),
         inputs="sound",
     ),

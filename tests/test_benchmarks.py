@@ -10,6 +10,7 @@ import torch
 
 import attnreg
 from tests.commands import ran
+from tests.test_trainers import EXTRA
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "docs" / "results"
@@ -20,6 +21,7 @@ RUN = (
 )
 SMALLEST = {
     "benchmarks/steps.py": ["--smallest"],
+    "benchmarks/one_mask.py": ["--smallest"],
     "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
     "docs/results/overview.py": ["--path", "overview.png"],
     "docs/results/shift.py": ["--output-dir", "out"],
@@ -36,7 +38,7 @@ SMALLEST = {
     "tests/families.py": ["--smallest"],
     "tests/kill_and_resume.py": ["--smallest"],
 }
-LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
+LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "benchmarks/one_mask.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
 
 
 def watched_runs(folder):
@@ -61,6 +63,8 @@ def test_every_script_is_run_here():
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONGER else []) for name in SMALLEST])  # fmt: skip
 def test_a_script_runs_at_its_smallest_size(warm, tmp_path, name):
+    if name == "benchmarks/one_mask.py":
+        pytest.importorskip("trl", reason=EXTRA)
     watched_runs(tmp_path)
     code, output = warm.run("-c", RUN, json.dumps([str(ROOT / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from tests.cases import MODELS, keep_few_activations
 from tests.commands import assert_sentence, ran
+from tests.own_dropout_cases import SOUND
 
 
 class Awake(nn.Dropout):
@@ -203,6 +204,7 @@ def test_a_trainer(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch itself
 def test_compiled():
     report = attnreg.doctor(MODELS[0].build().train(), compiled=True)
     assert "Compiled and eager outputs in eval mode differ by" in report
@@ -211,6 +213,11 @@ def test_compiled():
 def test_the_command(cli, tmp_path):
     MODELS[0].build().save_pretrained(tmp_path / "model")
     assert "No fault was found." in ran(cli("doctor", tmp_path / "model")).output
+    sound = hf.Wav2Vec2Config(**SOUND, mask_time_prob=0.5, mask_time_length=2)  # SpecAugment draws from numpy
+    hf.Wav2Vec2ForCTC(sound).save_pretrained(tmp_path / "sound")
+    done = cli("doctor", tmp_path / "sound")
+    assert done.exit_code == 1
+    assert FAULTS["numpy"][1][0] in done.output
     assert_sentence(cli("doctor", tmp_path / "other"), 1, "Cannot load a model of transformers from")
     (tmp_path / "model/model.safetensors").write_bytes(b"damaged")
     assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from")

@@ -61,7 +61,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import attnreg
-from attnreg.regularizer.abilities import that_look_at_batches
+from attnreg.regularizer.abilities import effects, that_look_at_batches
 from tests.provider_cases import PROVIDERS
 from tests.test_integrations import bert
 
@@ -92,7 +92,7 @@ for case in PROVIDERS:
         optimizer.zero_grad()
         handle.step()
         rates += handle.drop_rates().values()
-    assert max(rates) > 0, case
+    assert max(rates) > 0 or effects(provider), case
     print("trained under", case)
 dist.destroy_process_group()
 """

@@ -154,6 +154,21 @@ def test_a_cached_continuation_goes_on(family):
     torch.testing.assert_close(torch.cat([begun.logits, two.logits, last.logits], 1), whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+@pytest.mark.parametrize("length", [3, 6])  # 6: as long as what the encoder reads
+def test_a_cached_continuation_of_a_decoder_goes_on(family, length):
+    model, batch = build(family), batch_of(family, 2)
+    if family == "bart":
+        model.model.decoder.layerdrop = 0.0  # BART counts the tokens in the cache of its first layer
+    handle, ids = attnreg.seeded(model), batch.pop("decoder_input_ids").repeat(1, 2)
+    with torch.no_grad(), handle.replay(SEED):
+        whole = model(**batch, decoder_input_ids=ids)
+        begun = model(**batch, decoder_input_ids=ids[:, :-length], use_cache=True)
+        last = model(**batch, decoder_input_ids=ids[:, -length:], past_key_values=begun.past_key_values)
+    torch.testing.assert_close(torch.cat([begun.logits, last.logits], 1), whole.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last.encoder_last_hidden_state, whole.encoder_last_hidden_state)
+
+
 @pytest.mark.parametrize("text", ["AttentionDropout(0.3)", "UniDrop(0.2, 0.3, 0.4)", "AttentionDropout(0.3, placement='scores')"])  # fmt: skip
 @pytest.mark.parametrize("options", [None, *OPTIONS[1:]], ids=str)
 def test_masks_and_own_dropout_follow_one_seed(text, options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,9 @@ class OwnDraws(Watching):
         heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
+        batch = replace(self.batch, cached=0) if self._encodes() else self.batch
         try:
-            drawn = self.batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
+            drawn = batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
         except InputError as error:
             raise InputError(f"A tensor of {self.name} {error}: replay the whole batch, without `rows`.") from None
         if p is not None:
@@ -134,6 +136,11 @@ class OwnDraws(Watching):
         if like.dtype in BITS:
             drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
         return drawn
+
+    def _encodes(self) -> bool:
+        """Whether the encoder of a model with a decoder runs."""
+        parts = (part for place in self.running for part in place.name.split("."))
+        return self.batch.has_encoder and next((part for part in parts if part.endswith("coder")), "") == "encoder"
 
     def _check_repeatable(self) -> None:
         """Make checkpoints that run now draw the same again; raise if another function would not."""

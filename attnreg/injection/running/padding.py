@@ -75,9 +75,12 @@ class Padding:
             raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
         lengths = [each.get_seq_length() for each in inputs.values() if hasattr(each, "get_seq_length")]
         cached = lengths[0] if lengths and not is_traced() else 0
+        decoded = [x for x in map(inputs.get, ("decoder_input_ids", "decoder_inputs_embeds")) if isinstance(x, Tensor)]
+        if cached and decoded:
+            tokens = decoded[0].shape[1]  # the cache is the decoder's
         valid = None if self.has_two else self.tokens("encoder", (size, tokens + cached, 0))[0]
         first = None if valid is None else valid.int().argmax(1)
-        return Batch(size, tokens, first, cached, rows)
+        return Batch(size, tokens, first, cached, rows, has_encoder=bool(decoded))
 
     def _convention(self, name: str, mask: Any) -> Convention:
         if not isinstance(mask, Tensor) or mask.dim() < 2:
