@@ -53,6 +53,7 @@ def fine_tuning(
     attention: str = "sdpa",
     lora: bool | float = False,
     seeded: bool = False,
+    compiled: bool = False,
     **config_options: Any,
 ) -> Arm:
     """Return an arm that fine-tunes, perhaps under a provider, or with LoRA, perhaps with LoRA Dropout at a rate."""
@@ -64,10 +65,13 @@ def fine_tuning(
             attnreg.seeded(network)
         if isinstance(lora, float):
             LoRADropout(network, lora, lora)
-        provider, optimizer = None if make is None else make(model), adamw(network, LEARNING_RATE)
+        provider = None if make is None else make(model).to(shape.device)
+        optimizer = adamw(network, LEARNING_RATE)
         if provider is not None and (learned := provider.learned_parameters()):
             optimizer.add_param_group({"params": learned})
-        return _step(FineTuning(network, optimizer, provider, accelerator=Accelerator()), batch)
+        handle = None if provider is None else attnreg.attach(network, provider)
+        runs = torch.compile(network) if compiled else network
+        return _step(FineTuning(runs, optimizer, handle, accelerator=Accelerator()), batch)
 
     return arm
 
@@ -126,7 +130,9 @@ def attendout(steps: int = T, generator_options: dict[str, Any] | None = None, *
         model, batch = shape.model(), shape.batch()
         game = AttackerDefender(
             model,
-            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": "heads"})),
+            attnreg.GNetProvider.for_model(model, **(generator_options or {"masks_per_layer": "heads"})).to(
+                shape.device
+            ),
             lambda network: adamw(network, LEARNING_RATE),
             rewards=Rewards([shape.batch(seed=1)]),
             rounds=Rounds(steps),
@@ -200,7 +206,7 @@ ROWS: dict[str, Row] = {
     "AttentionDropout, scores, instead of the model's dropout": Row(
         fine_tuning(scores, **OWN_DROPOUT_OFF), plain, {"eager": EAGER, "a mask for SDPA": MASK_TO_SDPA}
     ),
-    "BernoulliSchedule": Row(
+    "BernoulliScheduleProvider": Row(
         fine_tuning(lambda _: attnreg.BernoulliScheduleProvider([(0, 0.3), (1, 0)], 100)),
         plain,
     ),
@@ -212,7 +218,7 @@ ROWS: dict[str, Row] = {
     "AttendOut, a step of a round": Row(attendout(), plain),
     "AttendOut, antithetic": Row(attendout(credit=Reinforce(antithetic=True)), plain),
     "AttendOut, rewards per sample": Row(attendout(credit=Reinforce(per="sample")), plain),
-    "AttendOut, credit by gradient, per key": Row(
+    "AttendOut, `GradientCredit`, one decision per key": Row(
         attendout(generator_options={"decisions": "key"}, credit=GradientCredit()), plain
     ),
     "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit=GradientCredit()), plain),
@@ -230,7 +236,7 @@ NEWER: dict[str, Make] = {
     "HeadMask, importance": lambda _: attnreg.HeadMask(1, by="importance"),
     "HiddenCut": lambda _: attnreg.HiddenCut(P),
     "HiddenDropout": lambda _: attnreg.HiddenDropout(P),
-    "HiddenDropout, pooled, p = 0.9": lambda _: attnreg.HiddenDropout(0.9, where="pooled"),
+    'HiddenDropout, `where="pooled"`, p = 0.9': lambda _: attnreg.HiddenDropout(0.9, where="pooled"),
     "HiddenKey": lambda _: attnreg.HiddenKey(P),
     "HiddenNoise": lambda _: attnreg.HiddenNoise(),
     "LayerDrop": lambda _: attnreg.LayerDrop(P),
@@ -256,8 +262,29 @@ ROWS["CrossEntropy, smoothing"] = Row(
 ROWS["FreeLB, 3 passes"] = Row(trained_by(FineTuning, objective=FreeLBLoss()), plain)
 ROWS["FreeLB, 2 passes (FGM)"] = Row(trained_by(FineTuning, objective=FreeLBLoss(2, start=0.0)), plain)
 if find_spec("peft"):
-    ROWS["LoRA by PEFT, LoRADropout"] = Row(fine_tuning(lora=0.3), fine_tuning(lora=True))
+    ROWS["LoRA with `LoRADropout`, over the same LoRA"] = Row(fine_tuning(lora=0.3), fine_tuning(lora=True))
     ROWS["LoRA by PEFT, AttentionDropout, scores"] = Row(fine_tuning(scores, lora=True), fine_tuning(lora=True))
+#: FlexAttention cannot train on a CPU, where Inductor takes minutes to compile BERT-base's shape.
+ON_GPUS: dict[str, Row] = {
+    "compiled, over plain": Row(fine_tuning(compiled=True), plain),
+    "compiled, AttentionDropout, weights, over compiled": Row(
+        fine_tuning(weights, compiled=True), fine_tuning(compiled=True)
+    ),
+    "compiled, AttentionDropout, scores, over compiled": Row(
+        fine_tuning(scores, compiled=True), fine_tuning(compiled=True)
+    ),
+    "FlexAttention, over SDPA": Row(
+        fine_tuning(attention="flex_attention", **OWN_DROPOUT_OFF), fine_tuning(**OWN_DROPOUT_OFF)
+    ),
+    "FlexAttention, AttentionDropout, weights, over FlexAttention": Row(
+        fine_tuning(weights, attention="flex_attention", **OWN_DROPOUT_OFF),
+        fine_tuning(attention="flex_attention", **OWN_DROPOUT_OFF),
+    ),
+    "FlexAttention, AttentionDropout, scores, over FlexAttention": Row(
+        fine_tuning(scores, attention="flex_attention", **OWN_DROPOUT_OFF),
+        fine_tuning(attention="flex_attention", **OWN_DROPOUT_OFF),
+    ),
+}
 LONG: dict[str, Row] = {
     f"AD-DROP, integrated gradients, layer 0, 20 steps, {n} at once": Row(
         ad_drop(layers=[0], method="integrated_gradients", steps_per_forward=n), plain

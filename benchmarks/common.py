@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import transformers as hf
 
+from attnreg.experiments.setup.device import cpu_name, device_name
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -22,6 +24,7 @@ class Shape:
     heads: int
     batch_size: int
     length: int
+    device: str = "cpu"
 
     def model(self, attention: str = "sdpa", **config_options: Any) -> hf.BertForSequenceClassification:
         """Make a BERT of this size with random weights."""
@@ -34,16 +37,17 @@ class Shape:
             attn_implementation=attention,
             **config_options,
         )
-        return hf.BertForSequenceClassification(config)
+        return hf.BertForSequenceClassification(config).to(self.device)
 
     def batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         """Make a batch of random tokens without padding."""
         draw = torch.Generator().manual_seed(seed)
-        return {
+        batch = {
             "input_ids": torch.randint(1000, 30000, (self.batch_size, self.length), generator=draw),
             "attention_mask": torch.ones(self.batch_size, self.length, dtype=torch.long),
             "labels": torch.randint(0, 2, (self.batch_size,), generator=draw),
         }
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def __str__(self) -> str:
         return f"{self.name} shape, batch {self.batch_size} x {self.length}"
@@ -63,16 +67,22 @@ def timed(run: Callable[[], object], clock: str = "wall") -> float:
     """Return the duration of a call in seconds, on one of :data:`CLOCKS`."""
     begin = CLOCKS[clock]()
     run()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return CLOCKS[clock]() - begin
 
 
-def grown(make: Callable[[], tuple[Callable[[], object], int]]) -> float:
-    """Return the peak growth of this process over at least two steps, in MiB. Call it once per fresh process."""
+def grown(run: Callable[[], object], device: str) -> float:
+    """Return the peak growth during a call, in MiB: of a GPU's memory, or of this process, which should be fresh."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
-    run, steps = make()
-    for _ in range(1 if steps > 1 else 2):
-        run()
+    run()
     return (status("VmHWM") - before) / 1024
 
 
@@ -80,3 +90,11 @@ def status(field: str) -> int:
     """Return a field of this process's status, such as "VmRSS" or "VmHWM" (its peak), in KiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+DEVICES = ("cpu", "cuda")
+
+
+def hardware(device: str) -> str:
+    """Return the name of a device's hardware, and torch's version."""
+    return f"{cpu_name() if device == 'cpu' else device_name(torch.device(device))}, torch {torch.__version__}"

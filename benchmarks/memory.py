@@ -26,7 +26,7 @@ import torch
 import transformers as hf
 from arms import scores, weights
 from by_hand import P
-from common import Shape, status
+from common import DEVICES, Shape, grown, hardware
 
 import attnreg
 from attnreg.errors import InputError
@@ -79,10 +79,10 @@ def saved_bytes(loss: Callable[[], torch.Tensor], model: torch.nn.Module) -> int
 def measure(name: str, length: int, device: str, hidden: int, heads: int) -> dict[str, float]:
     """Return what an arm saves and its peak, in MiB."""
     arm = ARMS[name]
-    shape = Shape("one layer", hidden, 1, heads, 1, length)
+    shape = Shape("one layer", hidden, 1, heads, 1, length, device)
     own = {"attention_probs_dropout_prob": arm.own_dropout, "vocab_size": VOCABULARY, "max_position_embeddings": length}
-    model = shape.model(arm.attention, **own).to(device).train()
-    batch = {key: value.to(device) for key, value in shape.batch().items()}
+    model = shape.model(arm.attention, **own).train()
+    batch = shape.batch()
     batch["input_ids"] %= VOCABULARY
     if arm.provider is not None:
         attnreg.attach(model, arm.provider(model))
@@ -93,17 +93,7 @@ def measure(name: str, length: int, device: str, hidden: int, heads: int) -> dic
 
     # The first pass makes gradients and workspaces; on a GPU, it also compiles flex's kernels, which depends on sizes.
     loss(length if device == "cuda" else 8).backward()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        loss().backward()
-        peak = (torch.cuda.max_memory_allocated() - before) / MIB
-    else:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
-        before = status("VmRSS")
-        loss().backward()
-        peak = (status("VmHWM") - before) / 1024
+    peak = grown(lambda: loss().backward(), device)
     return {"saved": saved_bytes(loss, model) / MIB, "peak": peak}
 
 
@@ -204,7 +194,7 @@ def draw(found: dict[str, dict[int, dict[str, float] | str]], path: Path) -> Non
 def main() -> None:
     """Measure all arms, print the tables and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=LENGTHS, default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--lengths", help="lengths in tokens, ascending, separated by commas")
     parser.add_argument("--path", type=Path, default=PATH, help="the picture")
     parser.add_argument("--smallest", action="store_true", help="a narrow layer and one short length")
@@ -219,9 +209,8 @@ def main() -> None:
         print(json.dumps(measure(options.measure, lengths[0], options.device, 768, 12)))
         return
     found = measured(options.device, [32] if options.smallest else lengths, options.smallest)
-    place = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     for number, title in (("saved", "Saved for the backward pass"), ("peak", "Peak of a training step")):
-        print(f"\n{title} (MiB), {place}, torch {torch.__version__}\n\n{table(found, number)}")
+        print(f"\n{title} (MiB), {hardware(options.device)}\n\n{table(found, number)}")
     draw(found, options.path)
 
 

@@ -1,6 +1,7 @@
 """Measure a training step under each regularizer relative to a plain SDPA step of the same model, batch and optimizer.
 
 Usage: python benchmarks/steps.py [--shape base|minilm|tiny] [--rounds N] [--threads N] [--mixed-precision bf16]
+                                  [--device cuda]
        python benchmarks/steps.py --smallest    # every row once, at a tiny size, to test the script
 
 Each arm alternates with plain steps in one process, so that other load on the machine affects both equally. The table
@@ -16,11 +17,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
-from arms import LONG, MEMORY, ROWS, Row
-from common import CLOCKS, SHAPES, Shape, grown, timed
+from arms import LONG, MEMORY, ON_GPUS, ROWS, Arm, Row
+from common import CLOCKS, DEVICES, SHAPES, Shape, grown, hardware, timed
+
+from attnreg.attribution.speed import times_float32
 
 
 def ratios_to(
@@ -41,10 +45,15 @@ def ratios_to(
     return seconds, ratios
 
 
+def measured(row: Row, shape: Shape, rounds: int, clock: str) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the seconds and ratios of a row's arm, and of the same steps by hand."""
+    base, _ = row.base(shape)
+    return ratios_to(base, [arm(shape) for arm in (row.arm, *row.by_hand.values())], rounds, clock)
+
+
 def line(name: str, row: Row, shape: Shape, rounds: int, clock: str) -> str:
     """Measure a row of the table."""
-    base, _ = row.base(shape)
-    seconds, ratios = ratios_to(base, [arm(shape) for arm in (row.arm, *row.by_hand.values())], rounds, clock)
+    seconds, ratios = measured(row, shape, rounds, clock)
     own, *theirs = (statistics.median(each) for each in ratios)
     found = sorted(ratios[0])
     middle = f"{found[len(found) // 4]:.2f} to {found[-1 - len(found) // 4]:.2f}"
@@ -52,10 +61,18 @@ def line(name: str, row: Row, shape: Shape, rounds: int, clock: str) -> str:
     return f"| {name} | {statistics.median(seconds[0]):.3f} | {own:.2f} | {middle} | {peers} |"
 
 
+def some_steps(make: Arm, shape: Shape) -> None:
+    """Make an arm, and run it for at least two steps."""
+    run, steps = make(shape)
+    for _ in range(1 if steps > 1 else 2):
+        run()
+
+
 def main() -> None:
     """Measure all arms and print the tables of time and memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="base")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--mixed-precision", choices=["no", "bf16"], default="no")
@@ -71,15 +88,22 @@ def main() -> None:
     if options.smallest:
         options.shape, options.rounds, options.threads, options.long = "tiny", 1, 1, True
     torch.set_num_threads(options.threads)
-    Accelerator(cpu=True, mixed_precision=options.mixed_precision)  # later Accelerator() calls share this state
-    shape = SHAPES[options.shape]
+    Accelerator(
+        cpu=options.device == "cpu", mixed_precision=options.mixed_precision
+    )  # later Accelerator() calls share this state
+    shape = replace(SHAPES[options.shape], device=options.device)
     if options.memory_of:
-        print(grown(lambda: MEMORY[options.memory_of](shape)))
+        print(grown(lambda: some_steps(MEMORY[options.memory_of], shape), options.device))
         return
 
-    print(f"{shape}, {options.threads} threads, precision {options.mixed_precision}, torch {torch.__version__}\n")
+    print(f"{shape}, {hardware(options.device)}, {options.threads} threads, precision {options.mixed_precision}")
+    print(f"A product of matrices in bfloat16 takes {times_float32(torch.bfloat16):.2f} times float32's on this CPU.\n")
     print("| step | seconds | over plain | ratios of | over by hand |\n| --- | ---: | ---: | ---: | --- |")
-    for name, row in {**ROWS, **(LONG if options.long else {})}.items():
+    for name, row in {
+        **ROWS,
+        **(ON_GPUS if options.device == "cuda" else {}),
+        **(LONG if options.long else {}),
+    }.items():
         if not options.only or options.only in name:
             print(line(name, row, shape, options.rounds, options.clock), flush=True)
     if options.no_memory:
@@ -88,7 +112,7 @@ def main() -> None:
     base_memory = 0.0
     for name in list(MEMORY)[: 1 if options.smallest else None]:
         words = ["--shape", options.shape, "--threads", str(options.threads), "--memory-of", name]
-        words += ["--mixed-precision", options.mixed_precision]
+        words += ["--mixed-precision", options.mixed_precision, "--device", options.device]
         memory = float(subprocess.check_output([sys.executable, __file__, *words], text=True))
         base_memory = base_memory or memory
         print(f"| {name} | {memory:.0f} | {memory / base_memory:.2f} |", flush=True)

@@ -1,6 +1,7 @@
 """The benchmarks, and the scripts of the studies, run at their smallest size."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -22,6 +23,8 @@ RUN = (
 SMALLEST = {
     "benchmarks/steps.py": ["--smallest"],
     "benchmarks/one_mask.py": ["--smallest"],
+    "benchmarks/compiled.py": ["--smallest"],
+    "benchmarks/gpu.py": ["--device", "cpu", "--smallest"],
     "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
     "docs/results/overview.py": ["--path", "overview.png"],
     "docs/results/shift.py": ["--output-dir", "out"],
@@ -38,7 +41,10 @@ SMALLEST = {
     "tests/families.py": ["--smallest"],
     "tests/kill_and_resume.py": ["--smallest"],
 }
-LONGER = {"benchmarks/steps.py", "benchmarks/memory.py", "benchmarks/one_mask.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
+LONGER = {"benchmarks/steps.py", "benchmarks/compiled.py", "benchmarks/gpu.py", "benchmarks/memory.py", "benchmarks/one_mask.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
+
+
+IN_GPU = "import sys; sys.path.insert(0, sys.argv[1]); import gpu; print([name for name in gpu.documented() if name not in gpu.ROWS], len(gpu.documented()))"
 
 
 def watched_runs(folder):
@@ -69,6 +75,22 @@ def test_a_script_runs_at_its_smallest_size(warm, tmp_path, name):
     code, output = warm.run("-c", RUN, json.dumps([str(ROOT / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
     assert code == 0, output
     assert output.strip()
+
+
+def test_one_command_prints_the_column_of_a_gpu(warm, tmp_path):
+    only = ["--device", "cpu", "--smallest", "--only", "AttentionDropout, scores"]
+    code, output = warm.run("-c", RUN, json.dumps([str(ROOT / "benchmarks/gpu.py"), *only]), cwd=tmp_path, timeout=300)
+    assert code == 0, output
+    header, _, *rows = [line for line in output.splitlines() if line.startswith("|")]
+    assert re.fullmatch(r"\| step \| tiny, .+, torch \S+ \|", header)
+    assert [bool(re.fullmatch(r"\| AttentionDropout, scores \| \d+\.\d\d \|", row)) for row in rows] == [True]
+
+
+def test_that_command_knows_each_step_of_the_table_of_cost(warm, tmp_path):
+    code, output = warm.run("-c", IN_GPU, str(ROOT / "benchmarks"), cwd=tmp_path, timeout=300)
+    assert code == 0, output
+    unknown, number = output.strip().rsplit(" ", 1)
+    assert (unknown, int(number) > 35) == ("[]", True)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from attnreg.injection import NoAttentionError, discover
+from attnreg.injection.backends import flex
 from tests.cases import NEEDS_TORCH_2_13
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
@@ -262,6 +263,26 @@ def test_gradients_on_a_cpu_are_refused():
         )
         with pytest.raises(NoAttentionError, match=sentence):
             model(*inputs)
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, RuntimeError])  # Inductor's is a RuntimeError
+def test_weights_are_written_out_where_the_kernel_returns_no_log_sum_exp(error, monkeypatch):
+    tried = []
+
+    def fails(*args):
+        tried.append(args)
+        raise error("LoweringException: `return_lse` is not supported yet.")
+
+    inputs, provider = qkv(), attnreg.AttentionDropout(0.5)
+    model = Model().train()
+    with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs) as handle:
+        expected = model(*inputs)
+        monkeypatch.setattr(flex, "_with_aux", fails)
+        monkeypatch.setattr(flex.BACKEND, "_no_lse", set())
+        for _ in range(2):
+            with handle.replay():
+                assert torch.allclose(model(*inputs), expected, rtol=0, atol=1e-12)
+    assert len(tried) == 1
 
 
 def test_older_versions_of_torch_are_refused(monkeypatch):

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
 from attnreg.attribution import Attributions, Target
+from attnreg.attribution.speed import warn_if_slower
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -51,6 +52,7 @@ class AttributionProvider(MaskProvider):
         steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
+            It warns once on a CPU where products in it are slower than in float32.
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
@@ -127,6 +129,9 @@ class AttributionProvider(MaskProvider):
         self.clear()
         if self.method == "random":
             return
+        dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
+        if dtype is not None and (one := next(model.parameters())).is_cpu and one.dtype == torch.float32:
+            warn_if_slower(dtype)
         self.attributions = self._passes.explain(
             self,
             model,
@@ -137,7 +142,7 @@ class AttributionProvider(MaskProvider):
             steps=self.steps,
             steps_per_forward=self.steps_per_forward,
             training=self.first_pass == "train",
-            dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
+            dtype=dtype,
         )
 
     def clear(self) -> None:

@@ -53,6 +53,7 @@ class FlexAttention(Backend):
         super().__init__()
         self._bound: list[tuple[dict[str, Any], str, Any]] = []
         self._size = (0, 0)
+        self._no_lse: set[str] = set()  # devices whose kernel returns no log-sum-exp
 
     def read(
         self,
@@ -112,9 +113,14 @@ class FlexAttention(Backend):
         mask = mode.ask(
             site, shape, find_valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True
         )
-        if mask is not None and mask.drawn_weights and mask.drops_in_kernel and mode.tap is None:
-            with suppress(NotImplementedError):  # compiled kernels of a CPU return no log-sum-exp
+        in_kernel = mask is not None and mask.drawn_weights and mask.drops_in_kernel and mode.tap is None
+        if mask is not None and in_kernel and query.device.type not in self._no_lse:
+            try:
                 return _in_two_passes(run, score_mod, mask, find_valid, shape, options)
+            except RuntimeError as error:  # compiled kernels of a CPU return no log-sum-exp, which Inductor wraps
+                if not (isinstance(error, NotImplementedError) or "`return_lse` is not supported" in str(error)):
+                    raise
+                self._no_lse.add(query.device.type)  # it would be compiled, and fail, in each pass
         if mode.tap is not None or (mask is not None and mask.has_factors):
             mask = None if mask is None else mask.written_out(torch.promote_types(query.dtype, torch.float32))
             valid = find_valid(None)
