@@ -10,8 +10,8 @@ import transformers as hf
 from torch.nn.parallel import DistributedDataParallel
 
 import attnreg
-from attnreg.attribution import speed
 from attnreg.errors import AttnRegWarning
+from attnreg.regularizers._parts import speed
 from attnreg.training import TwoPass, adamw
 from tests.cases import SMALL, TEXT
 

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
 from attnreg.attribution import Attributions, Target
-from attnreg.attribution.speed import warn_if_slower
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizers._parts.speed import warn_if_slower
 from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
