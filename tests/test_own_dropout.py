@@ -239,6 +239,20 @@ def test_a_compiled_pass_that_would_draw_again_is_refused(monkeypatch):
         outputs(torch.compile(model, backend="aot_eager", fullgraph=True), batch_of("bert"))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_encoder_decoder_runs_uncompiled(fullgraph):
+    model, batch = build("t5"), batch_of("t5")
+    handle = attnreg.seeded(model)
+    with handle.replay(SEED):
+        expected = outputs(model, batch)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=fullgraph)
+    with handle.replay(SEED):
+        torch.testing.assert_close(outputs(compiled, batch), expected)
+
+
 IN_PROCESSES = """
 import sys, torch, torch.distributed as dist
 import attnreg

@@ -79,6 +79,7 @@ class AttachHandle:
         passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
         #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
         self.seeds_own = passes.seeds_own = seeded
+        passes.uncompiled = seeded and has_two
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
         methods = attached_methods(passes, modules.values())

@@ -54,6 +54,7 @@ class Passes(Repeatable):
         self.attached = True
         self.changes = Changes(model, (), {})
         self.seeds_own = False  # whether the model's own randomness follows from the seed of a pass
+        self.uncompiled = False  # whether `torch.compile` leaves the attached modules out of its graphs
         self._modules = tuple(modules)
         self._padding = padding
         self._prepared: Pass | None = None  # the latest pass before whose sites the provider was asked

@@ -80,7 +80,7 @@ class Shadow(Generic[What]):
         """Replace the module's method, which may already be replaced, and mark the module with the handle."""
         self._shadowed = self.module.__dict__.get(self.method)
         setattr(self.module, MARK, Mark(handle, self.passes.model))
-        forward = functools.partial(_forward, self)
+        forward = functools.partial(_uncompiled if self.passes.uncompiled else _forward, self)
         forward.__wrapped__ = getattr(self.module, self.method)  # type: ignore[attr-defined]  # for inspect.signature
         self.installed = forward
         setattr(self.module, self.method, forward)
@@ -161,6 +161,10 @@ if (
     torch.__version__ < "2.13"
 ):  # 2.9's compiler misses what its graphs cannot hold: attached modules are no part of them there
     _forward = torch.compiler.disable(_forward)
+
+# Inductor draws other numbers in encoder-decoders whose own dropout is seeded: seen in T5, in training.
+_uncompiled = torch.compiler.disable(_forward)
+_uncompiled.__name__ = _uncompiled.__qualname__ = "_uncompiled"  # so that it can be pickled
 
 
 class AttachedEntry(Shadow[None]):
