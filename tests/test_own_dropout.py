@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import StaticCache
 
 import attnreg
 from tests.cases import keep_few_activations
@@ -152,6 +153,16 @@ def test_a_cached_continuation_goes_on(family):
         two = model(input_ids=ids[:, 4:6], past_key_values=begun.past_key_values, use_cache=True)
         last = model(input_ids=ids[:, 6:], past_key_values=two.past_key_values, use_cache=True)
     torch.testing.assert_close(torch.cat([begun.logits, two.logits, last.logits], 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
+def test_a_static_cache_counts_what_it_has_before_the_pass(family):
+    model, ids = build(family), batch_of(family, 2)["input_ids"]
+    handle, cache = attnreg.seeded(model), StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad(), handle.replay(SEED):
+        whole = model(input_ids=ids).logits
+        parts = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
