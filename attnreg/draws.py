@@ -96,7 +96,7 @@ class Draws:
         dtype: torch.dtype = torch.float32,
         by_query: bool | None = None,
     ) -> Tensor:
-        """Draw numbers in ``[0, 1)``, multiples of 2^-24, as :meth:`DrawsHere.uniform`, on any device."""
+        """Draw numbers in ``[0, 1)``, multiples of 2^-24, as ``uniform`` of a site does, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
         return functional.seeded_uniform(seed, shape, device=device, **self.place(shape, by_query)).to(dtype)
 
@@ -108,7 +108,7 @@ class Draws:
         device: torch.device | None = None,
         by_query: bool | None = None,
     ) -> Tensor:
-        """Draw decisions, bool, ``True`` = kept, as :meth:`DrawsHere.keep`, on any device."""
+        """Draw decisions, bool, ``True`` = kept, as ``keep`` of a site does, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
         return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query))
 
