@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 import attnreg
 from tests.cases import keep_few_activations
@@ -248,6 +248,18 @@ def test_a_compiled_pass_that_would_draw_again_is_refused(monkeypatch):
     attnreg.seeded(model)
     with pytest.raises(Exception, match="activation_memory_budget` below 1"):
         outputs(torch.compile(model, backend="aot_eager", fullgraph=True), batch_of("bert"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
+def test_a_compiled_continuation_draws_the_same(family):
+    torch._dynamo.reset()
+    model, ids = build(family), torch.randint(2, 40, (2, 8), generator=torch.Generator().manual_seed(1))
+    handle, compiled = attnreg.seeded(model), torch.compile(model, backend="aot_eager")
+    with torch.no_grad(), handle.replay(SEED):
+        whole, cache = model(input_ids=ids).logits, DynamicCache(config=model.config)
+        parts = [compiled(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -74,7 +74,8 @@ class Padding:
         if rows is not None and len(rows) != size:
             raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
         lengths = [each.get_seq_length() for each in inputs.values() if hasattr(each, "get_seq_length")]
-        cached = int(lengths[0]) if lengths and not is_traced() else 0  # a static cache counts on in its tensor
+        # A static cache counts on in its tensor.
+        cached = (lengths[0] + 0 if is_traced() else int(lengths[0])) if lengths else 0
         decoded = [x for x in map(inputs.get, ("decoder_input_ids", "decoder_inputs_embeds")) if isinstance(x, Tensor)]
         if cached and decoded:
             tokens = decoded[0].shape[1]  # the cache is the decoder's
