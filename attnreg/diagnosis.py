@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
@@ -32,6 +35,8 @@ MOST = 4  # modules to name in a sentence
 UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed
 SEEDED = "from the seed of the pass"
 _SEEDS = 0, 1
+_ROUNDING = 0.1  # a gradient's relative error in bfloat16, at most
+_SMALL = 1e-3  # a gradient below this share of the largest may be rounding, as that of a bias of keys
 
 
 class Diagnosis(Report):
@@ -52,7 +57,7 @@ class Diagnosis(Report):
 def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: bool = False) -> Diagnosis:
     """Find what is random in a model, and measure what of it repeats.
 
-    Makes five forward passes (two in eval mode) and one backward pass, and leaves the model, its gradients and all
+    Makes six forward passes (two in eval mode) and two backward passes, and leaves the model, its gradients and all
     random states as they were.
 
     Args:
@@ -164,6 +169,22 @@ class _Pass:
     others: Sequence[str]  # further sources that it drew from
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """A backward pass: how many draws it repeats, and the modules that then draw others.
+
+    With checkpoints, ``gaps`` has the distance of each parameter's gradient to the one without them.
+    """
+
+    draws: int
+    others: Sequence[str]
+    gaps: Mapping[str, float] | None
+
+    def changed(self) -> list[str]:
+        """Return the parameters whose gradients differ by more than rounding."""
+        return [name for name, gap in (self.gaps or {}).items() if gap > _ROUNDING]
+
+
 class _Found:
     """The passes of a model, and what they show."""
 
@@ -180,7 +201,7 @@ class _Found:
 
     def _pass(self, seed: int) -> _Pass:
         recorder = _Recorder()
-        torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+        _seed(seed)
         before = generator_states()
         with recorder.naming(self.model), recorder:
             outputs = [each.detach() for each in _floats(self.model(**self.inputs))]
@@ -195,19 +216,43 @@ class _Found:
                 recorder.draws += [Draw(part, SEEDED, rate, 0) for rate in (held or [None])]
         return _Pass(recorder.draws, recorder.returned, outputs, others)
 
-    def _backward(self) -> tuple[int, list[str]] | None:
-        """Return how many draws a backward pass repeats, and the modules that then draw others; `None` without one."""
+    def _backward(self) -> _Backward | None:
+        """Make a pass forward and backward, and another without checkpoints."""
         recorder = _Recorder()
         with recorder.naming(self.model), recorder:
-            outputs = [each for each in _floats(self.model(**self.inputs)) if each.requires_grad]
-            if not outputs:
+            losses = self._losses()
+            if not losses:
                 return None
             left = Counter((draw.operation, draw.bits) for draw in recorder.draws)
             recorder.draws = []
-            torch.stack([each.float().square().mean() for each in outputs]).sum().backward()
+            torch.stack(losses).sum().backward()
         left.subtract((draw.operation, draw.bits) for draw in recorder.draws)
         others = [draw.module or "the model" for draw in recorder.draws if left[draw.operation, draw.bits] < 0]
-        return len(recorder.draws), list(dict.fromkeys(others))
+        return _Backward(len(recorder.draws), list(dict.fromkeys(others)), self._gaps())
+
+    def _losses(self) -> list[Tensor]:
+        _seed(_SEEDS[0])
+        outputs = [each for each in _floats(self.model(**self.inputs)) if each.requires_grad]
+        return [each.float().square().mean() for each in outputs]
+
+    def _gaps(self) -> dict[str, float] | None:
+        """Return how far each parameter's gradient is from the one without checkpoints, as a share of this one."""
+        repeated = self._gradients()
+        self.model.zero_grad(set_to_none=True)
+        with _without_checkpoints() as skipped:
+            torch.stack(self._losses()).sum().backward()
+        if not skipped:
+            return None
+        plain = self._gradients()
+        sizes = {name: float(each.abs().max()) for name, each in plain.items()}
+        least = _SMALL * max(sizes.values(), default=0.0) or 1.0
+        return {
+            name: float((repeated[name] - each).abs().max()) / max(sizes[name], least) for name, each in plain.items()
+        }
+
+    def _gradients(self) -> dict[str, Tensor]:
+        weights = ((name, each) for name, each in self.model.named_parameters() if each.requires_grad)
+        return {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in weights}
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return a row for each module that is random or depends on the mode."""
@@ -239,11 +284,13 @@ class _Found:
         yield f"Two passes of one seed in training mode {same}."
         if self.repeated is None:
             yield "No gradient flows from the outputs, so no backward pass was made."
-        elif self.repeated[0]:
+        elif self.repeated.gaps is not None:
             kinds = [vars(each).get("_gradient_checkpointing_func") for each in self.model.modules()]
             given = next((getattr(each, "keywords", {}) for each in kinds if each is not None), {})
             shown = "".join(f", {name}={value}" for name, value in given.items())
-            yield f"The backward pass repeats {self.repeated[0]} draws (gradient checkpointing{shown})."
+            yield f"The backward pass repeats {self.repeated.draws} draws (gradient checkpointing{shown})."
+            gap = max(self.repeated.gaps.values(), default=0.0)
+            yield f"Its gradients differ by {gap:.1%} at most from those without gradient checkpointing."
         weights = [[*each.parameters(recurse=False)] for each in self.model.modules()]
         frozen = sum(not any(p.requires_grad for p in some) for some in weights if some)
         if frozen:
@@ -270,10 +317,15 @@ class _Found:
         if not _equal(self.train, self.again):
             where = _first_difference(self.train, self.again)
             yield f"Two passes of one seed differ, first in {where}: it keeps a state, or has a generator of its own."
-        if self.repeated is not None and (found := self.repeated[1]):
+        if self.repeated is not None and (found := [*self.repeated.others]):
             yield (
                 f"Gradient checkpointing draws other numbers when it repeats {listed(found, MOST)}, so gradients are "
                 "wrong. Remove `preserve_rng_state=False`."
+            )
+        elif self.repeated is not None and (found := self.repeated.changed()):
+            yield (
+                f"Gradient checkpointing changes the gradients of {listed(found, MOST)}: what it repeats keeps a "
+                "state, draws from elsewhere, asks whether gradients are on, or gets no input with gradients."
             )
         yield from self.frozen
 
@@ -292,6 +344,28 @@ def _frozen_statistics(model: nn.Module) -> Iterator[str]:
                   if isinstance(module, _BatchNorm) and module.training and module.track_running_stats}  # fmt: skip
         if found := [name for name, each in moving.items() if not any(p.requires_grad for p in each.parameters())]:
             yield f"Frozen, but running statistics move in training mode: {listed(found, MOST)}. Keep it in eval mode."
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[list[object]]:
+    """Let torch's gradient checkpointing run what it is given, once, within the block; the list has its functions."""
+    given: list[object] = []
+
+    def once(function: object, *_: object, **__: object) -> Iterator[None]:
+        given.append(function)
+        yield
+
+    def apply(function: Any, preserve: object, *args: object) -> Any:
+        given.append(function)
+        return function(*args)
+
+    plain = SimpleNamespace(apply=apply)
+    with mock.patch.multiple(checkpoint, CheckpointFunction=plain, _checkpoint_without_reentrant_generator=once):
+        yield given
 
 
 def _compiled(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:

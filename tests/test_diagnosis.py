@@ -69,6 +69,20 @@ class Forgetful(nn.Module):
         )
 
 
+class Switching(nn.Module):
+    """Computes something else while gradients are on, so that a reentrant checkpoint repeats another function."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def run(self, x):
+        return self.inner(x) * (2 if torch.is_grad_enabled() else 1)
+
+    def forward(self, x):
+        return checkpoint(self.run, x, use_reentrant=True) if self.training else self.inner(x)
+
+
 def asleep():
     return nn.Dropout(0.3).eval()
 
@@ -86,6 +100,7 @@ FAULTS = {
     "numpy": (Numpy(), ["Numbers come from numpy's generator"]),
     "counting": (Counting(), ["Two passes in eval mode differ, first in 1"]),
     "forgetful": (Forgetful(), ["Gradient checkpointing draws other numbers when it repeats 1.inner.1"]),
+    "switching": (Switching(), ["Gradient checkpointing changes the gradients of 0."]),
     "frozen": (frozen(), ["Frozen, but running statistics move in training mode: 1"]),
 }
 X = {"input": torch.randn(4, 4, generator=torch.Generator().manual_seed(0))}
@@ -130,8 +145,19 @@ def test_clean_models_have_no_fault(case, change):
     report = attnreg.doctor(model)
     assert report.faults == [], report
     assert "No fault was found." in report
-    draws = any("train" in row[3] for row in report.rows[1:])
-    assert ("draws (gradient checkpointing" in report) == (repeats and draws)
+    assert ("draws (gradient checkpointing" in report) == repeats
+
+
+def test_gradients_that_a_checkpoint_loses_are_a_fault():
+    model = MODELS[0].build().train()
+    model.bert.embeddings.requires_grad_(False)
+    keep_few_activations(model, {"use_reentrant": True})
+    model.disable_input_require_grads()
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        (found,) = attnreg.doctor(model).faults
+    assert found.startswith("Gradient checkpointing changes the gradients of bert.encoder.layer.0")
+    model.enable_input_require_grads()
+    assert attnreg.doctor(model).faults == []
 
 
 def test_a_model_is_left_as_it_was():
