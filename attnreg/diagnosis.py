@@ -289,8 +289,8 @@ class _Found:
             given = next((getattr(each, "keywords", {}) for each in kinds if each is not None), {})
             shown = "".join(f", {name}={value}" for name, value in given.items())
             yield f"The backward pass repeats {self.repeated.draws} draws (gradient checkpointing{shown})."
-            gap = max(self.repeated.gaps.values(), default=0.0)
-            yield f"Its gradients differ by {gap:.1%} at most from those without gradient checkpointing."
+            most = max(self.repeated.gaps.values(), default=0.0)
+            yield f"Its gradients differ by {most:.1%} at most from those without gradient checkpointing."
         weights = [[*each.parameters(recurse=False)] for each in self.model.modules()]
         frozen = sum(not any(p.requires_grad for p in some) for some in weights if some)
         if frozen:

@@ -165,6 +165,18 @@ def test_a_static_cache_counts_what_it_has_before_the_pass(family):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
 
+def test_a_static_cache_of_a_batch_that_is_padded_on_the_left():
+    model, ids = build("llama with lora"), batch_of("llama with lora", 2)["input_ids"]
+    handle, cache = attnreg.seeded(model), StaticCache(config=model.config, max_cache_len=16)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    with torch.no_grad(), handle.replay(SEED):
+        whole = model(input_ids=ids, attention_mask=mask).logits
+        model(input_ids=ids[:, :4], attention_mask=mask[:, :4], past_key_values=cache, use_cache=True)
+        last = model(input_ids=ids[:, 4:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(last, whole[:, 4:], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @pytest.mark.parametrize("length", [3, 6])  # 6: as long as what the encoder reads
 def test_a_cached_continuation_of_a_decoder_goes_on(family, length):

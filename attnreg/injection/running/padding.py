@@ -73,15 +73,18 @@ class Padding:
         size, tokens = next((x.shape[:2] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), (0, 0))
         if rows is not None and len(rows) != size:
             raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
-        lengths = [each.get_seq_length() for each in inputs.values() if hasattr(each, "get_seq_length")]
+        caches = [each for each in inputs.values() if hasattr(each, "get_seq_length")]
+        lengths = [each.get_seq_length() for each in caches]
+        layers = getattr(caches[0], "layers", ()) if caches else ()
+        room = getattr(layers[0], "max_cache_len", 0) if layers else 0
         # A static cache counts on in its tensor.
         cached = (lengths[0] + 0 if is_traced() else int(lengths[0])) if lengths else 0
         decoded = [x for x in map(inputs.get, ("decoder_input_ids", "decoder_inputs_embeds")) if isinstance(x, Tensor)]
-        if cached and decoded:
+        if decoded and cached:
             tokens = decoded[0].shape[1]  # the cache is the decoder's
         valid = None if self.has_two else self.tokens("encoder", (size, tokens + cached, 0))[0]
         first = None if valid is None else valid.int().argmax(1)
-        return Batch(size, tokens, first, cached, rows, has_encoder=bool(decoded))
+        return Batch(size, tokens, first, cached, room, rows, has_encoder=bool(decoded))
 
     def _convention(self, name: str, mask: Any) -> Convention:
         if not isinstance(mask, Tensor) or mask.dim() < 2:
