@@ -118,39 +118,6 @@ def test_the_oracle_hides_the_word_or_as_many_others(random):
     assert dropped.sum(1).tolist() == pytest.approx([0.9, 0.0, 1.8], abs=0.05)
 
 
-@pytest.mark.slow
-def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
-    read = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["read"]
-    noisy = ("--train-size", 100, "--epochs", 1, "--label-noise", 0.3, "--device", "cpu", "--seed", 4)
-    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/plain=0.1,5e-5/seed4"))
-    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/another/seed4"))  # is not of the experiment
-    result = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/result.json").read_text())
-    ran(cli("evaluate", "task/plain=0.1,5e-5/seed4", "--device", "cpu", "--split", "test", "--name", "typos"))
-    evaluation = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/evaluations/typos.json").read_text())
-    (row,) = read(tmp_path / "task")
-    assert (row["typos"], row["joined"]) == (evaluation["metrics"]["accuracy"], "")
-    assert (row["noise"], row["method"], row["seed"]) == (0.3, "plain", 4)
-    assert (row["accuracy"], row["loss"]) == pytest.approx((result["dev"]["accuracy"], result["dev"]["loss"]))
-    assert row["memorized"] == result["mislabelled"]["memorized"]
-    assert row["loss_after_temperature"] < row["loss"] + 0.01
-
-
-def test_the_decomposition_knows_which_half_of_dev_gave_the_rewards(cli, tmp_path):
-    read = runpy.run_path(str(STUDIES / "decomposition/runs.py"))["read"]
-    half = ("--train-size", 100, "--epochs", 1, "--reward-data", "half-dev", "--round-steps", 1, "--no-baseline")
-    ran(
-        cli(
-            "recipe", "attendout", *half, "--label-noise", 0.3, "--device", "cpu", "--output-dir", "task/half-dev/seed0"
-        )
-    )
-    result = json.loads((tmp_path / "task/half-dev/seed0/result.json").read_text())
-    (row,) = read(tmp_path / "task")
-    assert (row["method"], row["seed"]) == ("half-dev", 0)
-    told = [result["dev"][each] for each in ("accuracy", "unseen_accuracy")]
-    assert (row["score"], row["unseen"]) == pytest.approx(told)
-    assert row["seen"] != row["unseen"]
-
-
 def test_one_temperature_undoes_a_scale_of_the_logits():
     tempered = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["tempered"]
     random = np.random.default_rng(0)

@@ -117,21 +117,6 @@ def test_intervals_are_students_and_end_where_the_metric_does(tmp_path):
     assert list(bar.get_xdata()) == [-1, 1]
 
 
-def test_nothing_is_cut_off(tmp_path):
-    long = ["finetune --learning-rate 1e-4 --epochs 20", "attention-dropout --drop-rate 0.1 --placement weights"]
-    comparison = comparison_of(tmp_path, *long, "ad-drop --p {0.1,0.3} --q {0.1,0.3}", equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * (run.seed % 2))
-    with keeping() as figures:
-        reported(comparison)
-    assert len(figures) == 3
-    for figure in figures.values():
-        figure.draw_without_rendering()
-        texts = [text for one in figure.axes for text in (one.title, one.xaxis.label, one.yaxis.label)]
-        boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_text()}
-        assert not [text for text, box in boxes.items() if min(box.min) < 0 or (box.max > figure.bbox.max).any()]
-
-
 def test_a_task_without_classes_has_no_interval_over_rows(tmp_path):
     comparison = comparison_of(tmp_path, *NAMES[:2], equal_time=False)
     for run in comparison.runs():

@@ -125,31 +125,16 @@ def test_every_number_of_the_report(tmp_path):
     assert "No options were searched" in report
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "says"),
-    [
-        (
-            "ad-drop",
-            lambda run: {"environment": {"device": "cpu", "threads": run.seed}},
-            "Warning: the environments of the runs differ: device cpu; threads 0 | device cpu; threads 1.",
-        ),
-        (
-            "attendout --reward-data half-dev",
-            lambda run: {"events": {"winner: attacker": 3 + run.seed, "winner: defender": 1}},
-            "The game had 4.5 rounds on average: the Attacker won 3.5, the Defender 1.0.",
-        ),
-        (
-            "attendout --reward-data half-dev",
-            lambda run: {},
-            "took its rewards from the dev rows, so its dev scores are biased",
-        ),
-        (
-            "attention-layerdrop",
-            lambda run: {"held_out": {"rows": 5, "epochs": 2} if "layerdrop" in run.method.text else None},
-            "In its first 2 epochs, attention-layerdrop held out 5 training rows for its reward",
-        ),
-    ],
-)
+GAME = "attendout --reward-data half-dev"
+TOLD = [
+    ("ad-drop", lambda run: {"environment": {"threads": run.seed}}, "Warning: the environments of the runs differ: threads 0 | threads 1."),
+    (GAME, lambda run: {"events": {"winner: attacker": 3 + run.seed, "winner: defender": 1}}, "The game had 4.5 rounds on average: the Attacker won 3.5, the Defender 1.0."),
+    (GAME, lambda run: {}, "took its rewards from the dev rows, so its dev scores are biased"),
+    ("sam", lambda run: {"held_out": {"rows": 5, "epochs": 2}}, "In its first 2 epochs, sam held out 5 training rows for its reward"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "changes", "says"), TOLD)
 def test_what_may_bias_is_told(tmp_path, method, changes, says):
     comparison = comparison_of(tmp_path, "finetune", method, equal_time=False)
     for run in comparison.runs():
