@@ -204,10 +204,7 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     comparison.decide()
     assert all(run.role == "final" for run in comparison.runs())  # patience decides how long the baseline trains
     report = reported(comparison)
-    assert (
-        "finetune stopped after 3 evaluations without a better score on 40 rows held out of train, 6.5 of 20 epochs on "
-        "average, and returned the network of the best evaluation, in epoch 3.0 on average." in report
-    )
+    assert "on 40 rows held out of train, finetune trained until epoch 6.5 of 20 and returned the network of" in report
     assert "Warning: ad-drop --stop-on dev chose its epoch by the dev scores, so they are biased upward." in report
     assert "There is no table with the same training time: --patience decides how long finetune trains" in report
     assert "Each method is scored on dev at the end of training" in report

@@ -64,7 +64,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *([Heading("Drop rates"), *rates] if rates else ()),
         Heading("Fit"),
         tables.fit(groups, baseline),
-        Paragraph(_fit(groups, baseline)),
+        Paragraph(" ".join(_fit(groups, baseline))),
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST),
@@ -107,22 +107,17 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
     )
 
 
-def _fit(groups: Sequence[Group], baseline: Group) -> str:
-    text = f"Train is the score on {baseline.first['train_rows_scored']} of the training rows. "
-    measured = "The calibration error is the expected calibration error on dev, with 15 bins."
-    text += (
-        measured
-        if baseline.calibrated
-        else "There is no calibration error, because predictions are not one class per row."
-    )
+def _fit(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
+    yield f"Train is the score on {baseline.first['train_rows_scored']} of the training rows."
+    if baseline.calibrated:
+        yield "The calibration error is the expected calibration error on dev, with 15 bins."
     if any(group.first.get("other_text") for group in groups):
-        text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
+        yield "Forgetting is the loss per token on the text of --score-on, after training minus before."
     if any(group.first.get("mislabelled") for group in groups):
-        text += (
-            " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
+        yield (
+            "Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
             "gives this label, recovered the share that it gives the true one."
         )
-    return text
 
 
 def _same_time(
@@ -196,17 +191,14 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
 
 def _stopped(group: Group) -> Iterator[str]:
     """Say when the runs of a method with ``--patience`` or ``--select best`` stopped, and which rows decided."""
-    on_dev, best = group.config("stop_on") == "dev", group.config("select") == "best"
+    on_dev = group.config("stop_on") == "dev"
     rows = "the dev rows" if on_dev else f"{_count(group.first['stopping']['rows'], 'row')} held out of train"
     last, returned = (f"{group.mean('stopping', f'{name}_epoch'):.1f}" for name in ("last", "returned"))
-    epochs, which = _count(group.config("epochs"), "epoch"), "best evaluation" if best else "last evaluation"
-    if (patience := group.config("patience")) is None:
-        end, which = f"{group.name} trained for {epochs}", f"{which} on {rows}"
-    else:
-        without = f"{_count(patience, 'evaluation')} without a better score on {rows}"
-        end = f"{group.name} stopped after {without}, {last} of {epochs} on average"
-    yield f"{end}, and returned the network of the {which}, in epoch {returned} on average."
-    if on_dev and best:
+    yield (
+        f"By the score on {rows}, {group.name} trained until epoch {last} of {group.config('epochs')} and returned the "
+        f"network of epoch {returned}, on average."
+    )
+    if on_dev and group.config("select") == "best":
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 
