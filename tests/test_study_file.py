@@ -331,17 +331,12 @@ def test_each_task_has_its_folder_and_one_model(tmp_path):
     (tmp_path / "cola").mkdir()
     whole, _ = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
     assert [entry.get("name") for entry in whole["tasks"]] == ["cola-a", None]
+    own = {"score_on": [], "report_on": None, "tasks": [{"task": "custom", "name": name} for name in ("cola", "subj")]}
+    whole, notes = change({**CONTENT, **own}, {"data_dir": str(tmp_path)}, small=False)
+    assert whole["tasks"] == [{"task": "custom", "name": "cola", "data_dir": str(tmp_path / "cola")}]
+    assert any(note.endswith("subj.") for note in notes)
     with pytest.raises(InputError, match=r"no folder for any task of the study \(cola, ptb-pos\)"):
         change(CONTENT, {"data_dir": str(tmp_path / "other")}, small=False)
-
-
-def test_a_task_of_ones_own_has_the_folder_of_its_name(tmp_path):
-    (tmp_path / "cr").mkdir()
-    tasks = [{"task": "custom", "name": name} for name in ("cr", "subj")]
-    content = {**CONTENT, "score_on": [], "report_on": None, "tasks": tasks}
-    whole, notes = change(content, {"data_dir": str(tmp_path)}, small=False)
-    assert whole["tasks"] == [{"task": "custom", "name": "cr", "data_dir": str(tmp_path / "cr")}]
-    assert any(note.endswith("subj.") for note in notes)
 
 
 def test_published_figures_stand_beside_the_measured_ones(tmp_path):
