@@ -15,7 +15,6 @@ BAD = [
     bad("list", "datasets", code=2, says="'datasets' is not one of 'recipes', 'studies', 'tasks', 'providers'"),
     bad("copy", "attendin", "x.py", code=2, says="Expected a recipe among"),
     bad("copy", "finetune", "x.txt", code=2, says="Expected FILE to end in .py"),
-    bad("copy", "finetune", "no/x.py", says="no folder no"),
     bad("recipe", "finetune", "--task", "colas", code=2, says="Expected a task among agreement, .*cola, sst2, .*, custom, got 'colas'. .*Did you mean cola\\?$"),
     bad("recipe", "finetune", "--task", "hans", code=2, says="Task 'hans' is for evaluation only. .* `attnreg evaluate RUN --task hans`"),
     bad("recipe", "finetune", "--task", "custom", "--text-columns", "a", code=2, says="--task custom needs --data-dir"),
