@@ -83,21 +83,10 @@ def _seq2seq_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 SEQ2SEQ = {
-    "vocab_size": 40,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "decoder_start_token_id": 0,
-    "forced_eos_token_id": 1,
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 32,
-}
+    "vocab_size": 40, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "decoder_start_token_id": 0,
+    "forced_eos_token_id": 1, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 32,
+}  # fmt: skip
 PAIR_STACKS = {"encoder": 2, "decoder": 2, "cross": 2}
 
 MODELS = [
@@ -215,9 +204,7 @@ def tiny_bert(texts: list[str], folder: Path) -> None:
     trainer = trainers.WordLevelTrainer(vocab_size=500, special_tokens=["[PAD]", "[UNK]"], show_progress=False)
     backend.train_from_iterator(texts, trainer)
     hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
-    config = hf.BertConfig(
-        vocab_size=500, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
+    config = hf.BertConfig(**{**SMALL, "vocab_size": 500, "num_attention_heads": 2, "intermediate_size": 16})
     hf.BertForSequenceClassification(config).save_pretrained(folder)
 
 

@@ -15,12 +15,16 @@ from tests.test_trainers import EXTRA
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "docs" / "results"
-RUN = (
-    "import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path[:0] = [path.rpartition('/')[0], '"
-    + str(ROOT)
-    + "']; runpy.run_path(path, run_name='__main__')"
-)
+PATHS = f"import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path[:0] = [path.rpartition('/')[0], {str(ROOT)!r}]; "
+RUN = PATHS + "runpy.run_path(path, run_name='__main__')"
+IN_GPU = PATHS + "import gpu; print([name for name in gpu.documented() if name not in gpu.ROWS], len(gpu.documented()))"
 SMALLEST = {
+    "docs/results/planted/planted.py": ["--output-dir", "out"],
+    "docs/results/planted/contrast.py": ["runs", "contrast.png"],
+    "docs/results/label-noise/runs.py": ["--table", f"{STUDIES}/label-noise/runs.csv", "--output-dir", "out"],
+    "docs/results/decomposition/runs.py": ["--table", f"{STUDIES}/decomposition/results.csv", "--output-dir", "out"],
+}
+LONGER = {
     "benchmarks/steps.py": ["--smallest"],
     "benchmarks/one_mask.py": ["--smallest"],
     "benchmarks/compiled.py": ["--smallest"],
@@ -28,23 +32,10 @@ SMALLEST = {
     "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
     "docs/results/overview.py": ["--path", "overview.png"],
     "docs/results/shift.py": ["--output-dir", "out"],
-    "docs/results/planted/planted.py": ["--output-dir", "out"],
-    "docs/results/planted/contrast.py": ["runs", "contrast.png"],
     "docs/results/planted/variance.py": ["--smallest"],
-    "docs/results/label-noise/runs.py": ["--table", str(STUDIES / "label-noise/runs.csv"), "--output-dir", "out"],
-    "docs/results/decomposition/runs.py": [
-        "--table",
-        str(STUDIES / "decomposition/results.csv"),
-        "--output-dir",
-        "out",
-    ],
     "tests/families.py": ["--smallest"],
     "tests/kill_and_resume.py": ["--smallest"],
 }
-LONGER = {"benchmarks/steps.py", "benchmarks/compiled.py", "benchmarks/gpu.py", "benchmarks/memory.py", "benchmarks/one_mask.py", "docs/results/overview.py", "docs/results/shift.py", "docs/results/planted/variance.py", "tests/families.py", "tests/kill_and_resume.py"}  # fmt: skip
-
-
-IN_GPU = "import sys; sys.path.insert(0, sys.argv[1]); import gpu; print([name for name in gpu.documented() if name not in gpu.ROWS], len(gpu.documented()))"
 
 
 def watched_runs(folder):
@@ -59,37 +50,43 @@ def watched_runs(folder):
 
 def test_every_script_is_run_here():
     paths = [*(ROOT / "benchmarks").glob("*.py"), *STUDIES.rglob("*.py")]
-    scripts = {
-        path.relative_to(ROOT).as_posix()
-        for path in paths
-        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
-    }
-    assert scripts == {name for name in SMALLEST if not name.startswith("tests/")}
+    scripts = [path for path in paths if '__name__ == "__main__"' in path.read_text(encoding="utf-8")]
+    names = {name for name in (*SMALLEST, *LONGER) if not name.startswith("tests/")}
+    assert {path.relative_to(ROOT).as_posix() for path in scripts} == names
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONGER else []) for name in SMALLEST])  # fmt: skip
-def test_a_script_runs_at_its_smallest_size(warm, tmp_path, name):
+@pytest.fixture
+def output_of(warm, tmp_path):
+    """What a script prints."""
+
+    def run(name, *args, code=RUN):
+        ended, output = warm.run("-c", code, json.dumps([str(ROOT / name), *args]), cwd=tmp_path, timeout=300)
+        assert ended == 0, output
+        return output
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [*SMALLEST.items(), *(pytest.param(*each, marks=pytest.mark.slow) for each in LONGER.items())]
+)
+def test_a_script_runs_at_its_smallest_size(output_of, tmp_path, name, args):
     if name == "benchmarks/one_mask.py":
         pytest.importorskip("trl", reason=EXTRA)
     watched_runs(tmp_path)
-    code, output = warm.run("-c", RUN, json.dumps([str(ROOT / name), *SMALLEST[name]]), cwd=tmp_path, timeout=300)
-    assert code == 0, output
-    assert output.strip()
+    assert output_of(name, *args).strip()
 
 
-def test_one_command_prints_the_column_of_a_gpu(warm, tmp_path):
+def test_one_command_prints_the_column_of_a_gpu(output_of):
     only = ["--device", "cpu", "--smallest", "--only", "AttentionDropout, scores"]
-    code, output = warm.run("-c", RUN, json.dumps([str(ROOT / "benchmarks/gpu.py"), *only]), cwd=tmp_path, timeout=300)
-    assert code == 0, output
+    output = output_of("benchmarks/gpu.py", *only)
     header, _, *rows = [line for line in output.splitlines() if line.startswith("|")]
     assert re.fullmatch(r"\| step \| tiny, .+, torch \S+ \|", header)
     assert [bool(re.fullmatch(r"\| AttentionDropout, scores \| \d+\.\d\d \|", row)) for row in rows] == [True]
 
 
-def test_that_command_knows_each_step_of_the_table_of_cost(warm, tmp_path):
-    code, output = warm.run("-c", IN_GPU, str(ROOT / "benchmarks"), cwd=tmp_path, timeout=300)
-    assert code == 0, output
-    unknown, number = output.strip().rsplit(" ", 1)
+def test_that_command_knows_each_step_of_the_table_of_cost(output_of):
+    unknown, number = output_of("benchmarks/gpu.py", code=IN_GPU).strip().rsplit(" ", 1)
     assert (unknown, int(number) > 35) == ("[]", True)
 
 
@@ -119,40 +116,6 @@ def test_the_oracle_hides_the_word_or_as_many_others(random):
     hideable = torch.isin(ids, torch.tensor([7, 8, 9])) if random else ids == 1
     assert (dropped[~hideable] == 0).all()
     assert dropped.sum(1).tolist() == pytest.approx([0.9, 0.0, 1.8], abs=0.05)
-
-
-@pytest.mark.slow
-def test_the_table_of_label_noise_repeats_what_the_runs_report(cli, tmp_path):
-    read = runpy.run_path(str(STUDIES / "label-noise/runs.py"))["read"]
-    noisy = ("--train-size", 100, "--epochs", 1, "--label-noise", 0.3, "--device", "cpu", "--seed", 4)
-    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/plain=0.1,5e-5/seed4"))
-    ran(cli("recipe", "finetune", *noisy, "--output-dir", "task/another/seed4"))  # is not of the experiment
-    result = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/result.json").read_text())
-    ran(cli("evaluate", "task/plain=0.1,5e-5/seed4", "--device", "cpu", "--split", "test", "--name", "typos"))
-    evaluation = json.loads((tmp_path / "task/plain=0.1,5e-5/seed4/evaluations/typos.json").read_text())
-    (row,) = read(tmp_path / "task")
-    assert (row["typos"], row["joined"]) == (evaluation["metrics"]["accuracy"], "")
-    assert (row["noise"], row["method"], row["seed"]) == (0.3, "plain", 4)
-    assert (row["accuracy"], row["loss"]) == pytest.approx((result["dev"]["accuracy"], result["dev"]["loss"]))
-    assert row["memorized"] == result["mislabelled"]["memorized"]
-    assert row["loss_after_temperature"] < row["loss"] + 0.01
-
-
-def test_the_decomposition_knows_which_half_of_dev_gave_the_rewards(cli, tmp_path):
-    read = runpy.run_path(str(STUDIES / "decomposition/runs.py"))["read"]
-    half = ("--train-size", 100, "--epochs", 1, "--reward-data", "half-dev", "--round-steps", 1, "--no-baseline")
-    ran(
-        cli(
-            "recipe", "attendout", *half, "--label-noise", 0.3, "--device", "cpu", "--output-dir", "task/half-dev/seed0"
-        )
-    )
-    result = json.loads((tmp_path / "task/half-dev/seed0/result.json").read_text())
-    (row,) = read(tmp_path / "task")
-    assert (row["method"], row["seed"]) == ("half-dev", 0)
-    assert (row["score"], row["unseen"]) == pytest.approx(
-        [result["dev"][each] for each in ("accuracy", "unseen_accuracy")]
-    )
-    assert row["seen"] != row["unseen"]
 
 
 def test_one_temperature_undoes_a_scale_of_the_logits():

@@ -1,6 +1,5 @@
 """The command line: help, lists, copies, and a sentence for each kind of bad input."""
 
-import gzip
 import io
 import json
 import os
@@ -10,74 +9,28 @@ import sys
 from pathlib import Path
 
 import pytest
-import transformers as hf
 from rich.console import Console
-from tokenizers import Tokenizer, models, pre_tokenizers
 
+from attnreg.experiments.cli.main import main
 from attnreg.experiments.results.document import Table, print_table
+from attnreg.experiments.tasks import TASKS
+from attnreg.regularizer.saving import built_in
 from tests.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
 
 
-def rows(count=8, **changes):
-    return [{"sentence": f"word {i}", "label": i % 2, "idx": i, **changes} for i in range(count)]
-
-
-def write_split(folder, split, data, suffix=".jsonl"):
-    folder.mkdir(exist_ok=True)
-    text = "".join(json.dumps(row) + "\n" if isinstance(row, dict) else row + "\n" for row in data)
-    path = folder / f"{split}{suffix}"
-    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
-    return path
-
-
-@pytest.fixture
-def data(tmp_path):
-    """A folder of tiny data in CoLA's columns."""
-    for split in ("train", "validation"):
-        write_split(tmp_path / "data", split, rows())
-    return tmp_path / "data"
-
-
-@pytest.fixture(scope="session")
-def without_attention(tmp_path_factory):
-    """A saved model that has no attention: FNet mixes tokens by a Fourier transform."""
-    folder = tmp_path_factory.mktemp("fnet")
-    config = hf.FNetConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=64,
-                           pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
-    hf.FNetForSequenceClassification(config).save_pretrained(folder)
-    backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "word": 2}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    hf.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--help"],
-        ["list", "recipes"],
-        ["list", "tasks"],
-        ["recipe", "attendout", "--help"],
-        ["recipe", "--help"],
-        ["compare", "--help"],
-        ["plot", "--help"],
-        ["evaluate", "--help"],
-    ],
-)
-def test_help_and_lists_do_not_wait_for_torch(args):
+def test_importing_the_package_help_and_lists_do_not_wait_for_torch():
+    pages = [[], ["recipe"], ["recipe", "attendout"], ["compare"], ["search"], ["plot"], ["evaluate"]]
+    calls = [["list", "recipes"], ["list", "tasks"], ["list", "providers"], *([*page, "--help"] for page in pages)]
     code = (
-        "import sys; from attnreg.experiments.cli.main import main\n"
-        f"main({args!r}, standalone_mode=False)\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+        "import sys, attnreg; from attnreg.experiments.cli.main import main\n"
+        f"for args in {calls!r}:\n"
+        "    main(args, standalone_mode=False)\n"
+        "    assert 'torch' not in sys.modules and 'transformers' not in sys.modules, args"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_importing_the_package_does_not_import_torch():
-    subprocess.run([sys.executable, "-c", "import attnreg, sys; assert 'torch' not in sys.modules"], check=True)
 
 
 def test_a_checkout_runs_its_own_recipes_beside_another_one_that_is_installed(tmp_path):
@@ -94,22 +47,19 @@ def test_a_checkout_runs_its_own_recipes_beside_another_one_that_is_installed(tm
 
 
 def test_lists_are_complete(cli):
-    from attnreg.experiments.tasks import TASKS
-    from attnreg.regularizer.saving import built_in
-
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
-    for what, names in (
-        ("recipes", recipes),
-        ("tasks", TASKS),
-        ("providers", {*built_in()} - {"Compose", "HiddenProvider"}),
-    ):
+    providers = {*built_in()} - {"Compose", "HiddenProvider"}
+    studies = [path.stem for path in (ROOT / "recipes" / "studies").glob("*.yaml")]
+    named = {"recipes": recipes, "tasks": TASKS, "providers": providers, "studies": studies}
+    for what, names in named.items():
         lines = cli("list", what).output.splitlines()
         assert {line.split()[0] for line in lines} == {*names}
         assert all(len(line.split()) > 3 for line in lines)
 
 
 def test_every_command_ends_with_an_example(cli):
-    for args in ([], ["recipe"], ["list"], ["copy"], ["compare"], ["plot"], ["evaluate"], *(["recipe", line.split()[0]] for line in cli("list", "recipes").output.splitlines())):  # fmt: skip
+    recipes = [line.split()[0] for line in cli("list", "recipes").output.splitlines()]
+    for args in ([], *([name] for name in main.commands), *(["recipe", name] for name in recipes)):
         assert "Example" in cli(*args, "--help").output, args
 
 
@@ -117,73 +67,54 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     assert cli("copy", "finetune", "mine.py").exit_code == 0
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
     (tmp_path / "mine.py").write_text(text)
+    assert_sentence(cli("copy", "ad-drop", "mine.py"), 1, "File exists: 'mine.py'")
     ran(cli("recipe", "mine.py", *QUICK))
     assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("file", "content", "says"),
     [
-        (lambda d: write_split(d, "train", [{"text": "a", "label": 0}]), "Missing columns in split train of .*: sentence. Task .* needs sentence, label; the data has text, label"),
-        (lambda d: write_split(d, "train", [{"sentence": "a", "labels": 0}]), "Missing columns in split train of .*: label. Task .* has sentence, labels. Did you mean labels\\?$"),
-        (lambda d: write_split(d, "train", rows(label=2)), r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1 of split train"),
-        (lambda d: write_split(d, "validation", rows(label="yes")), "got 'yes' in row 1 of split validation"),
-        (lambda d: write_split(d, "train", rows(sentence=3)), "Expected text in column sentence, got 3 in row 1"),
-        (lambda d: write_split(d, "train", rows(sentence=None)), "Expected text in column sentence, got None in row 1"),
-        (lambda d: write_split(d, "train", []), "train.jsonl is empty"),
-        (lambda d: write_split(d, "train", [*rows(3), '{"sentence": "a", "label'], ), r"Line 4 of .*train.jsonl must be one JSON object, but cannot be read"),
-        (lambda d: write_split(d, "train", [*rows(3), "[1, 2]"]), r"Line 4 of .*train.jsonl must be one JSON object, got '\[1, 2\]'"),
-        (lambda d: (d / "train.jsonl").unlink(), r"No train file in .*, which has validation.jsonl: add train\.\* \(\.jsonl, "),
-        (lambda d: write_split(d, "train", rows(), ".jsonl.gz"), " has split train several times, train.jsonl, train.jsonl.gz: keep one file"),
-        (lambda d: (d / "train.jsonl").rename(d / "train.jsonl.gz"), "train.jsonl.gz"),
-        (lambda d: (d / "train.jsonl").rename(d / "train.parquet"), "Cannot read .*train.parquet as .parquet"),
-        (lambda d: [(d / "train.jsonl").unlink(), (d / "train.csv").write_text("sentence,label\n")], "train.csv has no rows"),
+        ("train.jsonl", {"sentence": "a", "label": 2}, r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1"),
+        ("train.jsonl", {"sentence": None, "label": 1}, "Expected text in column sentence, got None in row 1"),
+        ("train.jsonl", "", "train.jsonl is empty"),
+        ("train.parquet", "x", "Cannot read .*train.parquet as .parquet"),
     ],
 )  # fmt: skip
-def test_bad_data_names_the_file_and_the_place(cli, tmp_path, data, damage, says):
-    damage(data)
-    assert_sentence(cli("recipe", "finetune", "--data-dir", data, *QUICK), 1, says)
+def test_bad_data_names_the_file_and_the_place(cli, tmp_path, file, content, says):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "validation.jsonl").write_text('{"sentence": "a", "label": 1}')
+    (tmp_path / "data" / file).write_text(content if isinstance(content, str) else json.dumps(content))
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "data", *QUICK), 1, says)
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("recipe", [["attention-layerdrop"], ["attendout", "--round-steps", 1, "--game", 1]], ids=["attention-layerdrop", "attendout"])  # fmt: skip
-def test_a_model_without_attention(cli, data, without_attention, recipe):
-    result = cli("recipe", *recipe, "--data-dir", data, "--model", without_attention, "--max-length", 16, "--epochs", 2)
-    assert_sentence(result, 1, "No attention that can be masked was found in FNetForSequenceClassification: ")
 
 
 def test_a_model_folder_that_holds_none(cli, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert_sentence(
-        cli("recipe", "finetune", "--model", "./empty"), 1, r"the folder of a model, got \./empty, without config\.json"
-    )
+    empty = cli("recipe", "finetune", "--model", "./empty")
+    assert_sentence(empty, 1, r"the folder of a model, got \./empty, without config\.json")
 
 
 def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
-    first = ["recipe", "finetune", *QUICK, "--output-dir", "out"]
-    assert cli(*first).exit_code == 0
-    before = {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
-    assert_sentence(cli(*first), 1, "Expected --output-dir to be new or empty, got out: .* pass --resume")
-    says = (
-        r"got out: its run is finished, with other options, --seed 0 \(not --seed 1\); pass --output-dir for this one"
-    )
-    assert_sentence(cli(*first, "--seed", 1), 1, says)
+    def refused(says, *args, recipe="finetune"):
+        assert_sentence(cli("recipe", recipe, *QUICK, "--output-dir", "out", *args), 1, says)
+
+    ran(cli("recipe", "finetune", *QUICK, "--output-dir", "out"))
     (tmp_path / "file").write_text("x")
-    assert_sentence(cli(*first[:-1], "file"), 1, "Expected --output-dir to be new or empty")
-    assert_sentence(cli(*first, "--resume", "--seed", 1), 1, r"resume with --seed 0 \(not --seed 1\)")
-    assert_sentence(cli(*first[:3], 2, *first[4:], "--resume"), 1, r"resume with --epochs 1 \(not --epochs 2\)")
-    assert_sentence(
-        cli(*first, "--resume", "--train-size", 9), 1, r"resume with --train-size 64 \(not --train-size 9\)"
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
+    refused("Expected --output-dir to be new or empty, got out: .* pass --resume")
+    refused(
+        r"got out: its run is finished, with other options, --seed 0 \(not --seed 1\); pass --output-dir", "--seed", 1
     )
-    held_out = cli(*first, "--resume", "--validation-rows", 9)
-    assert_sentence(held_out, 1, r"resume with no --validation-rows \(not --validation-rows 9\)")
+    refused("Expected --output-dir to be new or empty", "--output-dir", "file")
+    refused(r"resume with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
+    refused(r"resume with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
+    refused("--recipe finetune", "--resume", recipe="attention-layerdrop")
     left_out = cli("recipe", "finetune", "--epochs", 1, "--output-dir", "out", "--resume")
     assert_sentence(left_out, 1, r"resume with --train-size 64 \(not given\)")
-    other = ["recipe", "attention-layerdrop", *QUICK, "--output-dir", "out", "--resume"]
-    assert_sentence(cli(*other), 1, "--recipe finetune")
     (tmp_path / "out" / "result.json").unlink()
     before = {path: text for path, text in before.items() if path.name != "result.json"}
-    assert_sentence(cli(*first, "--resume"), 1, "No checkpoint in out/checkpoints, although the run has evaluations")
+    refused("No checkpoint in out/checkpoints, although the run has evaluations", "--resume")
     assert before == {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
 
 
@@ -191,9 +122,8 @@ def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):
     (tmp_path / "mine.py").write_text("import nothing_of_that_name")
     assert_sentence(cli("recipe", "mine.py"), 1, "Cannot import the recipe in mine.py: ModuleNotFoundError")
     (tmp_path / "mine.py").write_text("x = 1")
-    assert_sentence(
-        cli("recipe", "mine.py"), 1, "mine.py must define exactly one function under `@attnreg.experiments.recipe"
-    )
+    says = "mine.py must define exactly one function under `@attnreg.experiments.recipe"
+    assert_sentence(cli("recipe", "mine.py"), 1, says)
 
 
 WITHOUT_NETWORK = """
@@ -229,8 +159,6 @@ def test_names_in_printed_tables_are_whole():
 
 
 def test_in_a_notebook_there_is_no_progress_bar(cli, monkeypatch):
-    from rich.console import Console
-
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # so that it is restored
     monkeypatch.delenv("TTY_COMPATIBLE")
     monkeypatch.setenv("JPY_PARENT_PID", "1")

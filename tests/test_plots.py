@@ -13,7 +13,6 @@ from transformers import BertConfig, BertForSequenceClassification
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.attention import plot_attention
-from attnreg.experiments.results.plots.comparison import plot_seeds
 from attnreg.experiments.results.plots.style import COLORS, styles
 from tests.commands import assert_sentence, invoke, ran
 
@@ -143,19 +142,6 @@ def test_what_counts_as_dropped_is_drawn_as_dropped(provider, tmp_path, figures)
     plot_attention(model, batch, list("abcdefgh"), provider, tmp_path / "attention.png")
     dropped = figures["attention"].axes[1].images[0].get_array().data
     assert 0 < dropped.mean() < 1
-
-
-def test_seeds_and_intervals(tmp_path, figures):
-    from scipy import stats
-
-    scores = {"a": [0.5, 0.6, 0.75], "b": [0.7]}
-    plot_seeds(scores, "accuracy", tmp_path / "seeds.png")
-    (axes,) = figures["seeds"].axes
-    assert list(axes.lines[0].get_xdata()) == scores["a"]
-    (low, high) = axes.collections[0].get_segments()[0][:, 0]
-    interval = stats.t.interval(0.95, 2, np.mean(scores["a"]), stats.sem(scores["a"]))
-    assert (low, high) == (pytest.approx(interval[0]), pytest.approx(interval[1]))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
 
 
 def test_styles_differ_without_colour():

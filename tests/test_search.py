@@ -1,4 +1,4 @@
-"""Searches through the command line, with runs that are written down here."""
+"""Searches through the command line, with runs that are written down here: their draws, space, budget and winner."""
 
 import json
 import os
@@ -6,19 +6,17 @@ import re
 import shlex
 import sys
 
-import numpy as np
 import optuna
 import pytest
 
 from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.search import trials
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.folder.lock import locked
 from tests.commands import assert_sentence, ran
 from tests.task_data import tiny_bert, write_rows
+from tests.test_compare import started_by
 from tests.test_compare_study import table, write
-from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = ["--epochs", 2, "--device", "cpu", "--search-rows", 50, "--jobs", 2, "--output-dir", "found"]
@@ -32,14 +30,10 @@ def rate(text):
 
 
 class Runs:
-    """Stands for the launcher: runs are written down, not made.
-
-    Args:
-        score: the score of a run, by the text of its method and its seed; a text is the reason why it fails.
-    """
+    """Stands for the launcher: runs are written down, not made."""
 
     def __init__(self):
-        self.score = lambda text, seed: rate(text) + 0.01 * (seed % 3)
+        self.score = lambda text, seed: rate(text) + 0.01 * (seed % 3)  # a text is the reason why the run fails
         self.made = []
         self.last = None  # number of runs after which it is interrupted
 
@@ -96,8 +90,7 @@ def test_the_budget_counts_runs(search, runs, tmp_path):
 
 ALONE = [
     "finetune",
-    'regularize --provider "DropHead(p=0.03)"',
-    'regularize --provider "DropAttention(p=0.3, window=2)"',
+    *(f'regularize --provider "{text}"' for text in ("DropHead(p=0.03)", "DropAttention(p=0.3, window=2)")),
 ]
 TWO = "{providers: {DropHead: {p: 0.01..0.09 log}, DropAttention: {p: 0.1..0.5, window: [2, 3]}}, layers: [all, first]}"
 
@@ -111,23 +104,7 @@ def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
     assert drawn(output) == ["finetune --epochs 2", 'regularize --provider "DropHead(p=0.3)" --epochs 2']
 
 
-def test_first_trials_that_a_kill_has_cut_off_are_made(search, runs, monkeypatch):
-    enqueue, calls = optuna.Study.enqueue_trial, []
-
-    def killed(study, params):
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        calls.append(params)
-        enqueue(study, params)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.Study, "enqueue_trial", killed)
-        assert search("--space", TWO, "--runs", 3, "--seeds", 1).exit_code != 0
-    assert not runs.made
-    assert drawn(ran(search("--space", TWO, "--runs", 3, "--seeds", 1)).output) == ALONE
-
-
-def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
+def test_the_winner_is_the_best_complete_trial_and_the_report_has_what_it_needs(search, runs, tmp_path):
     output = ran(search("--runs", 30, "--seeds", 2)).output
     winner = json.loads((tmp_path / "found" / "winner.json").read_text())
     means = {}
@@ -138,45 +115,24 @@ def test_the_winner_can_be_pasted(search, runs, tmp_path, cli):
     assert winner["score"] == pytest.approx(max(complete.values()))
     assert winner["score"] > complete["finetune"]
     assert (winner["trials"], winner["runs"]) == (len(means), len(runs.made))
-    line = next(line for line in output.splitlines() if line.startswith("attnreg compare finetune "))
-    words = shlex.split(line)
-    assert words[4:] == ["--epochs", "2", "--device", "cpu", "--task", "agreement"]  # as in the search
-    method = Method.parse(words[3])
-    assert (method.name, method.text) == ("best", winner["method"])
-    printed = ran(cli(*words[1:], "--seeds", 1, "--launcher", "commands"))
-    assert "--provider" in printed.stdout
-
-
-def test_the_report_has_what_it_needs(search, runs, tmp_path):
-    with keeping() as figures:
-        ran(search("--runs", 30, "--seeds", 2))
-    text = report(tmp_path)
-    best = table(text, "The best 5 trials")
+    text, compare = report(tmp_path), "attnreg compare finetune best=@found --epochs 2 --device cpu --task agreement"
+    assert f"\n{compare}\n" in output
+    assert f"```\n{winner['method']}\n```" in text
+    assert f"```\n{compare}\n```" in text
+    best, every = (table(text, heading) for heading in ("The best 5 trials", "All trials"))
     assert len(best) == 5
     assert [float(row["mean"]) for row in best] == sorted((float(row["mean"]) for row in best), reverse=True)
-    every = table(text, "All trials")
     assert [row["trial"] for row in every] == [str(number) for number in range(len(every))]
-    count = [row["state"] for row in every].count
-    assert f"{len(every)} trials ({count('complete')} complete" in text
-    assert f"in {len(runs.made)} runs of at most 30." in text
-    assert f"The runs took {len(runs.made)}.0 min, one after another (training: {len(runs.made) / 2:.1f} min" in text
-    assert "](plots/progress.png)" in text
-    complete, best = figures["progress"].axes[0].lines
-    assert len(complete.get_ydata()) == count("complete")
-    assert list(best.get_ydata()) == [*np.maximum.accumulate(complete.get_ydata()), max(complete.get_ydata())]
-    assert max(best.get_xdata()) == len(runs.made)
-    assert table(text, "Which parameters matter")[0]["parameter"].split()[0] in ("DropHead", "DropKey")
-    assert "attnreg compare finetune best=@found --epochs 2 --device cpu --task agreement" in text
+    assert f"{len(every)} trials ({[row['state'] for row in every].count('complete')} complete" in text
+    assert f"in {len(runs.made)} runs of at most 30. The runs took {len(runs.made)}.0 min, one after another." in text
     command = shlex.split(text.split("```")[1].strip())
     assert command[:2] == ["attnreg", "search"]
     assert command[command.index("--space") + 1] == HEADS
-    assert "Search on agreement" in (tmp_path / "found" / "report.html").read_text()
 
 
 def test_a_trial_that_is_worse_is_stopped(search, runs, tmp_path):
     runs.score = lambda text, seed: (0.8 if text == "finetune" else 0.5) + 0.01 * (seed % 3)
-    with keeping() as figures:
-        output = ran(search("--runs", 12, "--seeds", 4, "--jobs", 1)).output
+    output = ran(search("--runs", 12, "--seeds", 4, "--jobs", 1)).output
     seeds = {}
     for run in runs.made:
         seeds.setdefault(run.method.text, []).append(run.seed)
@@ -185,7 +141,6 @@ def test_a_trial_that_is_worse_is_stopped(search, runs, tmp_path):
     assert "trial-1 stopped after 2 seeds: it is worse than trial-0." in output
     assert "4 trials (1 complete, 3 stopped early) in 10 runs of at most 12" in report(tmp_path)
     assert [row["state"] for row in table(report(tmp_path), "All trials")] == ["complete", *["stopped"] * 3]
-    assert list(figures["progress"].axes[0].lines[0].get_xdata()) == [6, 8, 10]
 
 
 def test_how_much_worse_is_an_option(search, runs):
@@ -201,9 +156,8 @@ def test_a_run_that_fails_fails_its_trial(search, runs, tmp_path):
     assert failed
     assert len({run.method for run in failed}) == len(failed)
     assert len(runs.made) <= 12
-    assert re.search(
-        r"^trial-\d+ failed: Error: No such thing. \(see found/search/trial-\d+/seed1000.log\)$", output, re.M
-    )
+    says = r"^trial-\d+ failed: Error: No such thing. \(see found/search/trial-\d+/seed1000.log\)$"
+    assert re.search(says, output, re.M)
     assert f", {len(failed)} failed) in {len(runs.made)} runs" in report(tmp_path)
     assert "failed: Error: No such thing." in report(tmp_path)
     again = ran(search("--runs", 12, "--seeds", 2))
@@ -246,26 +200,24 @@ def test_stopped_and_started_again(search, runs, unbroken, tmp_path, last):
 
 
 @pytest.mark.parametrize(
-    ("place", "call"),
+    ("owner", "place", "call"),
     [
-        ("report", 4),
-        ("settle", 3),
-        ("_end", 2),
-        ("_draw", 2),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("report", 1), ("_draw", 4))),
+        *((Trials, "report", 4), (Trials, "settle", 3), (optuna.Study, "tell", 2), (Trials, "_draw", 2)),
+        *((optuna.Study, "enqueue_trial", 2), (optuna.trial.Trial, "set_user_attr", 1)),
+        *(pytest.param(Trials, *each, marks=pytest.mark.slow) for each in (("report", 1), ("_draw", 4))),
     ],
 )
-def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, monkeypatch, place, call):
-    calls, usual = [], getattr(Trials, place)
+def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, monkeypatch, owner, place, call):
+    calls, usual = [], getattr(owner, place)
 
-    def killed(*args):
+    def killed(*args, **options):
         calls.append(args)
         if len(calls) == call:
             raise SystemExit(9)
-        return usual(*args)
+        return usual(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trials, place, killed)
+        patch.setattr(owner, place, killed)
         assert search("--runs", 12, "--seeds", 2).exit_code == 9
     with (tmp_path / "found" / "optuna.log").open("a") as journal:
         journal.write('{"op_code": 4, "wor')  # a line that was cut off
@@ -275,31 +227,24 @@ def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, mon
     assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
 
 
-def test_a_draw_that_was_cut_off_is_finished(search, runs, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(optuna.trial.Trial, "set_user_attr", lambda *args: sys.exit(9))
-        assert search("--runs", 4, "--seeds", 2).exit_code == 9
-    output = ran(search("--runs", 4, "--seeds", 2)).output
-    assert drawn(output)[0] == "finetune"
-    assert [run.folder.parent.name for run in runs.made] == ["trial-0", "trial-1"] * 2
-
-
-def test_a_larger_budget_goes_on(search, runs, cli):
-    first = drawn(ran(search("--runs", 6, "--seeds", 2)).output)
-    before = list(runs.made)
-    more = drawn(ran(cli("search", "--space", HEADS, "--seeds", 2, "--runs", 12, *SMALL[2:], "--epochs", 2)).output)
-    assert len(first) == 3
-    assert more
-    assert not {run.folder for run in before} & {run.folder for run in runs.made[len(before) :]}
-    assert len(runs.made) <= 12
-
-
 def test_another_search_needs_another_folder(search, runs):
-    ran(search("--runs", 4, "--seeds", 2))
-    refused = search("--runs", 4, "--seeds", 1, "--epochs", 3)
+    ran(search("--runs", 4, "--seeds", 2, "--train-size", 100, "--stratified"))
+    ran(search("--runs", 6, "--seeds", 2, "--stratified", "--train-size", 100))  # the same search
+    assert len(runs.made) == len({run.folder for run in runs.made}) == 6  # with a larger budget
+    assert all("--stratified" in run.arguments for run in runs.made)
+    options = ["--seeds", 2, "--train-size", 100]
+    refused = search("--runs", 4, *options, "--seeds", 1)
     assert_sentence(refused, 1, "The search in found has other options, seeds. Give the same, or another --output-dir")
-    refused = search("--runs", 4, "--seeds", 2, "--space", "providers: {DropHead: {p: 0.1..0.4}}")
+    refused = search("--runs", 4, *options, "--stratified", "--space", "providers: {DropHead: {p: 0.1..0.4}}")
     assert_sentence(refused, 1, "The search in found has other space.")
+    config = runs.made[0].folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
+    refused = search("--runs", 8, *options, "--stratified")
+    assert_sentence(refused, 1, "changed since the search in found began, so its scores cannot be compared")
+    with locked(runs.made[0].folder.parents[2], "busy"):
+        assert_sentence(
+            search("--runs", 8, *options, "--stratified"), 1, "Another search is writing to found: wait for"
+        )
 
 
 def test_data_of_ones_own(search, runs, tmp_path):
@@ -311,49 +256,134 @@ def test_data_of_ones_own(search, runs, tmp_path):
     assert len(runs.made) == 2
     refused = search("--runs", 2, "--seeds", 1, *own, "--search-rows", 60, "--output-dir", "other")
     assert_sentence(refused, 1, "Holding out 60 rows needs at least 61 training rows, got 60")
-    (tmp_path / "locked" / ".lock").mkdir(parents=True)
-    refused = search("--runs", 2, "--seeds", 1, "--output-dir", "locked")
-    assert_sentence(refused, 1, "Cannot write to --output-dir: .*locked/.lock")
-    assert len(runs.made) == 2
-
-
-def test_an_option_without_a_value(search, runs):
-    ran(search("--runs", 4, "--seeds", 2, "--train-size", 100, "--stratified"))
-    ran(search("--runs", 6, "--seeds", 2, "--stratified", "--train-size", 100))  # the same search
-    assert len(runs.made) == 6
-    assert all("--stratified" in run.arguments for run in runs.made)
-    refused = search("--runs", 6, "--seeds", 2, "--train-size", 100)
-    assert_sentence(refused, 1, "The search in found has other options.")
-
-
-def test_one_search_at_a_time_works_on_a_folder(search, runs, tmp_path):
-    (tmp_path / "found").mkdir()
-    with locked(tmp_path / "found", "busy"):
-        assert_sentence(search("--runs", 4, "--seeds", 2), 1, "Another search is writing to found: wait for it")
-    ran(search("--runs", 4, "--seeds", 2))
-
-
-def test_data_that_has_changed_is_noticed(search, runs):
-    ran(search("--runs", 4, "--seeds", 2))
-    config = runs.made[0].folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
-    refused = search("--runs", 8, "--seeds", 2)
-    assert_sentence(refused, 1, "changed since the search in found began, so its scores cannot be compared")
 
 
 def test_a_space_that_is_exhausted(search, runs, monkeypatch):
     starts, usual = [], trials.TPESampler
-    monkeypatch.setattr(
-        trials, "TPESampler", lambda **options: starts.append(options["n_startup_trials"]) or usual(**options)
-    )
-    output = ran(
-        search("--runs", 30, "--seeds", 1, "--space", "providers: {DropHead: {p: 0.2, layers: [all, last]}}")
-    ).output
+    kept = lambda **options: starts.append(options["n_startup_trials"]) or usual(**options)  # noqa: E731
+    monkeypatch.setattr(trials, "TPESampler", kept)
+    space = "providers: {DropHead: {p: 0.2, layers: [all, last]}}"
+    output = ran(search("--runs", 30, "--seeds", 1, "--space", space)).output
     assert "The search space has nothing left to try." in output
-    assert {run.method.text for run in runs.made} == {
-        "finetune",
-        'regularize --provider "DropHead(p=0.2)"',
-        'regularize --provider "OnLayers(DropHead(p=0.2), [-1])"',
-    }
-    assert len(runs.made) == 3
+    expressions = ("DropHead(p=0.2)", "OnLayers(DropHead(p=0.2), [-1])")
+    texts = ["finetune", *(f'regularize --provider "{text}"' for text in expressions)]
+    assert [run.method.text for run in runs.made] == texts
     assert starts[-100:] == [trials.RANDOM_TRIALS] * 50 + [sys.maxsize] * 50  # TPE may insist on the best one
+
+
+def test_options_without_providers(search, runs):
+    space = "{recipe: ad-drop, options: {learning-rate: 1e-4..1e-2 log, --q: [0.1, 0.3], p: 0.2}}"
+    ran(search("--runs", 8, "--seeds", 2, "--space", space))
+    made = [run.settings for run in runs.made]
+    assert {(each.recipe, each.own["p"]) for each in made} == {("ad-drop", 0.2)}
+    assert {each.own["q"] for each in made} <= {0.1, 0.3}
+    assert len({each.learning_rate for each in made}) == 4
+    assert all(1e-4 <= each.learning_rate <= 1e-2 for each in made)
+
+
+def test_options_with_providers(search, runs):
+    space = "{options: {provider-lr: 0.01..0.1, epochs: 1..3}, providers: {ConcreteDropout: {}}}"
+    ran(search("--runs", 8, "--seeds", 1, "--space", space))
+    recipes = {run.settings.recipe: run for run in runs.made}
+    plain, other = recipes["finetune"], recipes["regularize"]
+    assert plain.settings.epochs in (1, 2, 3)  # and it has no --provider-lr
+    assert 0.01 <= other.settings.own["provider_lr"] <= 0.1
+
+
+def test_the_default_space(search, runs, tmp_path, cli):
+    ran(cli("search", *SMALL, "--runs", 40, "--seeds", 1))
+    texts = " ".join(run.method.text for run in runs.made)
+    for name in ("AttentionDropout", "DropKey", "DropAttention", "DropHead", "AttentionLayerDrop"):
+        assert f"{name}(p=0." in texts
+    # of three layers: the first is the lower half
+    assert set(re.findall(r"\), (\[[-\d, ]+\])\)", texts)) == {"[0]", "[1, 2]", "[-1]"}
+    assert 'placement=\\"scores\\"' in texts
+
+
+def test_a_file_with_most_and_layers(search, runs, tmp_path):
+    (tmp_path / "space.yaml").write_text(
+        "providers:\n  DropHead: {p: 0.1..0.5}\n  DropKey: {p: 0.1..0.5, layers: all}\n"
+        "  AttentionDropout:\nlayers: [[0, 2]]\nmost: 1\n"
+    )
+    ran(search("--runs", 20, "--seeds", 1, "--space", "space.yaml"))
+    texts = {run.method.text for run in runs.made}
+    assert not any(" & " in text for text in texts)
+    assert 'regularize --provider "OnLayers(AttentionDropout(), [0, 2])"' in texts
+    forms = {"DropHead": r"OnLayers\(DropHead\(p=[\d.]+\), \[0, 2\]\)", "DropKey": r"DropKey\(p=[\d.]+\)"}
+    for name, form in forms.items():
+        assert any(name in text for text in texts)
+        assert all(re.search(f'"{form}"', text) for text in texts if name in text)
+
+
+def test_a_comparison_counts_the_search(search, runs, cli, tmp_path):
+    ran(search("--runs", 20, "--seeds", 2))
+    winner = json.loads((tmp_path / "found" / "winner.json").read_text())
+    ran(cli("compare", "finetune", "best=@found", "--seeds", 2, "--no-equal-time", "--output-dir", "study"))
+    text = (tmp_path / "study" / "report.md").read_text()
+    options = {row["method"]: row for row in table(text, "Options")}
+    assert options["finetune"]["tries"] == "1"
+    assert options["best"]["tries"] == f"{winner['trials']} ({winner['runs']} runs)"
+    assert options["best"]["as given"].replace("\\", "") == winner["method"].replace("\\", "")
+    assert f"did not have the same number of tries: finetune (1), best ({winner['trials']})." in text
+    assert f"best is the winner of the search in found: {winner['trials']} trials in {winner['runs']} runs" in text
+    assert "best=@found" in text.split("```")[1]
+    clash = cli("compare", "finetune", "best=@found", "--first-seed", 999, "--seeds", 2, "--output-dir", "other")
+    assert_sentence(clash, 2, "include some of the search's")
+
+
+def test_what_is_no_winner(cli, tmp_path):
+    nowhere = cli("compare", "finetune", "best=@nowhere")
+    assert_sentence(nowhere, 1, "Expected the folder of a search after @, got nowhere")
+    assert_sentence(cli("compare", "finetune", "@nowhere"), 2, "Give the winner of a search a name, as in best=@now")
+    (tmp_path / "winner.json").write_text("{}")
+    assert_sentence(cli("compare", "finetune", "best=@."), 1, "Cannot read the winner of a search from winner.json")
+
+
+def test_without_optuna(search, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "attnreg.experiments.compare.search.trials")
+    monkeypatch.delitem(sys.modules, "attnreg.experiments.compare.search.rounds")
+    assert_sentence(search(), 1, r"attnreg search needs optuna: pip install optuna.")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "code"),
+    [
+        (["--space", "nothing.yaml"], "Cannot read the search space", 1),
+        (["--space", "{}"], "The search space is empty: give `options`, `providers`, or both.", 1),
+        (["--space", "DropHead"], "Expected the search space to map names to values, got 'DropHead'", 1),
+        (["--space", "provider: {}"], "Unknown key 'provider' in the search space. Did you mean providers", 1),
+        (["--space", "providers: [DropHead]"], "Expected `providers` of the search space to map names to values", 1),
+        (["--space", "providers: {DropHeads: {}}"], "got 'DropHeads'.* Did you mean DropHead", 1),
+        (["--space", "providers: {DropHead: {rate: 0.1..0.5}}"], "Expected the arguments of DropHead", 1),
+        (["--space", "providers: {DropHead: {p: 0.1..1.5}}"], "Expected `p` to be a probability .*, got 1.5", 1),
+        (["--space", "providers: {DropHead: {p: 0.5..0.1}}"], "DropHead p in the search space as a range from low", 1),
+        (["--space", "providers: {DropHead: {p: 0.1..0.5 lin}}"], "DropHead p in the search space as a range", 1),
+        (["--space", "providers: {DropHead: {p: []}}"], "DropHead p in the search space as a range", 1),
+        (["--space", "providers: {DropHead: {layers: middle}}"], "Expected `layers` .* got 'middle'", 1),
+        (["--space", "{providers: {DropHead: {}}, most: 0}"], "Expected `most` in the search space", 1),
+        (["--space", "options: {learning-rate: -1..1}"], "Invalid value for '--learning-rate'", 2),
+        (["--space", "options: {q: 0.1..0.5}"], "No such option", 2),
+        (["--space", "options: {train-size: 10..50}"], "--train-size cannot be in the search space", 2),
+        (["--space", "{recipe: nothing, options: {epochs: 1..2}}"], "Expected a recipe among", 2),
+        (["--runs", 2, "--seeds", 3], r"Expected --runs of at least --seeds \(3\), got 2", 2),
+        (["--output-dir", "full"], "--output-dir full holds files but no search", 1),
+    ],
+)  # fmt: skip
+def test_bad_input(search, runs, tmp_path, args, message, code):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    assert_sentence(search(*args), code, message)
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
+
+
+def test_with_runs_that_are_made(cli, warm, monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "subprocess", started_by(warm))
+    small = ["--epochs", 1, "--train-size", 32, "--batch-size", 32]
+    output = ran(cli("search", *SMALL, *small, "--runs", 2, "--seeds", 1, "--space", HEADS)).output
+    assert "2 of 2 runs done" in output
+    folders = [tmp_path / "found" / "search" / f"trial-{number}" / "seed1000" for number in (0, 1)]
+    for folder in folders:
+        assert json.loads((folder / "result.json").read_text())["scored_on"] == "held-out"
+        assert not (folder / "checkpoints").exists()

@@ -118,7 +118,6 @@ def test_a_comparison_whose_metric_is_not_made_of_counts(cli, home, tmp_path):
     report = (tmp_path / "study" / "report.md").read_text()
     assert "entity f1 on dev" in report
     assert "There is no interval over dev rows: a confusion matrix does not determine entity_f1 on this task." in report
-    assert "There is no calibration error" in report
     assert "95 % over dev rows" not in report
 
 

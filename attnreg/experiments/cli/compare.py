@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from attnreg._files import replaced_file
 from attnreg.errors import UsageError
 from attnreg.experiments.cli.shared import RUNNING, THREADS, given, jobs_option, of_all_runs
 from attnreg.experiments.options.catalogue import find_study, recipe_files
@@ -34,32 +32,23 @@ _OPTIONS = (
                 "beside it are added, options replace its own."),
     option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
            help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
-    option("--write-study", group=COMPARISON, type=click.Path(path_type=Path),
-           help="Write this comparison as a YAML file for --study, and end."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
-    *of_all_runs("compare", "use --folds to score on rows of train"),
+    *of_all_runs("compare"),
 )  # fmt: skip
 _OF_STUDY, _OF_MAKING = ("study", "scale"), ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", "write_study", *_OF_STUDY, *_OF_MAKING, *_DESIGN)
+_OWN = ("baseline", *_OF_STUDY, *_OF_MAKING, *_DESIGN)
 EPILOG = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
 class _Compare(GroupedCommand):
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
-        """Say to put an option of a method in quotes with the method; the last one before the option, if several."""
+        """Say to put an option of a method in quotes with the method."""
         from attnreg.experiments.compare.method import OF_ALL
 
-        place = next((number for number, word in enumerate(typed) if word.partition("=")[0] == flag), len(typed))
-        for method in (*reversed(typed[:place]), *typed[place:]):
-            name = method.partition(" ")[0].rpartition("=")[2]
-            is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
-            params = load_command(name).params if is_recipe else []
-            found = next((each for each in params if flag in each.opts and each.name not in OF_ALL), None)
-            if found is not None:
-                takes_value = typed[place] == flag and not getattr(found, "is_flag", False)
-                whole = " ".join([method, *map(shlex.quote, typed[place : place + 1 + takes_value])])
-                mark = '"' if "'" in whole else "'"
-                return f" Put a method's options in quotes with the method: {mark}{whole}{mark}."
+        for name in (word.partition(" ")[0].rpartition("=")[2] for word in typed):
+            params = load_command(name).params if name in recipe_files() else []
+            if any(flag in each.opts and each.name not in OF_ALL for each in params):
+                return f" Put a method's options in quotes with the method, as in '{name} {flag} ...'."
         return super().instead(ctx, flag, typed)
 
 
@@ -77,13 +66,13 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
     from attnreg.experiments.compare.make import describe, make
-    from attnreg.experiments.compare.study import read_study, typed_study, written
+    from attnreg.experiments.compare.study import read_study, typed_study
     from attnreg.experiments.setup.trackers import check_trackers
 
     check_trackers(options["report_to"])
     typed = given(click.get_current_context().params)
     own = {name: options.pop(name) for name in _OWN}
-    file, write_to, folder = own["study"], own["write_study"], own["output_dir"]
+    file, folder = own["study"], own["output_dir"]
     if own["jobs"] is not None and own["launcher"] != "local":
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     if file is None and own["scale"] != "full":
@@ -93,25 +82,15 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         of_runs = {**given(options), "task": options["task"]}
         study = typed_study(methods, own["baseline"], of_runs, folder, {name: own[name] for name in _DESIGN})
     else:
-        for name in ("baseline", "write_study"):
-            if own[name]:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} belongs into the study file: remove it, or remove --study.")
+        if own["baseline"]:
+            raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
         changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
         study = read_study(find_study(file), folder, changed, small=own["scale"] == "small")
         for note in study.notes:
             click.echo(note, err=True)
     for comparison in study.comparisons.values():
         comparison.check()
-    if write_to is not None:
-        if write_to.exists():
-            raise UsageError(f"{write_to} exists: choose another file for --write-study.")
-        if len(options["report_to"]) > 1:
-            raise UsageError("A study file holds one --report-to: remove the others for --write-study.")
-        with replaced_file(write_to) as opened:
-            opened.write(written(study.first))
-        click.echo(f"Study written to {write_to}. Run it with: attnreg compare --study {write_to}")
-    elif own["dry_run"]:
+    if own["dry_run"]:
         describe(study)
     else:
         make(study, own["launcher"], own["jobs"], own["threads"], of_file=file is not None)

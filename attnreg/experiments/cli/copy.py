@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import click
 
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, names_like
 
@@ -25,9 +24,6 @@ def copy(name: str, file: Path) -> None:
     source = find_recipe(name)
     if file.suffix != ".py":
         raise UsageError(f"Expected FILE to end in .py, got {file}.")
-    if file.exists():
-        raise InputError(f"{file} already exists: choose another name.")
-    if not file.parent.is_dir():
-        raise InputError(f"There is no folder {file.parent}: create it, or choose another name.")
-    shutil.copyfile(source, file)
+    with file.open("x", encoding="utf-8") as copied:  # refuses a file that is there
+        copied.write(source.read_text(encoding="utf-8"))
     click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")

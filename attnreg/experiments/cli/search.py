@@ -29,7 +29,7 @@ _OPTIONS = (
            help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
     jobs_option("Trials at a time"),
     THREADS,
-    *of_all_runs("search", "use --search-rows"),
+    *of_all_runs("search"),
 )  # fmt: skip
 EPILOG = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"
 

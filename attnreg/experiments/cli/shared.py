@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from attnreg.errors import UsageError
 from attnreg.experiments.options.option import option
 from attnreg.experiments.options.settings import OUTPUT, shared_options
 
@@ -25,22 +24,13 @@ def jobs_option(what: str) -> Callable[[Any], Any]:
     return option("--jobs", group=RUNNING, type=click.IntRange(min=1), help=f"{what} {usual}")
 
 
-def of_all_runs(command: str, instead: str) -> list[Callable[[Any], Any]]:
-    """Make the options of all runs, the output folder, and one that refuses ``--validation-rows``.
-
-    ``instead`` is what to do instead of giving the last.
-    """
-
-    def refuse(context: click.Context, parameter: click.Parameter, value: int | None) -> None:
-        if value is not None:
-            raise UsageError(f"--validation-rows is only for `attnreg recipe`: {instead}.")
-
+def of_all_runs(command: str) -> list[Callable[[Any], Any]]:
+    """Make the options of all runs, and that of the output folder."""
     folder = option(
         "--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
         help=f"Folder for the results (default: runs/{command}-TASK; of a custom task, the data's name).",
     )  # fmt: skip
-    rows = click.option("--validation-rows", type=int, hidden=True, expose_value=False, callback=refuse)
-    return [folder, *shared_options("task", "all"), rows]
+    return [folder, *shared_options("task", "all")]
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:

@@ -73,11 +73,6 @@ class Group:
         return self.values("dev", self.metric) if self.further is None else [self.further[r.seed] for r in self.runs]
 
     @property
-    def by_seed(self) -> dict[int, float]:
-        """The score of the returned network, by seed."""
-        return {run.seed: score for run, score in zip(self.runs, self.scores, strict=True)}
-
-    @property
     def trivial(self) -> tuple[str, list[float]] | None:
         """Name and dev scores, per seed, of a predictor that ignores its input, if it was measured."""
         known = all(result.get("trivial") for result in self.results)
@@ -141,26 +136,6 @@ class Group:
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
         return self.metric in CONFUSION and self.has_classes and self.own_rows is None
-
-    def confusion(self, classes: int) -> NDArray[np.int64]:
-        """Return the number of dev rows by class (first) and predicted class (second), summed over seeds."""
-        cells = np.tile(self.labels, len(self.runs)) * classes + np.concatenate(self.predictions)
-        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
-
-    def class_scores(self, classes: int) -> list[list[float]]:
-        """Return precision (0 for a class that is never predicted), recall and F1 of each class, means over seeds."""
-        from sklearn.metrics import precision_recall_fscore_support  # late: it is slow to import
-
-        options = {"labels": range(classes), "zero_division": 0.0}
-        each = [precision_recall_fscore_support(self.labels, one, **options)[:3] for one in self.predictions]
-        return np.mean(each, axis=0).T.tolist()
-
-
-def class_names(groups: Sequence[Group]) -> list[str]:
-    """Return the names of the task's classes; numbers if the runs do not name them."""
-    highest = max(int(max(group.labels.max(), *(p.max() for p in group.predictions))) for group in groups)
-    names = groups[0].first.get("classes") or []
-    return list(names) if len(names) > highest else [str(number) for number in range(highest + 1)]
 
 
 def check_rows(groups: Sequence[Group]) -> None:

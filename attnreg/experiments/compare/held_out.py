@@ -17,17 +17,13 @@ State = Literal["running", "complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, its scores on held-out rows so far, by seed, and why it has failed, if so.
-
-    ``ended_after`` is the number of runs that the search had made when the trial ended.
-    """
+    """A method that is tried, its scores on held-out rows so far, by seed, and why it has failed, if so."""
 
     number: int
     method: Method
     scores: Sequence[float]
     state: State
     failure: str | None = None
-    ended_after: int | None = None
 
     @property
     def mean(self) -> float:

@@ -93,21 +93,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def practically_equal(gaps: ArrayLike, region: float) -> float:
-    """Return p of two one-sided t-tests (Schuirmann, 1987); if it is small, the mean is within +-``region``.
-
-    The methods are then equal in practice. NaN for one seed.
-    """
-    each = np.asarray(gaps, float)
-    if len(each) < 2:
-        return math.nan
-    if np.ptp(each) == 0:
-        return 0.0 if abs(each[0]) < region else 1.0
-    above = stats.ttest_1samp(each, -region, alternative="greater").pvalue
-    below = stats.ttest_1samp(each, region, alternative="less").pvalue
-    return float(max(above, below))
-
-
 def power(difference: float, deviation: float, seeds: int) -> float:
     """Return the probability that a two-sided paired t-test over at least 2 seeds finds a true mean difference.
 
@@ -167,24 +152,3 @@ def mean_over_tasks(gaps: Sequence[ArrayLike], *, resamples: int = 10_000, seed:
     drawn = np.take_along_axis(means, tasks[..., None], -1)[..., 0].mean(-1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return mean, float(low), float(high)
-
-
-def probability_of_improvement(scores: Sequence[ArrayLike], others: Sequence[ArrayLike]) -> float:
-    """Probability that a run of one method scores higher than a run of another, averaged over tasks; ties count half.
-
-    Both give the scores of the seeds for each task. Reference: Agarwal et al., Deep Reinforcement Learning at the Edge
-    of the Statistical Precipice (2021).
-    """
-    pairs = [np.subtract.outer(mine, theirs) for mine, theirs in zip(scores, others, strict=True)]
-    return float(np.mean([((gaps > 0) + 0.5 * (gaps == 0)).mean() for gaps in pairs]))
-
-
-def mean_ranks(scores: Sequence[Sequence[ArrayLike]]) -> NDArray[np.float64]:
-    """Rank the methods on each task and seed (1 is the best, ties share), and average; scores are by task and method.
-
-    Example:
-        >>> mean_ranks([[[0.5, 0.6], [0.7, 0.6]]]).tolist()
-        [1.75, 1.25]
-    """
-    means = [stats.rankdata(-np.asarray(task, float), axis=0).mean(1) for task in scores]
-    return np.asarray(np.mean(means, axis=0), float)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from attnreg.arguments import one_of, positive, true_or_false, whole_number
+from attnreg.arguments import one_of, true_or_false, whole_number
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
@@ -22,7 +20,7 @@ from attnreg.experiments.options.settings import SHARED
 _SEARCH = ("seeds", "rows")
 _KEYS = {
     *("methods", "baseline", "tasks", "options", "search", *DESIGN.keys() - {f"search_{name}" for name in _SEARCH}),
-    *("primary", "rungs", "equivalence", "score_on", "report_on", "output_dir", "summary", "published"),
+    *("primary", "rungs", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
@@ -34,10 +32,9 @@ class Study:
     """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
-    differences below ``equivalence`` count as equal in practice; ``score_on`` is what networks are also scored on, and
-    ``report_on`` the name of the one that the report compares scores on, if not on dev. ``rungs`` are baselines; the
-    best of them on held-out rows is what the other methods are also compared with. ``notes`` say what differs from the
-    study file.
+    ``score_on`` is what networks are also scored on, and ``report_on`` the name of the one that the report compares
+    scores on, if not on dev. ``rungs`` are baselines; the best of them on held-out rows is what the other methods are
+    also compared with. ``notes`` say what differs from the study file.
 
     ``published`` says where figures of a paper are from; ``figures`` are by comparison, method and the data that they
     are of (``dev``, or a name in ``score_on``), ``metrics`` by comparison, where they are not of the task's first one.
@@ -46,7 +43,6 @@ class Study:
     comparisons: Mapping[str, Comparison]
     folder: Path
     primary: tuple[str, str] | None = None
-    equivalence: float | None = None
     score_on: Mapping[str, Sequence[Scoring]] = field(default_factory=dict)
     report_on: str | None = None
     published: str | None = None
@@ -89,21 +85,6 @@ def typed_study(
     if chosen is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {baseline!r}.")
     return Study({options["task"]: Comparison(methods, chosen, options, folder, **design)}, folder)
-
-
-def written(comparison: Comparison) -> str:
-    """Return the study file of a comparison that was given on the command line."""
-    options = dict(comparison.options)
-    design = comparison.design
-    content = {
-        "methods": {method.name: method.text for method in comparison.methods},
-        "baseline": comparison.baseline.name,
-        "tasks": [{name: options.pop(name) for name in ("task", "data_dir", "model", "train_size") if name in options}],
-        "options": {name: value[0] if isinstance(value, tuple) else value for name, value in options.items()},
-        "search": {name: design.pop(f"search_{name}") for name in _SEARCH},
-        **design,
-    }
-    return yaml.safe_dump({name: value for name, value in content.items() if value != {}}, sort_keys=False)
 
 
 def _checked(content: Any) -> dict[str, Any]:
@@ -156,9 +137,7 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
             score_on[name] = scorings
             figures |= {name: of_paper} if of_paper else {}
             metrics |= {name: str(task["measured"])} if task.get("measured") else {}
-    equivalence, report_on, published = (whole.get(name) for name in ("equivalence", "report_on", "published"))
-    if equivalence is not None:
-        positive("equivalence", equivalence)
+    report_on = whole.get("report_on")
     for scorings in score_on.values() if report_on is not None else ():
         names = [scoring.name for scoring in scorings]
         known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
@@ -172,9 +151,8 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
         searched = "methods with values in braces, which held-out rows choose from"
         _check(len(rung.variants) > 1, "rungs", searched, rung.name)
     names = [rung.name for rung in rungs]
-    return Study(
-        comparisons, folder, primary, equivalence, score_on, report_on, published, figures, metrics, names, notes
-    )
+    published = whole.get("published")
+    return Study(comparisons, folder, primary, score_on, report_on, published, figures, metrics, names, notes)
 
 
 def _check(right: object, key: str, expected: str, value: object) -> None:

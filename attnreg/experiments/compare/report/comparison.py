@@ -9,24 +9,19 @@ from pathlib import Path
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict
-from attnreg.experiments.compare.group import Group, check_rows, class_names
+from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.results.report import COLLAPSED, rounds_played
 
-_MOST_CLASSES = 20  # to show one by one
 _COST = (
     "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
     "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward and "
     "backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the time. "
     "Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps "
     "and over the layers in the column before it; a method without an attention regularizer has none."
-)
-_CLASSES = (
-    "Values are means over seeds. Precision: of the rows that are predicted to be in the class, the share that is. "
-    "Recall: of the rows of the class, the share that is predicted. F1 is their harmonic mean."
 )
 
 
@@ -52,6 +47,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     opening = [] if said is None else [said]
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
     shown = [tables.differences(compared, baseline)] if compared else []
+    collapsed, rates = [group for group in groups if group.collapsed], figures.drop_rates(groups, folder)
     blocks: list[Block] = [
         Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on dev"),
         *map(Paragraph, (*opening, *comparison.missing())),
@@ -61,15 +57,14 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
         scores,
-        *map(Paragraph, _trivial(groups, baseline)),
+        *(Paragraph(f"{COLLAPSED.format(each.name)} ({tables.seeds_of(each.collapsed)}).") for each in collapsed),
         figures.seeds([*groups, *plain.values()], baseline, folder),
         Heading("Learning curves"),
         figures.learning(groups, folder),
-        *_titled("Drop rates", figures.drop_rates(groups, folder)),
+        *([Heading("Drop rates"), *rates] if rates else ()),
         Heading("Fit"),
         tables.fit(groups, baseline),
-        Paragraph(_fit(groups, baseline)),
-        *(_classes(groups, folder) if baseline.has_classes and baseline.own_rows is None else ()),
+        Paragraph(" ".join(_fit(groups, baseline))),
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST),
@@ -84,10 +79,6 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     return [*opening, scores, *narrow]
 
 
-def _titled(title: str, blocks: Sequence[Block]) -> list[Block]:
-    return [Heading(title), *blocks] if blocks else []
-
-
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
     over_rows = (
         f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
@@ -99,82 +90,52 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
     elif baseline.own_rows is not None:
         over_rows = "There is no interval over dev rows, because each seed is scored on its own rows of train."
     yield Heading(f"Differences to {baseline.name}")
-    yield figures.differences(compared, baseline, folder)
+    yield figures.forest(
+        {each.mine.name: each for each in compared},
+        folder / "differences.png",
+        f"Mean difference to {baseline.name}, paired by seed, with its 95 % interval over seeds (Student's t). Filled: "
+        "the interval does not include 0.",
+    )
     yield table
     yield Paragraph(
         "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
         "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
-        f"{over_rows} p (Holm) is corrected for the number of methods in this table; intervals are not."
-        f"{_no_interval(table)} Detectable is the true difference that a test over these seeds would find with "
-        f"a probability of 0.8, as far as these differences vary; seeds for {tables.one_point(baseline):g} is the "
+        f"{over_rows} p (Holm) is corrected for the number of methods in this table; intervals are not. Detectable is "
+        "the true difference that a test over these seeds would find with a probability of 0.8, as far as these "
+        f"differences vary; seeds for {tables.one_point(baseline):g} is the "
         "number of seeds that would find one point."
     )
 
 
-def _fit(groups: Sequence[Group], baseline: Group) -> str:
-    text = f"Train is the score on {baseline.first['train_rows_scored']} of the training rows. "
-    measured = "The calibration error is the expected calibration error on dev, with 15 bins."
-    text += (
-        measured
-        if baseline.calibrated
-        else "There is no calibration error, because predictions are not one class per row."
-    )
+def _fit(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
+    yield f"Train is the score on {baseline.first['train_rows_scored']} of the training rows."
+    if baseline.calibrated:
+        yield "The calibration error is the expected calibration error on dev, with 15 bins."
     if any(group.first.get("other_text") for group in groups):
-        text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
+        yield "Forgetting is the loss per token on the text of --score-on, after training minus before."
     if any(group.first.get("mislabelled") for group in groups):
-        text += (
-            " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
+        yield (
+            "Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
             "gives this label, recovered the share that it gives the true one."
         )
-    return text
 
 
 def _same_time(
     comparison: Comparison, baseline: Group, equal: Sequence[Contrast], *, has_runs: bool
 ) -> Iterator[Block]:
     if has_runs:
-        table = tables.equal_time(equal)
         yield Heading(f"Differences to {baseline.name} with the same training time")
-        yield table
+        yield tables.equal_time(equal)
         yield Paragraph(
             "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes "
             "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
-            f"is the baseline's time over the method's. p (Holm) is corrected within this table.{_no_interval(table)}"
+            "is the baseline's time over the method's. p (Holm) is corrected within this table."
         )
     elif comparison.equal_time and baseline.config("patience") is not None:
         yield Paragraph(
             f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
             "more epochs would not make it train for longer."
         )
-
-
-def _classes(groups: Sequence[Group], folder: Path) -> list[Block]:
-    """Show each class and the calibration, for tasks with one class per row."""
-    names = class_names(groups)
-    shown: list[Block] = []
-    if len(names) <= _MOST_CLASSES:
-        table = tables.classes(groups, names)
-        shown = [Heading("Classes"), figures.confusion(groups, names, folder), table, Paragraph(_CLASSES)]
-    return [*shown, *_titled("Calibration", figures.calibration(groups, folder))]
-
-
-def _trivial(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    """Say what the trivial predictor is, and which networks are no better because they predict a single class."""
-    if baseline.trivial is not None:
-        name = baseline.trivial[0]
-        answer = "most frequent class" if name == "majority class" else "mean"
-        yield f"{name.capitalize()} predicts the {answer} of the training rows for every row."
-    for group in groups:
-        if group.collapsed:
-            yield f"{COLLAPSED.format(group.name)} ({tables.seeds_of(group.collapsed)})."
-
-
-def _no_interval(table: Table) -> str:
-    """Return a footnote to the cells of a table of differences that have no interval."""
-    cells = {cell for row in table.rows for cell in row}
-    if "1 seed" in cells:
-        return " With 1 seed there is no interval over seeds and no test."
-    return " All equal: the difference is the same for every seed, so there is no test." if "all equal" in cells else ""
 
 
 def _command(comparison: Comparison) -> str:
@@ -230,17 +191,14 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
 
 def _stopped(group: Group) -> Iterator[str]:
     """Say when the runs of a method with ``--patience`` or ``--select best`` stopped, and which rows decided."""
-    on_dev, best = group.config("stop_on") == "dev", group.config("select") == "best"
+    on_dev = group.config("stop_on") == "dev"
     rows = "the dev rows" if on_dev else f"{_count(group.first['stopping']['rows'], 'row')} held out of train"
     last, returned = (f"{group.mean('stopping', f'{name}_epoch'):.1f}" for name in ("last", "returned"))
-    epochs, which = _count(group.config("epochs"), "epoch"), "best evaluation" if best else "last evaluation"
-    if (patience := group.config("patience")) is None:
-        end, which = f"{group.name} trained for {epochs}", f"{which} on {rows}"
-    else:
-        without = f"{_count(patience, 'evaluation')} without a better score on {rows}"
-        end = f"{group.name} stopped after {without}, {last} of {epochs} on average"
-    yield f"{end}, and returned the network of the {which}, in epoch {returned} on average."
-    if on_dev and best:
+    yield (
+        f"By the score on {rows}, {group.name} trained until epoch {last} of {group.config('epochs')} and returned the "
+        f"network of epoch {returned}, on average."
+    )
+    if on_dev and group.config("select") == "best":
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 

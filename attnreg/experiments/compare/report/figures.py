@@ -1,41 +1,76 @@
-"""The figures of a comparison's report, each with its caption."""
+"""The figures of a comparison's report, each with its caption, for the screen and for print."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from matplotlib.patches import Rectangle
+from scipy import stats
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import Block, Paragraph, Picture
-from attnreg.experiments.results.plots import comparison as plots
 from attnreg.experiments.results.plots.run import plot_drop_rates
-from attnreg.experiments.tasks.metrics import BINS
+from attnreg.experiments.results.plots.style import COLORS, count_axis, folded, picture, point_alone, styles
 
 
-def differences(found: Sequence[Contrast], baseline: Group, folder: Path) -> Picture:
-    """Plot the paired differences to the baseline."""
-    low, high = baseline.bounds
-    estimates, path = {each.mine.name: each.difference[:3] for each in found}, folder / "differences.png"
-    plots.plot_forest(estimates, baseline.name, baseline.metric, path, largest=high - low)
-    return Picture(
-        path,
-        f"Mean difference to {baseline.name}, paired by seed, with its 95 % interval over seeds (Student's t). Filled: "
-        "the interval does not include 0.",
-    )
+def forest(found: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
+    """Plot mean paired differences with their intervals; the points of intervals without 0 are filled."""
+    names, contrasts = [folded(name) for name in found], list(found.values())
+    metrics = " or ".join(dict.fromkeys(each.mine.metric.replace("_", " ") for each in contrasts))
+    label = folded(f"difference in {metrics} to {contrasts[0].other.name}", 34)
+    height = 1.0 + 0.18 * label.count("\n") + sum(0.36 + 0.14 * name.count("\n") for name in names)
+    with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
+        axes.axvline(0, color=COLORS[0], lw=1.0)
+        for row, each in enumerate(contrasts):
+            mean, low, high, _ = each.difference
+            is_clear = low > 0 or high < 0  # false for NaN
+            if not math.isnan(low):
+                largest = each.mine.bounds[1] - each.mine.bounds[0]
+                ends = [max(low, -largest), min(high, largest)]
+                axes.plot(ends, [row, row], "-", color=COLORS[1], lw=2.2, solid_capstyle="butt")
+            axes.plot([mean], [row], "o", color=COLORS[1], ms=7, mfc=COLORS[1] if is_clear else "white", mew=1.8)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        limit = 1.08 * max(map(abs, axes.get_xlim()))
+        axes.set_xlim(-limit, limit)  # so that better and worse are equally wide
+        axes.set_xlabel(f"{label}\n(right: better)")
+    return Picture(path, caption)
 
 
 def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
-    """Plot the score of every seed."""
-    trivial = None if baseline.trivial is None else (baseline.trivial[0], fmean(baseline.trivial[1]))
-    scores, path = {group.name: group.scores for group in groups}, folder / "seeds.png"
-    plots.plot_seeds(scores, baseline.metric, path, trivial=trivial, bounds=baseline.bounds)
+    """Plot scores: seeds as points, mean and 95 % interval (Student's t) as a bar, a trivial predictor as a line."""
+    path, (lowest, highest) = folder / "seeds.png", baseline.bounds
+    names = [folded(group.name) for group in groups]
+    height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
+    with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
+        for row, (group, style) in enumerate(zip(groups, styles(), strict=False)):
+            values = group.scores
+            spread = np.linspace(-0.28, 0.02, len(values)) if len(values) > 1 else np.zeros(1)
+            axes.plot(values, row + spread, style.marker, color=style.color, ms=4.5, alpha=0.75, mew=0)
+            mean = fmean(values)
+            if len(values) > 1:
+                half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+                error = [[mean - max(lowest, mean - half)], [min(highest, mean + half) - mean]]
+                axes.errorbar(mean, row + 0.25, xerr=error, color=style.color, capsize=4, lw=1.8)
+            axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
+        if baseline.trivial is not None:
+            name, constant = baseline.trivial
+            score = fmean(constant)
+            axes.axvline(score, color="#666666", lw=0.8, ls=":", zorder=0)
+            axes.annotate(name, (score, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), ha="center",
+                          textcoords="offset points", fontsize="small", color="#666666")  # fmt: skip
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.45, -0.55)
+        axes.set_xlabel(f"{baseline.metric.replace('_', ' ')} on dev")
     caption = "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
     return Picture(path, caption)
 
@@ -54,67 +89,36 @@ def drop_rates(groups: Sequence[Group], folder: Path) -> list[Block]:
 def learning(groups: Sequence[Group], folder: Path) -> Block:
     """Plot dev score, training loss and dev loss by epoch, if they were measured in more than one epoch."""
     curves = {group.name: [_returned(run) for run in group.runs] for group in groups}
-    known = {name: runs for name, runs in curves.items() if all(runs)}
-    if not any(len(records) > 1 for runs in known.values() for records in runs):
+    curves = {name: runs for name, runs in curves.items() if all(runs)}
+    records = [record for runs in curves.values() for each in runs for record in each]
+    if not any(len(each) > 1 for runs in curves.values() for each in runs):
         return Paragraph("There are no learning curves: dev was scored in a single epoch (see --evaluate-every).")
-    path = folder / "learning.png"
-    plots.plot_learning(known, groups[0].metric, path)
+    path, metric = folder / "learning.png", groups[0].metric
+    keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
+    names = [folded(name, 48, 2) for name in curves]
+    height = 2.3 * len(keys) + 0.4 + sum(0.2 + 0.16 * name.count("\n") for name in names)
+    with picture(path, width=5.4, height=height, rows=len(keys), grid="y", published=True) as panels:
+        for key, axes in zip(keys, panels, strict=True):
+            for name, runs, style in zip(names, curves.values(), styles(), strict=False):
+                scores = [{record["epoch"]: float(record[key]) for record in each} for each in runs]
+                epochs = [epoch for epoch in scores[0] if all(epoch in each for each in scores)]
+                values = [[each[epoch] for each in scores] for epoch in epochs]
+                look = {**style._asdict(), "marker": point_alone(epochs)}
+                axes.plot(epochs, [fmean(each) for each in values], **look, label=name)
+                if len(runs) > 1:
+                    ends = [min(each) for each in values], [max(each) for each in values]
+                    axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
+            axes.set_ylabel("training loss" if key == "training_loss" else f"dev {key.replace('_', ' ')}")
+        count_axis(*panels)
+        panels[-1].set_xlabel("epoch")
+        handles, labels = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(handles, labels, loc="outside lower left", fontsize="small")
     return Picture(
         path,
         "Dev score, training loss (the mean since the last evaluation, with dropout, masks and penalties) and dev loss "
         "by epoch, of the network that the method returns. Means over seeds; the bands reach from the lowest to the "
         "highest seed.",
     )
-
-
-def confusion(groups: Sequence[Group], names: Sequence[str], folder: Path) -> Picture:
-    """Plot which classes the networks confuse."""
-    path = folder / "confusion.png"
-    plots.plot_confusion({group.name: group.confusion(len(names)) for group in groups}, names, path)
-    return Picture(path, "Dev rows by true and predicted class, over all seeds, as shares of the true class.")
-
-
-def calibration(groups: Sequence[Group], folder: Path) -> list[Block]:
-    """Plot accuracy over confidence, for networks that have probabilities."""
-    found = {group.name: bins for group in groups if (bins := _reliability(group)) is not None}
-    if not found:
-        return []
-    path = folder / "reliability.png"
-    plots.plot_reliability(found, path)
-    text = (
-        f"Accuracy of the dev rows whose prediction has this confidence, in {BINS} bins, over all seeds. "
-        "A larger point stands for more rows. Below the dotted line, networks are too sure of themselves."
-    )
-    return [Picture(path, text)]
-
-
-def _reliability(group: Group) -> plots.Reliability | None:
-    """Return accuracy by confidence, over the rows of all seeds; ``None`` if the networks have no probabilities."""
-    if not group.has_classes or not group.calibrated or "logits" not in group.records[0][0]:
-        return None
-    logits = np.array([row["logits"] for records in group.records for row in records])
-    shifted = np.exp(logits - logits.max(1, keepdims=True))
-    confidence = (shifted / shifted.sum(1, keepdims=True)).max(1)
-    right = np.concatenate(group.predictions) == np.tile(group.labels, len(group.predictions))
-    number = np.clip(np.ceil(confidence * BINS), 1, BINS).astype(int) - 1
-    rows = np.bincount(number, minlength=BINS)
-    held = rows > 0
-    sure, accurate = (np.bincount(number, weights=each, minlength=BINS)[held] for each in (confidence, right))
-    return plots.Reliability(sure / rows[held], accurate / rows[held], rows[held])
-
-
-def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]:
-    """Plot a heat map for each method of which exactly two options were searched."""
-    pictures = []
-    for method in comparison.methods:
-        trials, chosen = comparison.trials(method), comparison.chosen(method)
-        if len(method.searched) == 2 and chosen is not None:
-            path, means = folder / f"search-{method.slug}.png", [trial.mean for trial in trials]
-            best = method.variants.index(chosen)
-            plots.plot_search(method.searched, means, best, metric, comparison.search_seeds, path)
-            caption = f"Search of {method.name}: the mean score of each try. The framed one was chosen."
-            pictures.append(Picture(path, caption))
-    return pictures
 
 
 def _returned(run: PlannedRun) -> list[dict[str, Any]]:
@@ -129,3 +133,31 @@ def _returned(run: PlannedRun) -> list[dict[str, Any]]:
             record["training_loss"] = float(np.average(losses[inside], weights=weights[inside]))
         begin = record["step"]
     return records
+
+
+def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]:
+    """Plot a heat map for each method of which exactly two options were searched."""
+    chosen = {method: comparison.chosen(method) for method in comparison.methods if len(method.searched) == 2}
+    return [_search(comparison, method, one, metric, folder) for method, one in chosen.items() if one is not None]
+
+
+def _search(comparison: Comparison, method: Method, chosen: Method, metric: str, folder: Path) -> Picture:
+    """Plot the mean score of each pair of values, of which the second option's change fastest."""
+    (first, rows), (second, columns) = method.searched.items()
+    path = folder / f"search-{method.slug}.png"
+    scores = np.array([trial.mean for trial in comparison.trials(method)]).reshape(len(rows), len(columns))
+    with picture(path, width=2.8 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows), published=True) as (axes,):
+        image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
+        for (row, column), score in np.ndenumerate(scores):
+            dark = score < scores.min() + 0.6 * np.ptp(scores)
+            axes.text(column, row, f"{score:.3f}", ha="center", va="center", color="white" if dark else "black")
+        row, column = divmod(method.variants.index(chosen), len(columns))
+        frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, color=COLORS[2], lw=3.0)
+        axes.add_patch(frame)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set(xlabel=second, ylabel=first)
+        axes.tick_params(length=0)
+        count = "1 seed" if comparison.search_seeds == 1 else f"mean over {comparison.search_seeds} seeds"
+        axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
+    return Picture(path, f"Search of {method.name}: the mean score of each try. The framed one was chosen.")

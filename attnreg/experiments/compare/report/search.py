@@ -1,10 +1,9 @@
-"""The report of a search: ``report.md``, ``report.html``, ``winner.json``, ``plots/``."""
+"""The report of a search: ``report.md``, ``report.html``, ``winner.json``."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.held_out import FIRST_SEED, Trial, best, score_cells
@@ -12,11 +11,9 @@ from attnreg.experiments.compare.method import Winner, typed_words
 from attnreg.experiments.compare.search.rounds import Search
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.results import document
-from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Picture, Table
-from attnreg.experiments.results.plots.comparison import plot_progress
+from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Table
 
 _BEST = 5
-_ENOUGH = 10  # complete trials, to say which parameters matter
 
 
 def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list[str | Table]:
@@ -39,8 +36,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     winner.write(folder)
     ranked = sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
     leaders, metric = _table(ranked[:_BEST]), str(run.reader.result["metric"])
-    words, options = ["attnreg", "compare", "finetune"], typed_words(held_out.options)
-    by_folder, pasted = (shlex.join([*words, f"best={each}", *options]) for each in (f"@{folder}", winner.method))
+    compare = shlex.join(["attnreg", "compare", "finetune", f"best=@{folder}", *typed_words(held_out.options)])
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code([shlex.join(command)]),
@@ -50,16 +46,11 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
             f"sampler's seed is {search.sampler_seed}."
         ),
         Heading("Winner"),
-        Paragraph(
-            "The best mean of many is too high by chance. Compare the winner on dev, with other seeds, in one of these "
-            "ways; the first also tells the number of tries."
-        ),
-        Code([by_folder, pasted]),
+        Code([winner.method]),
+        Paragraph("The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"),
+        Code([compare]),
         Heading(f"The best {len(leaders.rows)} trials"),
         leaders,
-        Heading("Progress"),
-        _progress(trials, metric, held_out.seeds, folder / "plots"),
-        *(_importances(trials) if len(ranked) >= _ENOUGH else ()),
         Heading("All trials"),
         _table(trials.all),
         Paragraph(
@@ -69,8 +60,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         *map(Paragraph, failures),
     ]
     document.save(blocks, folder)
-    compare = "The winner as a method of `attnreg compare`:"
-    return [leaders, said, compare, pasted, f"or {by_folder}", f"Report saved to {folder}/report.md and report.html."]
+    return [leaders, said, "Compare the winner:", compare, f"Report saved to {folder}/report.md and report.html."]
 
 
 def _summary(search: Search, trials: Trials) -> str:
@@ -78,35 +68,11 @@ def _summary(search: Search, trials: Trials) -> str:
     states = [trial.state for trial in trials.all]
     names = {"complete": "complete", "stopped": "stopped early", "failed": "failed", "running": "unfinished"}
     told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
-    results = [run.reader.result for run in search.known(trials) if run.finished]
-    cost = f"{sum(float(result['seconds']) for result in results) / 60:.1f} min, one after another"
-    if all("training_cpu_seconds" in result for result in results):
-        cpu = sum(float(result["training_cpu_seconds"]) for result in results)
-        cost += f" (training: {cpu / 60:.1f} min of CPU time)"
-    return f"{len(states)} trials ({told}) in {trials.runs} runs of at most {search.runs}. The runs took {cost}."
+    minutes = sum(float(run.reader.result["seconds"]) for run in search.known(trials) if run.finished) / 60
+    runs = f"{trials.runs} runs of at most {search.runs}"
+    return f"{len(states)} trials ({told}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 
 def _table(trials: Sequence[Trial]) -> Table:
     rows = [[str(trial.number), *score_cells(trial.scores), trial.state, trial.method.text] for trial in trials]
     return Table(["trial", "mean", f"seeds, from {FIRST_SEED}", "state", "method"], rows, texts=(0, 2, 3, 4))
-
-
-def _progress(trials: Trials, metric: str, seeds: int, folder: Path) -> Picture:
-    complete, stopped = (
-        sorted((trial.ended_after or 0, trial.mean) for trial in trials.all if trial.state == state)
-        for state in ("complete", "stopped")
-    )
-    path = folder / "progress.png"
-    plot_progress(complete, stopped, metric, seeds, path)
-    return Picture(path, "Mean score of each trial at the number of runs when it ended; the line is the best so far.")
-
-
-def _importances(trials: Trials) -> list[Block]:
-    """Say which parameters explain the scores, if optuna can tell."""
-    rows = [[name, f"{value:.2f}"] for name, value in trials.importances.items() if value >= 0.005]
-    text = (
-        "Optuna's estimate of how much each parameter explains of the complete trials' scores, as shares of 1. It is "
-        "rough with few trials. A provider's own name stands for whether it is in the composition."
-    )
-    shown: list[Block] = [Heading("Which parameters matter"), Table(["parameter", "importance"], rows), Paragraph(text)]
-    return shown if rows else []

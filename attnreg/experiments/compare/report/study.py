@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attnreg._files import replaced_file
-from attnreg.experiments.compare import statistics
-from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts, p_cell
+from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts
 from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.report import figures
 from attnreg.experiments.compare.report.tables import one_point, table
 from attnreg.experiments.compare.scoring import Scoring
+from attnreg.experiments.compare.statistics import mean_over_tasks
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
-from attnreg.experiments.results.plots.comparison import plot_forest
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
 Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
-_COMMANDS = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$"}
-_COMMANDS |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
-    "interval is too narrow. P(improvement) is the probability that a run of the method scores higher than a run of "
-    "the baseline on the same task (Agarwal et al., 2021). Ranks are over methods, 1 the best, for each task and seed."
+    "interval is too narrow."
 )
 _RUNGS = (
     "The best rung is the baseline with the highest score on held-out rows of train, in its search. Times of "
@@ -35,7 +29,7 @@ _RUNGS = (
 
 
 def write_study_report(study: Study) -> list[Table]:
-    """Write the report of a study, ``results.csv`` and ``tables.tex``; return the tables to show."""
+    """Write the report of a study and ``results.csv``; return the tables to show."""
     found = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
     groups = {name: {group.name: group for group in some} for name, some in found.items() if some}
     if not groups:
@@ -45,30 +39,27 @@ def write_study_report(study: Study) -> list[Table]:
     declared = _declared(study, reported)
     opening = [*_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
-    shown: list[tuple[str, Table]] = []
-    primary = " (primary contrast)" if study.primary else ""
+    shown: list[Table] = []
     on = f" on {study.report_on}" if study.report_on else ""
     for title, pictures, found_table, texts in (
         (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
-        (f"Differences by task{primary}", _pictures(study, declared), _differences(study, declared), _tests(study)),
+        ("Differences by task", _pictures(study, declared), _differences(declared), [_tests(study)]),
         ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(study, groups), ()),
         ("Published figures", (), _published(study, groups), ()),
     ):
-        if found_table is not None and found_table.header:
-            blocks += [Heading(title.partition(" (")[0]), *pictures, found_table, *map(Paragraph, texts)]
-            shown.append((title, found_table))
+        if found_table.header:
+            blocks += [Heading(title), *pictures, found_table, *map(Paragraph, texts)]
+            shown.append(found_table)
     if study.published is not None:
         blocks += [Heading("The paper"), Paragraph(str(study.published))]
     folders = {name: comparison.folder for name, comparison in study.comparisons.items() if name in groups}
     blocks += [Heading("Each comparison"), Reports(folders)]
     study.folder.mkdir(parents=True, exist_ok=True)
     document.save(blocks, study.folder)
-    with replaced_file(study.folder / "tables.tex") as file:
-        file.write("\n".join(latex(each, title) for title, each in shown))
     document.save_csv(list(_csv_rows(study, groups)), study.folder / "results.csv")
-    return [each for _, each in shown]
+    return shown
 
 
 def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
@@ -121,15 +112,10 @@ def _verdict(declared: Declared) -> Iterator[str]:
         yield f"No difference found: none of {len(declared)} holds after one correction over all of them."
 
 
-def _differences(study: Study, declared: Declared) -> Table:
+def _differences(declared: Declared) -> Table:
     """The declared differences on each task, with one correction over all of them."""
-    rows = []
-    for (pair, task), each in declared.items():
-        row = {"difference of": " - ".join(pair), "task": task, **each.cells}
-        if study.equivalence is not None:
-            equal = statistics.practically_equal(each.gaps, study.equivalence)
-            row[f"p (equal within {study.equivalence:g})"] = "1 seed" if math.isnan(equal) else p_cell(equal)
-        rows.append(row)
+    found = declared.items()
+    rows = [{"difference of": " - ".join(pair), "task": task, **each.cells} for (pair, task), each in found]
     return table(rows, texts=(0, 1))
 
 
@@ -146,30 +132,17 @@ def _against_best_rung(study: Study, groups: Groups) -> Table:
     return table(rows, texts=(0, 1, 2))
 
 
-def _across(study: Study, groups: Groups) -> Table | None:
-    """Means over tasks, with only the seeds that all methods have; ``None`` for a single task or method."""
-    if len(groups) < 2 or len(study.first.methods) < 2:
-        return None
-    names = [each.name for each in study.first.methods if all(each.name in methods for methods in groups.values())]
-    baseline = study.first.baseline.name
-    scores = []  # by task and method
-    for methods in groups.values() if baseline in names else ():
-        by_seed = [methods[name].by_seed for name in names]
-        if common := set.intersection(*map(set, by_seed)):
-            scores.append([[score for seed, score in each.items() if seed in common] for each in by_seed])
-    if not scores:
-        return None
-    rows = []
-    for name, mine, rank in zip(names, zip(*scores, strict=True), statistics.mean_ranks(scores), strict=True):
-        plain = [task[names.index(baseline)] for task in scores]
-        cells = ["baseline"] * 3
-        if name != baseline:
-            mean, low, high = statistics.mean_over_tasks([np.subtract(a, b) for a, b in zip(mine, plain, strict=True)])
-            interval = "1 task" if math.isnan(low) else f"[{low:+.4f}, {high:+.4f}]"
-            cells = [f"{mean:+.4f}", interval, f"{statistics.probability_of_improvement(mine, plain):.2f}"]
-        rows.append([name, *cells, f"{rank:.2f}"])
-    header = ["method", "mean difference", "95 % over tasks and seeds", "P(improvement)", "mean rank"]
-    return Table(header, rows)
+def _across(study: Study, groups: Groups) -> Table:
+    """Mean differences to the baseline over tasks, of the methods that all of several tasks have."""
+    baseline, rows = study.first.baseline.name, []
+    for name in (method.name for method in study.first.methods if method.name != baseline):
+        known = {task: methods for task, methods in groups.items() if {name, baseline} <= methods.keys()}
+        found = contrasts({task: (methods[name], methods[baseline]) for task, methods in known.items()})
+        if len(found) == len(groups) > 1:
+            mean, low, high = mean_over_tasks([each.gaps for each in found.values()])
+            interval = {"95 % over tasks and seeds": f"[{low:+.4f}, {high:+.4f}]"}
+            rows.append({"method": name, "mean difference": f"{mean:+.4f}", **interval})
+    return table(rows)
 
 
 def _measured(group: Group, scoring: Scoring | None, metric: str) -> list[float]:
@@ -195,8 +168,8 @@ def _published(study: Study, groups: Groups) -> Table:
     rows = []
     for task, methods in groups.items() if study.published is not None else ():
         scorings = {"dev": None, **{scoring.name: scoring for scoring in study.score_on.get(task, ())}}
-        for method, figures in study.figures.get(task, {}).items():
-            for data, figure in figures.items():
+        for method, theirs in study.figures.get(task, {}).items():
+            for data, figure in theirs.items():
                 mean, values = "not run", list[float]()
                 if (group := methods.get(method)) is not None:
                     if data in scorings:
@@ -211,54 +184,14 @@ def _published(study: Study, groups: Groups) -> Table:
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
     for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
         found = {task: each for (both, task), each in declared.items() if both == pair}
-        metrics = dict.fromkeys(each.mine.metric for each in found.values())
         path = study.folder / "plots" / f"difference-{number}.png"
-        plot_forest({task: each.difference[:3] for task, each in found.items()}, pair[1], " or ".join(metrics), path)
-        yield Picture(path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
+        yield figures.forest(found, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
-def _tests(study: Study) -> Iterator[str]:
+def _tests(study: Study) -> str:
     """Explain the tests of the differences by task."""
     what = "the primary contrast, declared in the study file," if study.primary else "all methods"
-    yield f"Student's paired t-test over seeds. p (Holm) is corrected over {what} and all tasks of this table."
-    if study.equivalence is not None:
-        yield (
-            f"p (equal within {study.equivalence:g}) is of two one-sided tests: if it is small, the true difference "
-            f"is less than {study.equivalence:g} either way, which the study file calls equal in practice."
-        )
-
-
-def latex(table: Table, caption: str) -> str:
-    r"""Return a table in LaTeX with booktabs' rules; put ``\usepackage{booktabs}`` in the preamble.
-
-    Example:
-        >>> print(latex(Table(["method", "a_b"], [["50 %", "[-0.5, 0.1]"]]), "Scores"))
-        \begin{table}
-        \centering
-        \caption{Scores}
-        \begin{tabular}{lr}
-        \toprule
-        method & a\_b \\
-        \midrule
-        50 \% & $[-0.5, 0.1]$ \\
-        \bottomrule
-        \end{tabular}
-        \end{table}
-        <BLANKLINE>
-    """
-    from pandas import DataFrame  # late: it is slow to import
-
-    columns = "".join(table.align(column, "l", "r") for column in range(len(table.header)))
-    cells = DataFrame([list(map(_cell, row)) for row in table.rows], columns=list(map(_cell, table.header)))
-    options = {"column_format": columns, "caption": _cell(caption), "position_float": "centering", "hrules": True}
-    return str(cells.style.hide(axis="index").to_latex(**options))
-
-
-def _cell(text: str) -> str:
-    """Escape what LaTeX reads as commands; numbers and intervals go to math mode, which has a minus sign."""
-    if re.fullmatch(r"[\[\]+\-0-9., <]*\d[\[\]+\-0-9., <]*", text) and "-" in text:
-        return f"${text}$"
-    return "".join(_COMMANDS.get(sign, sign) for sign in text)
+    return f"Student's paired t-test over seeds. p (Holm) is corrected over {what} and all tasks of this table."
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -87,17 +87,6 @@ def _gap(train: float, dev: float) -> dict[str, str]:
     return {"train": f"{train:.4f}", "dev": f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
 
 
-def classes(groups: Sequence[Group], names: Sequence[str]) -> Table:
-    """Precision, recall and F1 of each class, and its number of dev rows."""
-    rows = []
-    for group in groups:
-        for number, (name, found) in enumerate(zip(names, group.class_scores(len(names)), strict=True)):
-            measures = dict(zip(("precision", "recall", "F1"), (f"{score:.3f}" for score in found), strict=True))
-            size = int((group.labels == number).sum())
-            rows.append({"method": group.name, "class": name, "dev rows": str(size), **measures})
-    return table(rows, texts=(0, 1))
-
-
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
     """Time, memory and passes relative to the baseline, and the drop rate."""
     measured = {"memory": "peak_memory_bytes", "forward": "forward_rows", "backward": "backward_rows"}

@@ -17,7 +17,6 @@ from attnreg.experiments.compare.search.space import Space
 try:
     import optuna
     from optuna.exceptions import ExperimentalWarning
-    from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.pruners import WilcoxonPruner
     from optuna.samplers import TPESampler
     from optuna.storages import JournalStorage
@@ -75,15 +74,6 @@ class Trials:
         """The number of runs that have been made."""
         return sum(len(trial.scores) + (trial.state == "failed") for trial in self.all)
 
-    @property
-    def importances(self) -> dict[str, float]:
-        """How much of the scores' variation each parameter explains; empty if optuna cannot tell."""
-        try:
-            evaluator = PedAnovaImportanceEvaluator()  # needs no scikit-learn, and has no chance
-            return optuna.importance.get_param_importances(self._study, evaluator=evaluator)
-        except (ImportError, ValueError, RuntimeError):
-            return {}
-
     def ask(self) -> Trial | None:
         """Draw a trial whose method is new; ``None`` if the space seems exhausted."""
         known = {trial.method.text for trial in self.all}
@@ -128,20 +118,16 @@ class Trials:
         """End a trial that has all its runs, or that is worse than the best one."""
         tried, trial = self.all[number], self._opened(self._frozen[number])
         if len(tried.scores) == self._seeds:
-            self._end(trial, TrialState.COMPLETE, tried.mean)
+            self._study.tell(trial, tried.mean)
         elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
-            self._end(trial, TrialState.PRUNED)
+            self._study.tell(trial, state=TrialState.PRUNED)
         return self.all[number]
 
     def fail(self, tried: Trial, reason: str) -> None:
         """End a trial of which a run has failed."""
         trial = self._opened(self._frozen[tried.number])
         trial.set_user_attr("failure", reason)
-        self._end(trial, TrialState.FAIL)
-
-    def _end(self, trial: optuna.trial.Trial, state: TrialState, value: float | None = None) -> None:
-        trial.set_user_attr("ended_after", self.runs + (state == TrialState.FAIL))
-        self._study.tell(trial, value, state)
+        self._study.tell(trial, state=TrialState.FAIL)
 
     @property
     def round(self) -> list[tuple[int, int]]:
@@ -157,7 +143,7 @@ def _tried(number: int, trial: FrozenTrial) -> Trial:
     scores = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
     told: dict[str, Any] = trial.user_attrs
     method = Method(told["method"], f"trial-{number}")
-    return Trial(number, method, scores, _STATES[trial.state], told.get("failure"), told.get("ended_after"))
+    return Trial(number, method, scores, _STATES[trial.state], told.get("failure"))
 
 
 def _mend(path: Path) -> None:

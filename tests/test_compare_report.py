@@ -1,0 +1,377 @@
+"""The report of a comparison: its figures, its search, its names, and what it says of nothing learned and of missing runs."""
+
+import csv
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import f1_score, matthews_corrcoef
+
+from attnreg.errors import UsageError
+from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.report.comparison import write_report
+from attnreg.experiments.tasks import get_task
+from attnreg.experiments.tasks.kinds import kind_class
+from tests.commands import ran, read_lines
+from tests.test_compare import started_by
+from tests.test_compare_study import LABELS, comparison_of, reported, table, write
+from tests.test_plots import keeping
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+SEEDS = 3
+NAMES = ["finetune", "ad-drop", "attention-dropout"]
+HIGH, TRIED = "high=ad-drop --p 0.3", "tried=attention-dropout --drop-rate {0.1,0.2}"
+TRIVIAL = {"predictor": "majority class", "dev": {"accuracy": 0.55}, "train": {"accuracy": 0.6}}
+
+
+def metrics_of(number, seed):
+    """Made-up evaluations after three epochs; AttendOut's other network is among them."""
+    records = []
+    for epoch in (1, 2, 3):
+        scores = {"accuracy": 0.5 + 0.05 * epoch + 0.01 * seed * number, "loss": 1 / epoch + number + 0.1 * seed}
+        records.append({"network": "model", "epoch": epoch, "step": epoch * 10, **scores})
+    return [*records, {**records[-1], "network": "other", "accuracy": 0.0}]
+
+
+def telemetry_of(number, seed):
+    """Made-up means over a few steps each; those of the last epoch are over 7 and 3."""
+    return [{"step": step, "loss": 10 / step + number + seed, "drop_rate": {}} for step in (4, 10, 20, 27, 30)]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder of a finished comparison, its figures, its report as Markdown."""
+    comparison = comparison_of(tmp_path_factory.mktemp("compared"), *NAMES, seeds=SEEDS, equal_time=False)
+    for run in comparison.runs():
+        number = NAMES.index(run.method.text)
+        score = 0.7 + 0.02 * run.seed * number
+        write(run, score, best_epoch={"network": "model", "epoch": 3, "accuracy": score})
+        for name, lines in {
+            "metrics": metrics_of(number, run.seed),
+            "telemetry": telemetry_of(number, run.seed),
+        }.items():
+            (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with keeping() as figures:
+        write_report(comparison)
+    return comparison.folder, figures, (comparison.folder / "report.md").read_text()
+
+
+def test_the_report_has_its_figures_and_contents(compared):
+    folder, _, report = compared
+    page = (folder / "report.html").read_text()
+    names = ["differences", "seeds", "learning"]
+    assert re.findall(r"\]\(plots/(\w+)\.png\)", report) == names  # the differences come first
+    for name in names:
+        for suffix, start in {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}.items():
+            assert (folder / "plots" / f"{name}{suffix}").read_bytes().startswith(start)
+    assert page.count('src="data:image/png;base64,') == page.count("<img ") == len(names)
+    headings = re.findall(r"^## (.*)$", report, re.M)
+    assert headings[:3] == ["Differences to finetune", "Scores", "Learning curves"]
+    assert re.findall(r"^- \[(.*)\]\(#", report, re.M) == headings
+    links = re.findall(r'<a href="#([^"]+)">', page)
+    assert links == re.findall(r'<h2 id="([^"]+)">', page)
+    assert len(links) == len(headings) == len(set(links))
+
+
+def test_the_forest_has_the_differences_of_the_table(compared):
+    _, figures, report = compared
+    (axes,) = figures["differences"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == NAMES[1:]
+    bars = [line for line in axes.lines if line.get_linestyle() == "-" and len(set(line.get_ydata())) == 1]
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    for row, bar, point in zip(table(report, "Differences to finetune"), bars, points, strict=True):
+        low, high = (float(end) for end in row["95 % over seeds"].strip("[]").split(","))
+        assert bar.get_xdata() == pytest.approx((low, high), abs=1e-4)
+        assert point.get_xdata() == pytest.approx([float(row["difference"])], abs=1e-4)
+    low, high = axes.get_xlim()
+    assert low == -high
+
+
+def test_curves_are_means_over_seeds_of_the_returned_network(compared):
+    score, training, loss = compared[1]["learning"].axes
+    for number, line in enumerate(training.lines):
+        means = [(4 * 2.5 + 6 * 1.0) / 10, 0.5, (7 * 10 / 27 + 3 * 10 / 30) / 10]
+        assert line.get_ydata() == pytest.approx([mean + number + (SEEDS - 1) / 2 for mean in means])
+    for key, axes in (("accuracy", score), ("loss", loss)):
+        for number, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
+            values = np.array([[record[key] for record in metrics_of(number, seed)[:3]] for seed in range(SEEDS)])
+            assert list(line.get_xdata()) == [1, 2, 3]
+            assert line.get_ydata() == pytest.approx(values.mean(0))
+            ends = band.get_paths()[0].vertices[:, 1]
+            assert (ends.min(), ends.max()) == (pytest.approx(values.min()), pytest.approx(values.max()))
+    assert [text.get_text() for text in compared[1]["learning"].legends[0].get_texts()] == NAMES
+
+
+def test_intervals_are_students_and_end_where_the_metric_does(tmp_path):
+    scores = {"finetune": [0.5, 0.6], "ad-drop": [0.5, 0.99], "sam": [0.6, 0.62]}
+    with keeping() as figures:
+        comparison = comparison_of(tmp_path, *scores, equal_time=False)
+        reported(comparison, lambda run: scores[run.method.text][run.seed])
+    for bar, values in zip(figures["seeds"].axes[0].collections, scores.values(), strict=True):
+        low, high = stats.t.interval(0.95, 1, np.mean(values), stats.sem(values))
+        assert tuple(bar.get_segments()[0][:, 0]) == pytest.approx((max(0, low), min(1, high)))
+    bar = next(line for line in figures["differences"].axes[0].lines if list(line.get_ydata()) == [0, 0])
+    assert list(bar.get_xdata()) == [-1, 1]
+
+
+def test_a_task_without_classes_has_no_interval_over_rows(tmp_path):
+    comparison = comparison_of(tmp_path, *NAMES[:2], equal_time=False)
+    for run in comparison.runs():
+        write(run, 0.5 + 0.1 * run.seed, dev={"accuracy": 0.5, "loss": 0.5, "calibration_error": None})
+        rows = [{"label": float(n), "prediction": n + 0.5} for n in range(9)]
+        (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = reported(comparison)
+    assert "There is no interval over dev rows" in report
+    assert "There are no learning curves: dev was scored in a single epoch" in report
+
+
+def test_a_run_writes_what_the_majority_class_scores(cli, tmp_path):
+    args = ["--train-size", 65, "--batch-size", 32, "--device", "cpu", "--epochs", 1, "--output-dir", "out"]
+    ran(cli("recipe", "finetune", *args))
+    trivial = json.loads((tmp_path / "out" / "result.json").read_text())["trivial"]
+    labels = [row["label"] for row in read_lines("out/predictions.jsonl")]
+    assert trivial["dev"]["matthews_correlation"] == matthews_corrcoef(labels, [0] * len(labels)) == 0.0
+    assert set(trivial["train"]) == set(trivial["dev"])
+    assert "| majority class | 0.0000 | none | none | 65 | 0 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_trivial_answer_is_that_of_the_training_rows():
+    kind, mean = (kind_class(task.kind)(task, None, 16) for task in map(get_task, ("mrpc", "stsb")))
+    assert kind.trivial([1, 0, 1]) == ("majority class", 1)
+    assert kind.trivial([1, 0])[1] == 0  # the first, in a tie
+    gold = [0, 0, 1]
+    assert kind.score([{"label": label, "prediction": 1} for label in gold])["f1"] == f1_score(gold, [1] * 3)
+    assert mean.trivial([1.0, 2.0, 6.0]) == ("mean of train", 3.0)
+    constant = mean.score([{"label": float(label), "prediction": 3.0} for label in gold])
+    assert constant["pearson"] == 0.0  # a constant has no correlation
+
+
+def test_the_majority_class_is_a_line_of_every_table_and_collapsed_networks_are_named(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop --q {0.1,0.3}", equal_time=False)
+    for run in comparison.search_runs(comparison.methods[1]):
+        write(run, 0.7 + 0.01 * run.seed, trivial=TRIVIAL)
+    final = comparison.final_runs(comparison.chosen(comparison.methods[1]))
+    for run in final:
+        write(run, 0.5, trivial=TRIVIAL)
+    rows = [{"label": label, "prediction": 1} for label in LABELS]
+    (final[1].folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with keeping() as figures:
+        report = reported(comparison, trivial=TRIVIAL)
+    assert "Collapsed: ad-drop --q {0.1,0.3} predicts the same class for all dev rows (seed 1)." in report
+    assert [row["collapsed"] for row in table(report, "Scores")] == ["no", "seed 1", "constant"]
+    scores, fit = table(report, "Scores")[-1], table(report, "Fit")[-1]
+    assert [*scores.values()][:4] == ["majority class", "0.5500", "0.0000", "0.550  0.550"]
+    assert (fit["method"], fit["train"], fit["dev"], fit["gap"]) == ("majority class", "0.6000", "0.5500", "+0.0500")
+    tried = report[report.index("| tried |") :].split("\n\n")[0].splitlines()
+    assert tried[-1] == "| majority class | 0.5500 | 0.550 | no |"
+    (axes,) = figures["seeds"].axes
+    assert {0.55} in [set(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
+
+
+@pytest.mark.parametrize(("seeds", "cell"), [(1, "1 seed"), (2, "all equal")])
+def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=seeds, equal_time=False)
+    write(comparison.runs()[-1], 0.6 + 0.1 * (seeds - 1), trivial=TRIVIAL)
+    report = reported(comparison, lambda run: 0.5 + 0.1 * run.seed + 0.1 * (run.method.text == "ad-drop"))
+    (row,) = table(report, "Differences to finetune")
+    empty = ("95 % over seeds", "p", "p (Holm)", "detectable", "seeds for 0.01")
+    assert [row[name] for name in ("difference", *empty)] == ["+0.1000", *[cell] * 5]
+    assert (table(report, "Scores")[0]["SD"] == "1 seed") == (seeds == 1)
+    assert "majority class" not in report  # not all runs have measured it
+    assert "collapsed" not in report  # the networks predict several classes
+
+
+def test_no_cell_is_empty(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune --label-noise 0", "ad-drop --label-noise 0.1", equal_time=False)
+    for run in comparison.runs():
+        wrong = {"rows": 4, "memorized": 0.5, "recovered": 0.5} if "ad-drop" in run.method.text else None
+        dev = {"accuracy": 0.5, "loss": 1.0, "calibration_error": None}
+        write(run, 0.5, dev=dev, peak_memory_bytes=0, trivial=TRIVIAL, mislabelled=wrong)
+    report = reported(comparison)
+    rows = [line for line in report.splitlines() if line.startswith("|")]
+    assert len(rows) > 12
+    assert not [line for line in rows if any(not cell.strip() for cell in line.strip("|").split("|"))]
+    assert table(report, "Cost")[0]["memory ratio"] == "not measured"
+    assert table(report, "Fit")[0]["memorized"] == "no noise"
+    assert np.all([row["calibration error"] == "none" for row in table(report, "Fit")])
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "says"),
+    [
+        ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72], r"ad-drop scores 0.1000 above finetune \(95 % interval .0.0\d+ to .*\)\.$"),
+        ([0.7, 0.76, 0.71], [0.71, 0.72, 0.73], r"^No difference to finetune found; 3 seeds detect one of 0\.\d+\.$"),
+        ([0.7], [0.6], "^One seed is no evidence: repeat the command with --seeds 5 or more.$"),
+        ([0.5, 0.55], [0.55, 0.54], "^No method learned the task: train for more epochs, or on more rows.$"),
+        ([0.7, 0.7], [0.7, 0.7], "^No difference to finetune found.$"),
+    ],
+)  # fmt: skip
+def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
+    with comparison.begun():
+        for method, scores in zip(comparison.methods, (others, mine), strict=True):
+            for run, score in zip(comparison.final_runs(method), scores, strict=True):
+                write(run, score, trivial=TRIVIAL)
+        printed, *_ = write_report(comparison)
+    assert re.search(says, printed), printed
+    assert reported(comparison).index(printed) < reported(comparison).index("```")
+
+
+def test_detectable_differences_are_told(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=3)
+    report = reported(comparison, lambda run: 0.5 if run.method.text == "finetune" else 0.58 + 0.02 * run.seed)
+    (row,) = table(report, "Differences to finetune")
+    assert float(row["detectable"]) == pytest.approx(0.0657, abs=2e-3)  # 3.26 SDs for three seeds: a table of t
+    assert 30 < int(row["seeds for 0.01"]) < 36  # (1.96 + 0.84)² · 4 = 31.4, and two more for t
+
+
+def unfinished(tmp_path):
+    """Seeds 0 to 2 of the baseline, seeds 1 and 2 of one method, nothing of the others."""
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "attention-dropout", "r-drop --alpha {1,5}", seeds=4)
+    scores = {"finetune": {0: 0.5, 1: 0.6, 2: 0.55}, "ad-drop": {1: 0.65, 2: 0.61}}
+    with comparison.begun():
+        for run in comparison.runs():
+            if (score := scores.get(run.method.text, {}).get(run.seed)) is not None:
+                write(run, score)
+        failed = comparison.final_runs(comparison.methods[1])[3]
+        failed.log.write_text("some\nError: The loss is nan.\nmore\n")
+        write_report(comparison)
+    return comparison
+
+
+def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
+    report = (unfinished(tmp_path).folder / "report.md").read_text()
+    for says in (
+        "Incomplete: 5 of 14 runs have finished.",
+        "finetune: 3 of 4 seeds; missing: 3.",
+        "ad-drop: 2 of 4 seeds; missing: 0, 3.",
+        "attention-dropout: 0 of 4 seeds; missing: 0, 1, 2, 3.",
+        "r-drop --alpha {1,5}: no score yet, because its search has not finished.",
+        "Failed: ad-drop, final, seed 3: Error: The loss is nan.",
+    ):
+        assert says in report
+    (row,) = table(report, "Differences to finetune")
+    assert (row["method"], row["difference"]) == ("ad-drop", f"{np.mean([0.65 - 0.6, 0.61 - 0.55]):+.4f}")
+    assert [row["method"] for row in table(report, "Scores")] == ["finetune", "ad-drop"]
+
+
+def test_without_the_baseline_there_are_scores_and_without_any_run_there_is_no_report(tmp_path):
+    comparison = unfinished(tmp_path)
+    shutil.rmtree(comparison.folder / "finetune")
+    write_report(comparison)
+    report = (comparison.folder / "report.md").read_text()
+    assert "## Differences" not in report
+    assert [row["method"] for row in table(report, "Scores")] == ["ad-drop"]
+    shutil.rmtree(comparison.folder / "ad-drop")
+    (comparison.folder / "report.md").unlink()
+    assert write_report(comparison) == []
+    assert not (comparison.folder / "report.md").exists()
+
+
+def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "subprocess", started_by(warm))
+    small = ["--epochs", 1, "--train-size", 64, "--device", "cpu", "--seeds", 2, "--no-equal-time", "--jobs", 1]
+    result = cli("compare", "bad=finetune --max-length 100", "finetune", *small, "--output-dir", "study")
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    says = "Error: 1 of the runs failed. The log of the first, study/bad/seed0.log, ends with: Error: "
+    assert result.stderr.startswith(says)
+    report = (tmp_path / "study" / "report.md").read_text()
+    assert "Failed: bad, final, seed 0: Error: Expected --max-length of at most 64 for this model, got 100" in report
+    assert table(report, "Scores")[0]["method"] == "finetune"
+    assert not (tmp_path / "study" / "bad" / "seed1.log").exists()  # it would fail in the same way
+
+
+def test_the_report_shows_names_and_tells_options(tmp_path):
+    comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options={"epochs": 2})
+    with comparison.begun():
+        while pending := [run for run in comparison.runs() if not run.finished]:
+            for run in pending:
+                score = 0.6 + 0.05 * run.seed * ("0.2" in run.method.text)
+                write(run, score, 20.0 if run.method.name == "high" else 10.0)
+            comparison.decide()
+    folders = {run.folder.parent.relative_to(comparison.folder).as_posix() for run in comparison.runs()}
+    assert folders == {"plain", "high", "search/tried=0.1", "search/tried=0.2", "tried=0.2", "plain--epochs4"}
+    with keeping() as figures:
+        (_, scores, differences) = write_report(comparison)
+    assert [row[0] for row in scores.rows] == ["plain", "high", "tried"]
+    assert [row[0] for row in differences.rows] == ["high", "tried"]
+    shown = [label.get_text() for label in figures["seeds"].axes[0].get_yticklabels()]
+    assert shown == ["plain", "high", "tried", "plain --epochs 4"]
+    report = (comparison.folder / "report.md").read_text()
+    given = {row["method"]: row["as given"] for row in table(report, "Options")}
+    assert given == {"plain": "finetune", "high": "ad-drop --p 0.3", "tried": TRIED.partition("=")[2]}
+    assert f"'{HIGH}' '{TRIED}'" in report  # the command
+    assert "--baseline plain" in report
+    assert re.findall(r"^\| (tried=\S+) ", report, re.M) == ["tried=0.1", "tried=0.2"]
+    page = (comparison.folder / "report.html").read_text()
+    assert '<span class="word">ad-drop</span> <span class="word">--p</span> 0.3' in page  # not broken within
+
+
+def test_a_search_comes_first_and_its_best_is_run_and_drawn(tmp_path):
+    text, means = "ad-drop --p {0.1,0.3,0.5} --method gradient --q={0.1,0.3}", [0.5, 0.6, 0.7, 0.8, 0.55, 0.65]
+    comparison = comparison_of(tmp_path, "finetune", text, search_seeds=2, equal_time=False)
+    runs, method = comparison.runs(), comparison.methods[1]
+    assert [run.role for run in runs] == ["final"] * 2 + ["search"] * 12
+    assert all("--validation-rows" in run.arguments for run in runs[2:])
+    assert {run.seed for run in runs[2:]} == {1000, 1001}
+    for run in runs[2:]:
+        write(run, means[method.variants.index(run.method)] + (0.02 if run.seed == 1000 else -0.02))
+    assert comparison.chosen(method).text == "ad-drop --p 0.3 --method gradient --q=0.3"
+    assert [run.method for run in comparison.runs()][-2:] == [comparison.chosen(method)] * 2
+    with keeping() as figures:
+        report = reported(comparison)
+    (path,) = (comparison.folder / "plots").glob("search-*.png")
+    map_, bar = figures[path.stem].axes
+    assert np.array(map_.images[0].get_array()) == pytest.approx(np.array(means).reshape(3, 2))
+    assert [each.get_text() for each in map_.texts] == [f"{score:.3f}" for score in means]
+    for axis, label, values in ((map_.yaxis, "--p", "0.1 0.3 0.5"), (map_.xaxis, "--q", "0.1 0.3")):
+        assert axis.get_label_text() == label
+        assert " ".join(each.get_text() for each in axis.get_ticklabels()) == values
+    (frame,) = map_.patches  # around the best: p = 0.3 in row 1, q = 0.3 in column 1
+    assert (frame.get_x() + frame.get_width() / 2, frame.get_y() + frame.get_height() / 2) == pytest.approx((1, 1))
+    assert bar.get_ylabel() == "accuracy\non held-out rows\n(mean over 2 seeds)"
+    assert f"](plots/{path.name})" in report
+
+
+def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", first_seed=30)
+    comparison.check()
+    assert [run.seed for run in comparison.runs()] == [30, 31, 30, 31]
+    assert "--seeds 2 --first-seed 30" in reported(comparison, lambda run: 0.5)
+    comparison_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check()  # nothing is searched
+    searched = [tmp_path / "some", "finetune", "ad-drop --q {0.1,0.3}"]
+    for first in (999, 1000, 1001):
+        with pytest.raises(UsageError, match="would be tested on the runs that chose them"):
+            comparison_of(*searched, search_seeds=2, first_seed=first).check()
+    comparison_of(*searched, search_seeds=2, first_seed=1002).check()
+
+
+def test_the_baseline_is_searched_like_any_other(tmp_path):
+    methods = ("finetune --learning-rate {1e-4,2e-4}", "ad-drop --q {0.1,0.3}", "attention-layerdrop")
+    comparison = comparison_of(tmp_path, *methods, options={"epochs": 10})
+    for run in comparison.runs():
+        further = {"mismatched_accuracy": 0.5} if run.role == "final" else {}  # a search scores on less
+        score = 0.6 if "2e-4" in run.method.text else 0.5
+        write(run, score, dev={"accuracy": score, "loss": 0.5, "calibration_error": 0.1, **further})
+    for run in comparison.runs():
+        if not run.finished:
+            write(run, 0.5, 20.0 if "ad-drop" in run.method.text else 10.0)
+    with comparison.begun():
+        longer = [run for run in comparison.runs() if run.role == "equal time"]
+        assert {run.method.text for run in longer} == {"finetune --learning-rate 2e-4 --epochs 20"}
+        report = reported(comparison)
+    assert "did not have the same number of tries: finetune --learning-rate {1e-4,2e-4} (2), ad-drop --q" in report
+    assert not list((comparison.folder / "plots").glob("search-*"))  # of two options only
+    assert "10 epochs" in report  # common to all
+    assert "learning rate 0.0002" not in report  # the baseline's is not that of the others
+    assert "The methods differ in learning rate: see the options below." in report
+    told = [row["options"].split(" --")[0] for row in table(report, "Options")]
+    assert told == ["--learning-rate 0.0002", "--learning-rate 0.002", "--learning-rate 0.002"]
+    with (tmp_path / "study" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["role"] for row in rows} == {"final", "search", "equal time"}
+    assert [row["dev_mismatched_accuracy"] for row in rows].count("0.5") == 2  # of attention-layerdrop's two
