@@ -46,7 +46,7 @@ LAYOUTS = {
     "folders of any names": ["train/x.csv", "train/y.csv", "dev/trial.csv", "dev/notes.txt"],
     "the hub's own conversion": ["default/train/0000.parquet", "default/train/0001.parquet", "default/val/0.parquet"],
     "packed tables": ["train-1.csv.gz", "train-2.csv.gz", "dev.tsv.bz2"],
-    "packed objects": ["train-1.json.xz", "train-2.json.xz", "dev.jsonl.bz2"],
+    "packed objects": ["train-1.json.gz", "train-2.json.gz", "dev.jsonl.bz2"],
 }
 
 
@@ -139,9 +139,6 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
         (["train/a-0-of-3.csv", "train/a-2-of-3.csv", "dev.csv"], "train has only 2 of 3 parts, .*: part 1-of-3 is missing"),
         (["train/a.csv", "train/b.jsonl", "dev.csv"], "train has split train in several formats, a.csv, b.jsonl: keep one format"),
         (["train/a.csv", "train.csv", "dev.csv"], "has split train several times, train/, train.csv: keep one file, one folder"),
-        (["my_train.csv", "my_dev.csv"], r"No train file in .*, which has my_dev.csv, my_train.csv: rename my_train.csv to train.csv\.$"),
-        (["train.csv", "eval.data.json.gz"], "which has eval.data.json.gz, train.csv: rename eval.data.json.gz to validation.json.gz, or score on"),
-        (["train_old/a.csv", "dev.csv"], r"which has dev.csv, train_old/: rename train_old to train\.$"),
         (["a/train.csv", "b/train.csv"], "has data in several folders, a, b: use --data-dir to give one of them"),
         (["reviews.csv", "deep/x.txt"], r"No train file in .*, which has deep/, reviews.csv: add train\.\* \(.*\.csv, .*\)\."),
         (["train.csv"], r"No validation file in .*, which has train.csv: add validation\.\* \(.*, also as valid\.\*, val\.\*, dev\.\*\), or score on"),
@@ -170,7 +167,7 @@ def test_files_that_do_not_fit_are_named(cli, tmp_path):
     assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Line 1 of data/train-2.jsonl must be one JSON object")  # fmt: skip
     (tmp_path / "data" / "train-2.jsonl").unlink()
     (tmp_path / "data" / "dev.json").write_text('[{"sentence": "a"},')
-    assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Cannot read data/dev.json as .json, which must be one array of objects: ")  # fmt: skip
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Cannot read data/dev.json as one array of objects: ")  # fmt: skip
 
 
 def test_columns_given_one_by_one(cli, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -168,19 +167,10 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
-            f"has {', '.join(map(_visible, rows.column_names))}."
-            f"{did_you_mean(missing[0], [_visible(name) for name in rows.column_names])}"
+            f"has {', '.join(map(repr, rows.column_names))}.{did_you_mean(missing[0], rows.column_names)}"
             f"{HEADER if len(missing) == len(wanted) else ''}"
             f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
         )
-
-
-def _visible(column: str) -> str:
-    """Return a column name, in quotes if it is not what it seems to be: spaces around it, a comma, parts of letters."""
-    plain = unicodedata.normalize("NFC", column)
-    if column != plain:
-        return ascii(column)
-    return repr(column) if column != column.strip() or "," in column or not column.isprintable() else column
 
 
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
