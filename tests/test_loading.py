@@ -45,7 +45,9 @@ def said(source, auto, folder, head_is_new=True):
 @pytest.mark.parametrize("config", [BERT, ROBERTA, T5, LLAMA, hf.MPNetConfig(**SIZES)], ids=lambda each: each.model_type)  # fmt: skip
 def test_a_folder_without_a_tokenizer_is_refused(config, tmp_path):
     hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
-    message = f"^--model {tmp_path} has no tokenizer: found no vocabulary, such as tokenizer.json or vocab.txt. Save the"  # fmt: skip
+    message = (
+        f"^Cannot load the tokenizer of --model {tmp_path} .* Save the model's own tokenizer, such as tokenizer.json"
+    )
     with pytest.raises(InputError, match=message):
         load_model(get_task("rte"), str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -64,7 +66,7 @@ def test_damaged_weights_end_in_a_sentence(tmp_path):
 def test_a_broken_tokenizer_ends_in_a_sentence(tmp_path):
     made.tiny_bert(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}')
-    with pytest.raises(InputError, match=f"^Cannot load --model '{tmp_path}'.* its tokenizer cannot be read: "):
+    with pytest.raises(InputError, match=f"^Cannot load the tokenizer of --model {tmp_path} "):
         load_model(get_task("rte"), str(tmp_path))
 
 
@@ -84,7 +86,7 @@ def test_tokenizers_of_bytes_and_characters_need_no_vocabulary(tmp_path):
 @pytest.mark.skipif(Version("5.20") > TRANSFORMERS, reason="older versions need torchvision for images")
 def test_a_folder_without_an_image_processor_is_refused(tmp_path):
     hf.ViTModel(VIT).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"has no image processor: found no preprocessor_config\.json\. Save the model"):  # fmt: skip
+    with pytest.raises(InputError, match=r"Cannot load the image processor of .* such as preprocessor_config\.json"):
         load_model(choose_task("custom", kind="image-classification"), str(tmp_path))
 
 
