@@ -37,27 +37,7 @@ _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by 
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
-    """Load the splits of a task and check them: columns, labels, no empty split.
-
-    Args:
-        task: the task.
-        data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
-            By default the data comes from the hub, or is built in.
-
-    Returns:
-        the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
-        evaluation splits, and ``"test"`` if there is one with labels.
-
-    Raises:
-        InputError: if the data cannot be found or does not fit the task.
-
-    Example:
-        >>> from attnreg.experiments.tasks import get_task
-        >>> splits = load_splits(get_task("agreement"))
-        >>> list(splits), len(splits["train"])
-        (['train', 'validation', 'test'], 2000)
-    """
+    """Load the splits of a task, as :func:`load_data` does."""
     return load_data(task, data_dir)[1]
 
 
@@ -68,14 +48,29 @@ def load_data(
     needs_validation: bool = True,
     classes: Mapping[str, str] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
-    """Load the splits of a task as :func:`load_splits`; also return the task with class names, maybe from the data.
+    """Load the splits of a task and check them: columns, labels, no empty split.
 
     Args:
         task: the task.
-        data_dir: as in :func:`load_splits`. Data that is not divided into splits, such as a single file, is ``train``,
-            or ``validation`` for an evaluation-only task.
+        data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
+            Data that is not divided into splits, such as a single file, is ``train``, or ``validation`` for an
+            evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.
         classes: other names for classes, by their labels in the data.
+
+    Returns:
+        the task with class names, maybe from the data, and the splits by name: ``"train"`` (unless the task is
+        evaluation-only), ``"validation"``, the task's other evaluation splits, and ``"test"`` if it has labels.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit the task.
+
+    Example:
+        >>> from attnreg.experiments.tasks import get_task
+        >>> task, splits = load_data(get_task("agreement"))
+        >>> list(splits), len(splits["train"])
+        (['train', 'validation', 'test'], 2000)
     """
     datasets.disable_progress_bars()
     if data_dir is None and task.embedded:
