@@ -28,6 +28,7 @@ def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+ZST = pyarrow.Codec("zstd").compress(lines(GOOD[:1]).encode(), asbytes=True)
 SAME = {
     "a mark at the start": ("train.csv", "\ufefftext,label\na b,neg\nc d,pos\n"),
     "a mark before JSON": ("train.jsonl", "\ufeff" + lines(GOOD)),
@@ -39,6 +40,10 @@ SAME = {
     "lines in .json": ("train.json", lines(GOOD)),
     "one array in .jsonl": ("train.jsonl", json.dumps(GOOD)),
     "packed lines": ("train.jsonl.gz", gzip.compress(lines(GOOD).encode())),
+    "packed in two frames": (
+        "train.jsonl.zst",
+        ZST + pyarrow.Codec("zstd").compress(lines(GOOD[1:]).encode(), asbytes=True),
+    ),
     "packed in two parts": ("train.json.gz", gzip.compress(b"[") + gzip.compress(json.dumps(GOOD)[1:].encode())),
 }
 
@@ -91,6 +96,7 @@ REFUSED = [
     ("train.jsonl", '{"text": "a"\n', "Line 1 of .*train.jsonl must be one JSON object, but cannot be read: "),
     ("train.jsonl.gz", lines(GOOD), r"Cannot read .*train.jsonl.gz: zlib inflate failed"),
     ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz: Truncated compressed stream"),
+    *(("train.jsonl.zst", each, r"Cannot read .*train.jsonl.zst: ") for each in (b"junk", ZST[:-3], ZST + ZST[:-3])),
     ("train.csv", "\n\n", r"train.csv has no rows\.$"),
 ]  # fmt: skip
 
@@ -101,14 +107,6 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
         load(tmp_path, name, content)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
-
-
-def test_zstandard(tmp_path):
-    frame = pyarrow.Codec("zstd").compress(lines(GOOD).encode(), asbytes=True)
-    assert load(tmp_path, "train.jsonl.zst", frame + frame)[1].to_list() == GOOD * 2
-    for damaged in (b"junk", frame[:-3], frame + frame[:-3]):
-        with pytest.raises(InputError, match=r"Cannot read .*train.jsonl.zst: "):
-            load(tmp_path, "train.jsonl.zst", damaged)
 
 
 def test_a_flipped_bit_in_a_packed_file(tmp_path):
