@@ -125,7 +125,7 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     ("damage", "says"),
     [
         (lambda d: write_split(d, "train", [{"text": "a", "label": 0}]), "Missing columns in split train of .*: sentence. Task .* needs sentence, label; the data has 'text', 'label'"),
-        (lambda d: write_split(d, "train", [{"sentence": "a", "labels": 0}]), "Missing columns in split train of .*: label. Task .* has sentence, labels. Did you mean labels\\?$"),
+        (lambda d: write_split(d, "train", [{"sentence": "a", "labels": 0}]), "Missing columns in split train of .*: label. Task .* has 'sentence', 'labels'. Did you mean labels\\?$"),
         (lambda d: write_split(d, "train", rows(label=2)), r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1 of split train"),
         (lambda d: write_split(d, "validation", rows(label="yes")), "got 'yes' in row 1 of split validation"),
         (lambda d: write_split(d, "train", rows(sentence=3)), "Expected text in column sentence, got 3 in row 1"),
