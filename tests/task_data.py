@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import lzma
 import random
 
 import datasets
@@ -72,7 +71,7 @@ def write_splits(folder, suffix="jsonl", **splits):
     return folder
 
 
-PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress}
 
 
 def write_rows(path, rows):

@@ -23,37 +23,21 @@ def command_in(card):
 
 def test_a_card_has_what_the_run_has(cli, tmp_path):
     provider = "AttentionDropout(0.25, placement='scores') & DropHead(0.1)"
-    args = [
-        "recipe",
-        "regularize",
-        "--provider",
-        provider,
-        *TINY,
-        "--seed",
-        3,
-        "--select",
-        "best",
-        "--stopping-rows",
-        8,
-    ]
+    args = ["recipe", "regularize", "--provider", provider, *TINY]
+    args += ["--seed", 3, "--select", "best", "--stopping-rows", 8]
     ran(cli(*args, "--output-dir", "out"))
     card, result = card_of(tmp_path / "out"), json.loads((tmp_path / "out" / "result.json").read_text())
-    scores = {each.metric_type: each.metric_value for each in card.data.eval_results}
-    assert scores == {name: value for name, value in result["dev"].items() if value is not None}
-    assert "loss" in scores
-    assert {each.dataset_split for each in card.data.eval_results} == {"validation"}
-    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-classification")
-    assert card.data.tags == ["attnreg", "regularize"]
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["attnreg", "regularize"])
     assert (card.data.license, card.data.base_model) == (None, None)
     for text in (
         "- Base model: a tiny BERT with random weights",
         "- Task: agreement (classification)",
         "- Data: built in, 24 training rows",
         "- Regularizer: `AttentionDropout(p=0.25, placement='scores', rescale=True) & DropHead(p=0.1",
-        "- Seed: 3",
         "- Network: of epoch 1 of 1 (`--select best`)",
         f"- Version: attnreg {attnreg.__version__}, torch ",
-        f"| {result['metric']} | {result['dev'][result['metric']]:.4f} |",
+        "Scores on dev rows",
+        *(f"| {name} | {value:.4f} |" for name, value in result["dev"].items() if value is not None),
         "add its licence",
     ):
         assert text in card.text
@@ -86,5 +70,5 @@ def test_the_card_of_a_recipe_file_names_the_file(cli, tmp_path):
     ran(cli("recipe", "mine.py", *TINY, "--output-dir", "out", "--validation-rows", 16))
     card = card_of(tmp_path / "out")
     assert "mine.py" in shlex.split(command_in(card))[2]
-    assert {each.dataset_split for each in card.data.eval_results} == {"held-out rows of train"}
+    assert "Scores on held-out rows:" in card.text
     assert "- Regularizer: none" in card.text

@@ -28,20 +28,23 @@ def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+ZST = pyarrow.Codec("zstd").compress(lines(GOOD[:1]).encode(), asbytes=True)
 SAME = {
     "a mark at the start": ("train.csv", "\ufefftext,label\na b,neg\nc d,pos\n"),
     "a mark before JSON": ("train.jsonl", "\ufeff" + lines(GOOD)),
-    "a mark before a field": ("train.json", "\ufeff" + json.dumps({"data": GOOD})),
+    "a mark before an array": ("train.json", "\ufeff" + json.dumps(GOOD)),
     "ends of lines": ("train.tsv", "text\tlabel\r\na b\tneg\r\nc d\tpos\r\n"),
     "old ends of lines": ("train.csv", "text,label\ra b,neg\rc d,pos\r"),
     "quotes": ("train.csv", '"text","label"\n"a b",neg\n"c d","pos"\n\n'),
     "a column of numbers": ("train.csv", ",text,label\n0,a b,neg\n1,c d,pos\n"),
-    "names of rows": ("train.csv", "text,label\n1,a b,neg\n2,c d,pos\n"),  # as R writes them
-    "a field of rows": ("train.json", json.dumps({"version": "1.0", "tags": ["x"], "data": GOOD}, indent=1)),
     "lines in .json": ("train.json", lines(GOOD)),
     "one array in .jsonl": ("train.jsonl", json.dumps(GOOD)),
     "packed lines": ("train.jsonl.gz", gzip.compress(lines(GOOD).encode())),
-    "a packed field": ("train.json.gz", gzip.compress(json.dumps({"rows": GOOD}).encode())),
+    "packed in two frames": (
+        "train.jsonl.zst",
+        ZST + pyarrow.Codec("zstd").compress(lines(GOOD[1:]).encode(), asbytes=True),
+    ),
+    "packed in two parts": ("train.json.gz", gzip.compress(b"[") + gzip.compress(json.dumps(GOOD)[1:].encode())),
 }
 
 
@@ -68,34 +71,32 @@ REFUSED = [
     ("train.json", '[{"text": "é", "label": "neg"}]'.encode("latin1"), "Line 1 of .*train.json is not UTF-8"),
     ("train.csv", "text,label\na,neg\n".encode("utf-16"), "Line 1 of .*train.csv is not UTF-8: .* -f utf-16 -t"),
     ("train.csv.bz2", bz2.compress(b"text,label\n\xe9,neg\n"), "Line 2 of .*train.csv.bz2 is not UTF-8"),
-    ("train.csv", "text;label\na b;neg\n", "train.csv has semicolons between its columns: a .csv file needs commas"),
-    ("train.csv", '"text"\t"label"\na b\tneg\n', "train.csv has tabs between its columns: a .csv file needs commas"),
-    ("train.tsv", "text,label\na b,neg\n", "train.tsv has commas between its columns: a .tsv file needs tabs"),
+    ("train.csv", "text;label\na b;neg\n", "Missing columns .* text, label. .* the data has 'text;label'"),
+    ("train.tsv", "text,label\na b,neg\n", "Missing columns .* text, label. .* the data has 'text,label'"),
     ("train.csv", "text,label\na, b,neg\nc,pos\n", "Line 2 of .*train.csv has 3 fields instead of 2: put a text with a comma in double quotes"),
     ("train.csv", "text,label\na,neg\nb, c,pos\n", "Line 3 of .*train.csv has 3 fields instead of 2: put a text with a comma in double quotes"),
     ("train.tsv", "text\tlabel\na\tneg\nb\tc\tpos\n", "Line 3 of .*train.tsv has 3 fields instead of 2: replace a tab in a text by a space"),
     ("train.csv", "text,text,label\na,b,neg\nc,d,pos\n", "train.csv has two columns named text: rename one of them"),
-    ("train.csv", "fine,pos\nb,neg\n", "the data has fine, pos. The first line of a .csv or .tsv file must hold the column names"),
-    ("train.csv", "text, label\na, neg\nb, pos\n", "Missing columns in split train .*: label. .*the data has text, ' label'. Did you mean ' label'"),
-    ("train.csv", "text,la\u0308bel\na,neg\nb,pos\n", r"the data has text, 'la\\u0308bel'\."),
+    ("train.csv", "fine,pos\nb,neg\n", "the data has 'fine', 'pos'. The first line of a .csv or .tsv file must hold the column names"),
+    ("train.csv", "text, label\na, neg\nb, pos\n", "Missing columns in split train .*: label. .*the data has 'text', ' label'. Did you mean  label"),
     ("train.csv", "text,label\na,neg\nb,\nc,pos\n", "Expected labels 0 .neg., 1 .pos., got '' in row 2 of split train"),
     ("train.tsv", 'text\tlabel\n"a\nb"\tneg\nc\tpos\n', "Expected labels 0 .neg., 1 .pos., got '' in row 1 of split train"),
     ("train.csv", "text,label\na,0.5\nb,1\nc,2\n", "Expected names or numbers of classes in column label of .*, got 0.5: to predict such numbers, use --kind regression"),
     ("train.jsonl", lines([{"text": "a", "label": ["neg"]}]), r"got \['neg'\]: to predict a label for each word, use --kind tokens"),
     ("train.jsonl", lines([{"text": "a", "label": {"x": 1}}]), r"got \{'x': 1\}\.$"),
-    ("train.json", json.dumps({"text": ["a"], "label": ["neg"]}), r'train.json must be an array of objects, one for each row, or have it as in \{"data": \[...\]\}\.$'),
-    ("train.json", json.dumps({"1": GOOD[0], "2": GOOD[1]}), "train.json must be an array of objects, one for each row"),
-    ("train.json", json.dumps({"train": GOOD, "validation": GOOD}), "train.json has rows in train and validation: write each of them as a file"),
+    ("train.json", json.dumps({"text": ["a"], "label": ["neg"]}), r"got \['neg'\]: to predict a label for each word, use --kind tokens"),
+    ("train.json", json.dumps({"data": GOOD}), "Missing columns in split train .* the data has 'data'"),
+    ("train.json", json.dumps(GOOD[0], indent=1), "Line 1 of .*train.json must be one JSON object, but cannot be read"),
     ("train.json", "3", "Line 1 of .*train.json must be one JSON object, got '3'"),
     ("train.json", "[1]", "train.json must be an array of objects, one for each row"),
     ("train.csv", 'text,label\na,neg\n"b,pos\n', r"Cannot read the row in line 3 of .*train.csv: a double quote in it is never closed\.$"),
-    ("train.csv", "text,label\na,neg,\nc,pos,\n", "Line 2 of .*train.csv has 3 fields instead of 2: remove the comma at its end, or put"),
+    ("train.csv", "text,label\na,neg,\nc,pos,\n", "Line 2 of .*train.csv has 3 fields instead of 2: put"),
     ("train.jsonl", '{"text": "a", "text": "b", "label": "neg"}\n', "Line 1 of .*train.jsonl must be one JSON object, but cannot be read: it has 'text' twice"),
     ("train.jsonl", "3\n", "Line 1 of .*train.jsonl must be one JSON object, got '3'"),
     ("train.jsonl", '{"text": "a"\n', "Line 1 of .*train.jsonl must be one JSON object, but cannot be read: "),
-    ("train.jsonl.gz", lines(GOOD), r"Cannot read .*train.jsonl.gz: Not a gzipped file"),
-    ("train.jsonl.xz", lines(GOOD), r"Cannot read .*train.jsonl.xz: Input format not supported by decoder"),
-    ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz: Compressed file ended"),
+    ("train.jsonl.gz", lines(GOOD), r"Cannot read .*train.jsonl.gz: zlib inflate failed"),
+    ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz: Truncated compressed stream"),
+    *(("train.jsonl.zst", each, r"Cannot read .*train.jsonl.zst: ") for each in (b"junk", ZST[:-3], ZST + ZST[:-3])),
     ("train.csv", "\n\n", r"train.csv has no rows\.$"),
 ]  # fmt: skip
 
@@ -106,14 +107,6 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
         load(tmp_path, name, content)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
-
-
-def test_zstandard(tmp_path):
-    frame = pyarrow.Codec("zstd").compress(lines(GOOD).encode(), asbytes=True)
-    assert load(tmp_path, "train.jsonl.zst", frame + frame)[1].to_list() == GOOD * 2
-    for damaged in (b"junk", frame[:-3], frame + frame[:-3]):
-        with pytest.raises(InputError, match=r"Cannot read .*train.jsonl.zst: "):
-            load(tmp_path, "train.jsonl.zst", damaged)
 
 
 def test_a_flipped_bit_in_a_packed_file(tmp_path):

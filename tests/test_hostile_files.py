@@ -72,23 +72,22 @@ def damaged(folder, name, damage):
     return copy if file.read_bytes() != before else None
 
 
-@SHARED
-@given(damage=damages(["config.json", "model.safetensors"]))
-def test_a_damaged_provider(provider, damage):
-    copy = damaged(provider, *damage)
-    if copy is not None:
-        with pytest.raises(ValueError, match="Cannot load a provider") as error:
-            attnreg.Regularizer.from_pretrained(copy)
-        assert "\n" not in str(error.value)
+LOADED = {
+    "provider": (attnreg.Regularizer.from_pretrained, "Cannot load a provider"),
+    "checkpoints": (read_state, r"The checkpoint .* is damaged: "),
+}
 
 
+@pytest.mark.parametrize("what", LOADED)
 @SHARED
-@given(damage=damages(["state.json", "tensors.safetensors"]))
-def test_a_damaged_checkpoint(checkpoints, damage):
-    copy = damaged(checkpoints, *damage)
+@given(data=st.data())
+def test_damaged_files(request, what, data):
+    names = {"provider": ["config.json", "model.safetensors"], "checkpoints": ["state.json", "tensors.safetensors"]}
+    load, says = LOADED[what]
+    copy = damaged(request.getfixturevalue(what), *data.draw(damages(names[what])))
     if copy is not None:
-        with pytest.raises(InputError, match=r"The checkpoint .* is damaged: ") as error:
-            read_state(copy)
+        with pytest.raises(InputError, match=says) as error:
+            load(copy)
         assert "\n" not in str(error.value)
 
 

@@ -7,12 +7,14 @@ import torch
 import transformers as hf
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_model
+from attnreg.experiments.tasks.models.dropout import dropout_fields, dropout_options
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, weight_warnings
 from tests import task_data as made
-from tests.cases import TRANSFORMERS
+from tests.cases import TRANSFORMERS, tiny_bert
 from tests.commands import assert_sentence, ran
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -45,7 +47,9 @@ def said(source, auto, folder, head_is_new=True):
 @pytest.mark.parametrize("config", [BERT, ROBERTA, T5, LLAMA, hf.MPNetConfig(**SIZES)], ids=lambda each: each.model_type)  # fmt: skip
 def test_a_folder_without_a_tokenizer_is_refused(config, tmp_path):
     hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
-    message = f"^--model {tmp_path} has no tokenizer: found no vocabulary, such as tokenizer.json or vocab.txt. Save the"  # fmt: skip
+    message = (
+        f"^Cannot load the tokenizer of --model {tmp_path} .* Save the model's own tokenizer, such as tokenizer.json"
+    )
     with pytest.raises(InputError, match=message):
         load_model(get_task("rte"), str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -64,7 +68,7 @@ def test_damaged_weights_end_in_a_sentence(tmp_path):
 def test_a_broken_tokenizer_ends_in_a_sentence(tmp_path):
     made.tiny_bert(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}')
-    with pytest.raises(InputError, match=f"^Cannot load --model '{tmp_path}'.* its tokenizer cannot be read: "):
+    with pytest.raises(InputError, match=f"^Cannot load the tokenizer of --model {tmp_path} "):
         load_model(get_task("rte"), str(tmp_path))
 
 
@@ -84,7 +88,7 @@ def test_tokenizers_of_bytes_and_characters_need_no_vocabulary(tmp_path):
 @pytest.mark.skipif(Version("5.20") > TRANSFORMERS, reason="older versions need torchvision for images")
 def test_a_folder_without_an_image_processor_is_refused(tmp_path):
     hf.ViTModel(VIT).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"has no image processor: found no preprocessor_config\.json\. Save the model"):  # fmt: skip
+    with pytest.raises(InputError, match=r"Cannot load the image processor of .* such as preprocessor_config\.json"):
         load_model(choose_task("custom", kind="image-classification"), str(tmp_path))
 
 
@@ -227,3 +231,71 @@ def test_classes_with_the_default_names_of_transformers_are_evaluated(cli, tmp_p
     ran(cli("recipe", "finetune", *task, *QUICK[4:], "--model", "bert", "--output-dir", "out"))
     assert "id2label" not in json.loads((tmp_path / "out" / "model" / "config.json").read_text())
     ran(cli("evaluate", "out", "--device", "cpu"))
+
+
+# --- the model's own dropout
+
+
+CONFIGS = {
+    "bert": BERT,
+    "distilbert": hf.DistilBertConfig(vocab_size=64, n_layers=1, n_heads=2, dim=8, hidden_dim=8),
+    "gpt2": GPT2,
+    "bart": hf.BartConfig(
+        vocab_size=64, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=8,
+        decoder_attention_heads=2, decoder_ffn_dim=8, bos_token_id=0, pad_token_id=1, eos_token_id=2,
+    ),
+    "modernbert": hf.ModernBertConfig(**SIZES, pad_token_id=0, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2),
+}  # fmt: skip
+
+
+def rates_in(model):
+    """The rates of all dropout in a model: of its modules, and of attention that keeps a number only."""
+    numbers = ("dropout", "attention_dropout", "activation_dropout", "dropout_prob")
+    found = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    held = (getattr(module, name, None) for module in model.modules() for name in numbers)
+    return {*found, *(value for value in held if isinstance(value, float))}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_all_rates_of_all_layers_are_set(tmp_path, family):
+    tiny_bert(["the boys sleep"], tmp_path)  # for its tokenizer
+    hf.AutoModel.from_config(CONFIGS[family]).save_pretrained(tmp_path)
+    task = get_task("agreement")
+    before, _ = load_model(task, str(tmp_path))
+    model, _ = load_model(task, str(tmp_path), dropout=0.37)
+    assert rates_in(model) == {0.37}
+    assert rates_in(before) != {0.37}
+    changed = {k for k, v in model.config.to_dict().items() if before.config.to_dict().get(k) != v}
+    assert changed == set(dropout_fields(before.config))
+
+
+def test_a_run_says_which_rates_it_has_set_and_saves_them(cli, tmp_path):
+    result = ran(
+        cli(
+            "recipe",
+            "finetune",
+            "--train-size",
+            32,
+            "--epochs",
+            1,
+            "--device",
+            "cpu",
+            "--model-dropout",
+            0.25,
+            "--output-dir",
+            "out",
+        )
+    )
+    sentence = "--model-dropout 0.25 set attention_probs_dropout_prob, hidden_dropout_prob."
+    assert sentence in result.stderr
+    assert sentence in (tmp_path / "out" / "report.md").read_text()
+    config = json.loads((tmp_path / "out" / "model" / "config.json").read_text())
+    assert (config["hidden_dropout_prob"], config["attention_probs_dropout_prob"]) == (0.25, 0.25)
+
+
+def test_a_model_without_dropout_is_refused(cli):
+    with pytest.raises(ValueError, match=r"Model llama .* has no dropout rate in its configuration: remove"):
+        dropout_options(hf.PreTrainedConfig(), 0.1, "llama")
+    assert dropout_options(hf.PreTrainedConfig(), None, "llama") == {}
+    result = cli("recipe", "finetune", "--model-dropout", 1)
+    assert_sentence(result, 2, "Invalid value for '--model-dropout'")

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import sys
 
 import peft
 import pytest
@@ -10,11 +12,12 @@ import transformers as hf
 from safetensors.torch import load_file
 
 from attnreg.errors import InputError
+from attnreg.experiments.runs import loop
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.models.lora import parameter_counts, with_lora
 from attnreg.experiments.tasks.models.pretrained import load_pretrained
 from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
+from tests.commands import assert_sentence, invoke, ran, read_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 SMALL = ["--device", "cpu", "--epochs", 2, "--batch-size", 16, "--learning-rate", 1e-2, "--max-length", 32]
@@ -81,8 +84,6 @@ def test_a_new_pooler_trains_too(tmp_path):
 @pytest.fixture(scope="module")
 def finished(places, tmp_path_factory):
     """A run with AD-DROP and LoRA."""
-    from tests.commands import invoke
-
     folder = tmp_path_factory.mktemp("runs") / "run"
     done = ran(invoke("recipe", "ad-drop", *finetune(places), "--lora-rank", 2, "--output-dir", folder))
     assert "LoRA trains 611 of " in done.output
@@ -129,8 +130,6 @@ def test_other_commands_read_the_adapter(cli, finished, places, undrawn):
 
 
 def test_an_adapter_without_its_model(cli, finished, places, tmp_path):
-    import shutil
-
     shutil.copytree(finished, tmp_path / "moved")
     path = tmp_path / "moved" / "model" / "adapter_config.json"
     path.write_text(path.read_text().replace(str(places / "bert"), "/nowhere/bert"))
@@ -148,8 +147,6 @@ CASES = {
 
 @pytest.mark.parametrize("case", ["game", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "game")])  # fmt: skip
 def test_a_resumed_run_ends_as_an_unbroken_one(cli, tmp_path, places, case, monkeypatch):
-    from attnreg.experiments.runs import loop
-
     recipe, options, folder = CASES[case]
     is_built_in = folder == "gpt2"
     data = [] if is_built_in else ["--data-dir", places / folder]
@@ -168,14 +165,6 @@ def test_a_resumed_run_ends_as_an_unbroken_one(cli, tmp_path, places, case, monk
     one, other = (load_file(tmp_path / name / "model" / "adapter_model.safetensors") for name in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_comparison_takes_lora_as_a_method_or_for_all(cli, places):
-    args = ["compare", "finetune", *finetune(places), "--seeds", 1, "--launcher", "commands"]
-    done = ran(cli(*args, "finetune --lora-rank 2", "--output-dir", "one"))
-    assert done.output.count("--lora-rank 2") == 1
-    done = ran(cli(*args, "r-drop", "--lora-rank", 2, "--output-dir", "all"))
-    assert done.output.count("--lora-rank 2") == 2
 
 
 @pytest.mark.parametrize(
@@ -202,6 +191,6 @@ def test_what_lora_cannot_do_is_one_sentence(cli, places, monkeypatch):
     monkeypatch.setattr(hf.BertConfig, "model_type", "unheard-of")
     with pytest.raises(InputError, match=r"peft has no default for BertFor.*: choose --lora-targets among .*query"):
         with_lora(model, "AutoModelForSequenceClassification", new, rank=2)
-    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "peft", None)
     result = cli("recipe", "finetune", *finetune(places), *lora)
     assert_sentence(result, 1, r"LoRA needs peft, which cannot be imported \(.*\): install attnreg\[lora\]")

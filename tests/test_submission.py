@@ -28,8 +28,8 @@ def acceptable(rng):
     return {"sentence": " ".join(made.words(rng)), "label": rng.randrange(2)}
 
 
-MAKERS = {"cola": acceptable, "rte": two_sentences, "mrpc": two_sentences, "stsb": made.similarity}
-FILES = {"cola": "CoLA.tsv", "rte": "RTE.tsv", "mrpc": "MRPC.tsv", "stsb": "STS-B.tsv"}
+MAKERS = {"cola": acceptable, "rte": two_sentences, "stsb": made.similarity}
+FILES = {"cola": "CoLA.tsv", "rte": "RTE.tsv", "stsb": "STS-B.tsv"}
 
 
 @pytest.mark.parametrize("task", FILES)
@@ -81,17 +81,17 @@ def test_the_two_files_of_mnli(cli, home):
     assert not (home / "other").exists()
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_new_rows_without_labels_are_predicted(cli, home, suffix):
+def test_new_rows_without_labels_are_predicted(cli, home):
     made.write_rows(home / "one.csv", [{"text": row["sentence"], "label": ["bad", "good"][row["label"]]} for row in made.make(acceptable, 24, 0)])  # fmt: skip
     texts = ["red, green", "the a", "went"]
     made.write_rows(home / "new.csv", [{"text": text, "number": number} for number, text in enumerate(texts)])
     custom = ["--task", "custom", "--data-dir", "one.csv", "--text-columns", "text", "--validation-rows", 8]
     ran(cli("recipe", "finetune", *custom, *QUICK))
     new = ["evaluate", "out", "--data-dir", "new.csv", "--device", "cpu"]
-    ran(cli(*new, "--predict", f"found.{suffix}"))
-    read = pd.read_csv if suffix == "csv" else lambda file: pd.read_json(file, lines=True)
-    found = read(home / f"found.{suffix}")
+    for suffix in ("csv", "jsonl"):
+        ran(cli(*new, "--predict", f"found.{suffix}"))
+    found = pd.read_csv(home / "found.csv")
+    assert found.equals(pd.read_json(home / "found.jsonl", lines=True))
     assert [*found.columns] == ["text", "number", "prediction"]
     assert [*found["text"]] == texts
     predict = hf.pipeline("text-classification", str(home / "out" / "model"))  # as docs/tasks.md says

@@ -14,7 +14,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_model
-from attnreg.experiments.tasks.kinds import KINDS, kind_class
+from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import reading_of
 from tests import task_data as made
 
@@ -104,10 +104,6 @@ def test_tokenizers_without_words_are_refused():
 
     with pytest.raises(InputError, match=r"The tokenizer of --model some \(Slow.*\) cannot map tokens to words"):
         kind_class("tokens")(get_task("conll2003")).fit_tokenizer(Slow(), "some")
-
-
-def test_every_kind_has_a_head_of_transformers():
-    assert all(hasattr(hf, kind_class(name).head) for name in KINDS)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "custom"])

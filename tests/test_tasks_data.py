@@ -119,11 +119,11 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
 def test_columns_that_are_missing(tmp_path):
     rows = [{"tokens": ["a"], "tags": ["O"]}]
     folder = made.write_splits(tmp_path / "tags", train=rows, validation=rows)
-    with pytest.raises(InputError, match=r"ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has tokens, tags"):  # fmt: skip
+    with pytest.raises(InputError, match=r"ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has 'tokens', 'tags'"):  # fmt: skip
         load_splits(get_task("conll2003"), folder)
     rows = [{"en": "red", "ro": "rot"}]
     folder = made.write_splits(tmp_path / "flat", train=rows, validation=rows)
-    with pytest.raises(InputError, match=r"translation. Task 'wmt16-en-ro' needs translation; the data has en, ro"):
+    with pytest.raises(InputError, match=r"translation. Task 'wmt16-en-ro' needs translation; the data has 'en', 'ro'"):
         load_splits(get_task("wmt16-en-ro"), folder)
     with pytest.raises(InputError, match="Task 'ptb-pos' is not on the hub: use --data-dir"):
         load_splits(get_task("ptb-pos"))

@@ -32,13 +32,11 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { display: block; overflow-x: auto; font-size: .9em; border-collapse: collapse;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-.text { text-align: left; white-space: normal; min-width: 8em; } .long { min-width: 22em; }
-th { border-bottom: 2px solid var(--strong); } .word { white-space: nowrap; }
+.text { text-align: left; white-space: normal; min-width: 8em; }
+th { border-bottom: 2px solid var(--strong); }
 img { max-width: 100%; }
 pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
 """
-
-_LONG = 40  # letters; a column with more in a cell is wider on a narrow screen
 
 
 class Heading(str):
@@ -130,14 +128,13 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
 def html_page(text: str, folder: Path) -> str:
     """Render the Markdown of :func:`markdown` as one HTML page that embeds its pictures, inverted on dark screens."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    parser.add_render_rule("text", _text)
     parser.add_render_rule("image", _image)
     tokens = parser.parse(text)
     for token, inside in pairwise(tokens):
         if token.type == "heading_open" and token.tag != "h1":
             token.attrSet("id", _anchor(inside.content))
         elif token.type in ("th_open", "td_open") and "style" not in token.attrs:  # numbers are aligned right by style
-            token.attrSet("class", "text long" if len(inside.content) > _LONG else "text")
+            token.attrSet("class", "text")
         for link in (child for child in token.children or () if child.type == "link_open"):
             link.attrSet("href", re.sub(r"/report\.md$", "/report.html", str(link.attrs["href"])))
     title = next(inside.content for token, inside in pairwise(tokens) if token.type == "heading_open")
@@ -187,11 +184,6 @@ def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
 def _anchor(heading: str) -> str:
     """Return the anchor of a heading, as GitHub forms it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-
-def _text(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:
-    """Escape a text; lines do not end within its options and hyphenated words."""
-    return re.sub(r"[\w-]*-[\w-]+", r'<span class="word">\g<0></span>', html.escape(tokens[number].content))
 
 
 def _image(renderer: Any, tokens: Sequence[Token], number: int, options: Any, env: Any) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import ModelCardData
 from torch import nn
 
 import attnreg
@@ -28,13 +26,6 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
 
-# The hub's names of tasks, by the head of the model, where they are not that name.
-_PIPELINES = {
-    "SequenceClassification": "text-classification",
-    "MaskedLM": "fill-mask",
-    "Seq2SeqLM": "text2text-generation",
-    "CausalLM": "text-generation",
-}
 _OF_HISTORY = (
     *("trivial", "mislabelled", "other_text", "drop_rates", "active_steps", "events"),
     *("seconds", "training_seconds", "training_cpu_seconds"),
@@ -144,22 +135,12 @@ def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, An
     on_hub = base if base is not None and not Path(base).exists() else None
     data = task.hub[0] if task.hub is not None and settings.data_dir is None else None
     scores = {name: value for name, value in result["dev"].items() if isinstance(value, (int, float))}
-    head = run.kind.head.removeprefix("AutoModelFor")
-    pipeline = _PIPELINES.get(head, re.sub(r"\B([A-Z])", r"-\1", head).lower())
-    split = "validation" if run.scored_on == "dev" else f"{run.scored_on} rows of train"
     metadata = ModelCardData(
         base_model=on_hub,
         datasets=data,
         library_name="peft" if is_adapted(run.model) else "transformers",
         metrics=list(task.metrics),
-        model_name=f"{settings.recipe}-{task.name}",
-        pipeline_tag=pipeline,
         tags=["attnreg", settings.recipe],
-        eval_results=[
-            EvalResult(pipeline, data or task.name, task.name, name, value, dataset_split=split)
-            for name, value in scores.items()
-            if math.isfinite(value)
-        ],
     )
     returned = result["returned"]
     held = "" if result["held_out"] is None else f" (with {result['held_out']['rows']} more as rewards)"
@@ -167,14 +148,10 @@ def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, An
         "Base model": base or f"a tiny {run.model.config.model_type.upper()} with random weights",
         "Task": f"{task.name} ({task.kind}): {task.summary.rstrip('.')}",
         "Data": f"{settings.data_dir or data or 'built in'}, {result['rows']} training rows{held}",
-        "Recipe": settings.recipe,
-        "Options of the recipe": ", ".join(f"{run.settings.flag(k)} {v}" for k, v in settings.own.items()) or "none",
         "Regularizer": "none" if provider is None else f"`{expression_of(provider)}`",
         **({"Adapter": f"of the base model, by peft. {summary(run.model)}"} if is_adapted(run.model) else {}),
-        "Seed": settings.seed,
         "Network": f"of epoch {returned['epoch']} of {settings.epochs} (`--select {returned['select']}`)",
-        "Version": f"attnreg {attnreg.__version__}, torch {result['environment']['torch']}, "
-        f"transformers {result['environment']['transformers']}",
+        "Version": ", ".join(f"{name} {result['environment'][name]}" for name in ("attnreg", "torch", "transformers")),
     }
     lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     table = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())

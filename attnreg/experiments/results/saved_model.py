@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch import nn
 
 from attnreg._files import replaced_file
-from attnreg.errors import AttnRegWarning, InputError
+from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
@@ -27,8 +27,16 @@ from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import WITHOUT_LABELS, load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
-from attnreg.experiments.tasks.submission import submission, submission_files
 from attnreg.experiments.tasks.task import Task
+
+# What the server of GLUE takes: the name of the file of each test split.
+_GLUE = {
+    "cola": {"test": "CoLA.tsv"}, "sst2": {"test": "SST-2.tsv"}, "mrpc": {"test": "MRPC.tsv"},
+    "qqp": {"test": "QQP.tsv"}, "stsb": {"test": "STS-B.tsv"},
+    "mnli": {"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+    "qnli": {"test": "QNLI.tsv"}, "rte": {"test": "RTE.tsv"}, "wnli": {"test": "WNLI.tsv"},
+}  # fmt: skip
+_BY_NAME = {"mnli", "qnli", "rte"}  # their classes are submitted as names, those of the others as numbers
 
 
 @dataclass
@@ -104,7 +112,8 @@ class SavedModel:
     def submit(self, folder: Path) -> dict[Path, int]:
         """Write predictions on the test split of a GLUE task, as GLUE's server takes them; return how many by file."""
         task, source = self._task, self._folder
-        files = submission_files(task.name)
+        if (files := _GLUE.get(task.name)) is None:
+            raise UsageError(f"--submission is for the tasks of GLUE, {', '.join(_GLUE)}: remove it for {task.name}.")
         if source is not None and len(files) > 1 and Path(source).is_file():
             raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
         tests = {file: load_inputs(task, split, source) for split, file in files.items()}
@@ -112,7 +121,7 @@ class SavedModel:
         _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
         folder.mkdir(parents=True, exist_ok=True)
         for file, rows in tests.items():
-            _write(folder / file, submission(task, rows, self._predictions(model, kind, rows)))
+            _write(folder / file, _submission(task, rows, self._predictions(model, kind, rows)))
         return {folder / file: len(rows) for file, rows in tests.items()}
 
     def predict(self, file: Path, split: str = "test") -> int:
@@ -154,6 +163,19 @@ class SavedModel:
 
     def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset) -> list[Any]:
         return [record["prediction"] for record in predict(model, self._batches(kind, rows), kind).records]
+
+
+def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
+    """Return an index, the column ``idx`` if it counts from 0, with class numbers, names or scores from 0 to 5."""
+    index = list(range(len(rows)))
+    if "idx" in rows.column_names and sorted(rows["idx"][:], key=str) == sorted(index, key=str):
+        index = rows["idx"][:]
+    if not task.labels:
+        predictions = [f"{min(max(score, 0.0), 5.0):.3f}" for score in predictions]
+    elif task.name in _BY_NAME:
+        predictions = [task.labels[number] for number in predictions]
+    lines = sorted(zip(index, predictions, strict=True))
+    return "".join(f"{number}\t{text}\n" for number, text in [("index", "prediction"), *lines])
 
 
 def _write(path: Path, text: str) -> None:

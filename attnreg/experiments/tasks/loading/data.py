@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,27 +37,7 @@ _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by 
 
 
 def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
-    """Load the splits of a task and check them: columns, labels, no empty split.
-
-    Args:
-        task: the task.
-        data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
-            By default the data comes from the hub, or is built in.
-
-    Returns:
-        the splits by name: ``"train"`` (unless the task is evaluation-only), ``"validation"``, the task's other
-        evaluation splits, and ``"test"`` if there is one with labels.
-
-    Raises:
-        InputError: if the data cannot be found or does not fit the task.
-
-    Example:
-        >>> from attnreg.experiments.tasks import get_task
-        >>> splits = load_splits(get_task("agreement"))
-        >>> list(splits), len(splits["train"])
-        (['train', 'validation', 'test'], 2000)
-    """
+    """Load the splits of a task, as :func:`load_data` does."""
     return load_data(task, data_dir)[1]
 
 
@@ -69,14 +48,29 @@ def load_data(
     needs_validation: bool = True,
     classes: Mapping[str, str] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
-    """Load the splits of a task as :func:`load_splits`; also return the task with class names, maybe from the data.
+    """Load the splits of a task and check them: columns, labels, no empty split.
 
     Args:
         task: the task.
-        data_dir: as in :func:`load_splits`. Data that is not divided into splits, such as a single file, is ``train``,
-            or ``validation`` for an evaluation-only task.
+        data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
+            Data that is not divided into splits, such as a single file, is ``train``, or ``validation`` for an
+            evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.
         classes: other names for classes, by their labels in the data.
+
+    Returns:
+        the task with class names, maybe from the data, and the splits by name: ``"train"`` (unless the task is
+        evaluation-only), ``"validation"``, the task's other evaluation splits, and ``"test"`` if it has labels.
+
+    Raises:
+        InputError: if the data cannot be found or does not fit the task.
+
+    Example:
+        >>> from attnreg.experiments.tasks import get_task
+        >>> task, splits = load_data(get_task("agreement"))
+        >>> list(splits), len(splits["train"])
+        (['train', 'validation', 'test'], 2000)
     """
     datasets.disable_progress_bars()
     if data_dir is None and task.embedded:
@@ -168,19 +162,10 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
-            f"has {', '.join(map(_visible, rows.column_names))}."
-            f"{did_you_mean(missing[0], [_visible(name) for name in rows.column_names])}"
+            f"has {', '.join(map(repr, rows.column_names))}.{did_you_mean(missing[0], rows.column_names)}"
             f"{HEADER if len(missing) == len(wanted) else ''}"
             f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
         )
-
-
-def _visible(column: str) -> str:
-    """Return a column name, in quotes if it is not what it seems to be: spaces around it, a comma, parts of letters."""
-    plain = unicodedata.normalize("NFC", column)
-    if column != plain:
-        return ascii(column)
-    return repr(column) if column != column.strip() or "," in column or not column.isprintable() else column
 
 
 def _has_labels(task: Task, rows: datasets.Dataset) -> bool:

@@ -9,11 +9,10 @@ from pathlib import Path
 from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.task import Task
 
-_TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".xz", ".zst")
+_TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".zst")
 _ANY = f"{', '.join(_TEXTS)} or .parquet"
 SUFFIXES = (*(text + packed for text in _TEXTS for packed in _PACKED), ".parquet")
 VALIDATION = ("validation", "valid", "val", "dev")
-_SIMILAR = {"train": ("training",), "validation": ("evaluation", "eval")}
 WHOLE = ""  # the name of data that is not divided into splits
 _SHOWN = 10
 _PART = re.compile(r"-.*$|[_.]?\d+$")  # train-00000-of-00002, train-a, train_1, train2
@@ -140,12 +139,9 @@ def missing_split(split: str, found: Mapping[str, object], place: Path | str, hi
         advice = "use --data-dir to give a folder that has it" if on_hub else "save it too"
         return InputError(f"No {split} split in {place}, which has {', '.join(found)}: {advice}{hint}.")
     inside = _entries(place)
-    if other := next((each for each in inside if _is_called(each, split)), None):
-        advice = f"rename {other.name} to {split}{suffix_of(other) or ''}"
-    else:
-        others = [f"{name}.*" for name in spellings(split)[1:]]
-        advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
     there = f"has {shown(inside)}" if inside else "is empty"
+    others = [f"{name}.*" for name in spellings(split)[1:]]
+    advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
     return InputError(f"No {split} file in {place}, which {there}: {advice}{hint}.")
 
 
@@ -166,10 +162,3 @@ def _has_data(entry: Path) -> bool:
     if not entry.is_dir():
         return suffix_of(entry) is not None
     return is_saved(entry) or any(suffix_of(each) and each.is_file() for each in _entries(entry))
-
-
-def _is_called(entry: Path, split: str) -> bool:
-    """Whether a data file or folder has the name of the split within its own, as ``my_train.csv``."""
-    words = re.split(r"[^a-z]+", _stem(entry))
-    names = {*spellings(split), *_SIMILAR.get(split, ())}
-    return bool(names & set(words)) and _has_data(entry)

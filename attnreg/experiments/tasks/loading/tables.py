@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import re
 import tempfile
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -25,14 +21,7 @@ from pyarrow import parquet
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
-_DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
-_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-_UNPACKERS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
-    ".zst": lambda frames: bytes(pyarrow.input_stream(pyarrow.py_buffer(frames), compression="zstd").read()),
-}
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 Columns = dict[str, list[Any]]
 
@@ -97,7 +86,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         return datasets.Dataset.from_dict(columns)
     except InputError:
         raise
-    except (pyarrow.ArrowException, *_DAMAGED, OverflowError, TypeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
         what = f"{files[0]} as {suffix_of(files[0])}"
         if len(files) > 1:
             what = f"{shown(files)} as one table, their columns or types differ"
@@ -118,8 +107,8 @@ def _typed(texts: list[str]) -> pyarrow.Array:
 def _text_of(file: Path) -> str:
     """Read a file of text, perhaps packed, or raise."""
     try:
-        content = _UNPACKERS.get(file.suffix.lower(), bytes)(file.read_bytes())
-    except _DAMAGED as error:
+        content = bytes(pyarrow.input_stream(str(file), compression=_PACKED.get(file.suffix.lower())).read())
+    except (OSError, ValueError) as error:
         raise InputError(f"Cannot read {file}: {one_line(error)}.") from error
     try:
         return content.decode("utf-8-sig")
@@ -134,13 +123,8 @@ def _text_of(file: Path) -> str:
 def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     """Read a table in text form, all fields as text; a short row ends in empty fields."""
     text, form = _text_of(file), format_of(file)
-    first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
+    separator = "\t" if form == "tsv" else ","
     quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
-    others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
-    if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
-        raise InputError(
-            f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
-        )
     if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
         line = text.count("\n", 0, alone.start()) + 1
         raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
@@ -158,39 +142,29 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     (_, names), *rows = lines
     if twice := [name for name in wanted if names.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]}: rename one of them.")
-    if [row[0] for _, row in rows if len(row) > len(names)] == [str(number + 1) for number in range(len(rows))]:
-        names = ["", *names]  # R numbers rows so, in a column without a name
     for line, row in rows:
         if len(row) > len(names):
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
-            how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
     columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
     return {name: column for name, *column in columns if name}
 
 
-def _fields(line: str, separator: str) -> set[str]:
-    return {field.strip('"\r ') for field in line.split(separator)}
-
-
 def _objects_in(file: Path) -> Columns:
-    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
-    text, form, rows = _text_of(file), format_of(file), None
-    start = text.lstrip()[:1]
-    if start == "[" or (start == "{" and form == "json"):
+    """Read JSON objects: one on each line, or an array of them."""
+    text = _text_of(file)
+    if text.lstrip().startswith("["):
         try:
             rows = _parsed(text)
         except ValueError as error:
-            if start == "[" and form == "json":
-                wanted = f"{suffix_of(file)}, which must be one array of objects"
-                raise InputError(f"Cannot read {file} as {wanted}: {error}.") from error
-    if isinstance(rows, dict):
-        rows = _rows_in_field(rows, file)
-    if rows is None:
+            raise InputError(f"Cannot read {file} as one array of objects: {error}.") from error
+        if not all(isinstance(row, dict) for row in rows):
+            raise InputError(f"{file} must be an array of objects, one for each row.")
+    else:
         lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
         rows = [_object_in(line, f"Line {number} of {file}") for number, line in lines if line]
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{file} has no rows." if not rows else _EXPECTED.format(file))
+    if not rows:
+        raise InputError(f"{file} has no rows.")
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
@@ -202,20 +176,6 @@ def _object_in(line: str, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise InputError(f"{place} must be one JSON object, got {line[:60]!r}.")
     return row
-
-
-_EXPECTED = '{} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.'
-
-
-def _rows_in_field(whole: dict[str, Any], file: Path) -> list[Any] | None:
-    """Return the rows of an object that has them in a field; ``None`` if the object is a row itself."""
-    lists = {name: value for name, value in whole.items() if isinstance(value, list) and value}
-    fields = [name for name, value in lists.items() if all(isinstance(each, dict) for each in value)]
-    if len(fields) > 1:
-        raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
-    if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):
-        raise InputError(_EXPECTED.format(file))
-    return whole[fields[0]] if fields else None
 
 
 def _parsed(text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,17 +18,6 @@ from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, w
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.task import Task
-
-# By the auto class of what prepares inputs: its name, its files for a message, and the pattern of their names.
-_PROCESSORS = {
-    "AutoTokenizer": (
-        "tokenizer",
-        "vocabulary, such as tokenizer.json or vocab.txt",
-        re.compile(r"^tokenizer\.json$|vocab|merges|spiece|spm|bpe|tiktoken|tekken|\.model$"),
-    ),
-    "AutoImageProcessor": ("image processor", "preprocessor_config.json", re.compile(r"processor_config\.json$")),
-}
-
 
 _SHOWN = 5  # names in a warning
 
@@ -193,24 +181,26 @@ def _load_processor(auto: str, name: str) -> Any:
     """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
     import transformers
 
-    (what, files, pattern), folder = _PROCESSORS[auto], Path(name)
-    missing = InputError(
-        f"--model {name} has no {what}: found no {files}. Save the model's own {what} in the same folder "
-        "(`save_pretrained`)."
-    )
+    what, files = {
+        "AutoTokenizer": ("tokenizer", "tokenizer.json or vocab.txt"),
+        "AutoImageProcessor": ("image processor", "preprocessor_config.json"),
+    }[auto]
     try:
         processor = getattr(transformers, auto).from_pretrained(name)
     except ImportError:  # a package is missing
         raise
     except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
-        if (folder / "config.json").is_file() and not any(pattern.search(path.name) for path in folder.iterdir()):
-            raise missing from error
-        if isinstance(error, (OSError, ValueError)):
-            raise
-        raise ValueError(f"its {what} cannot be read: {error!r}") from error
-    if auto == "AutoTokenizer" and not _has_vocabulary(processor):
-        raise missing
-    return processor
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        if not Path(name).is_dir():
+            raise ValueError(reason) from error
+    else:
+        if auto != "AutoTokenizer" or _has_vocabulary(processor):
+            return processor
+        reason = "it has no vocabulary"
+    raise InputError(
+        f"Cannot load the {what} of --model {name} ({reason}). Save the model's own {what}, such as {files}, in this "
+        "folder (`save_pretrained`)."
+    )
 
 
 def _has_vocabulary(tokenizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Causal language models: what has a label, how a completion is generated and scored, and chat templates."""
+"""Language models: labels, completions, chat templates and scores of causal ones; what masked ones hide."""
 
 import json
 import math
@@ -7,18 +7,19 @@ import datasets
 import pytest
 import torch
 import transformers as hf
+from accelerate import Accelerator
 
 from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup import data_checks
-from attnreg.experiments.setup.batches import in_order
-from attnreg.experiments.tasks import choose_task, get_task, load_model, load_splits
+from attnreg.experiments.setup.batches import TrainBatches, in_order
+from attnreg.experiments.tasks import agreement, choose_task, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.training import RDrop
 from attnreg.training.objective import disagreement
 from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
+from tests.commands import assert_sentence, invoke, ran, read_lines
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {{ eos_token }} {% endfor %}"
@@ -64,18 +65,13 @@ def test_only_the_completion_has_labels(trained):
     assert row["reference"] == "sleeps"
 
 
-def test_plain_text_has_labels_everywhere_but_at_its_first_token(trained):
+@pytest.mark.parametrize("text", ["the boy sleeps", "[BOS] the boy sleeps [EOS]"])  # nothing is doubled
+def test_plain_text_has_labels_everywhere_but_at_its_first_token(trained, text):
     kind = kind_of(trained[1].tokenizer, text_columns="text")
-    row = kind.encode(rows_of({"text": "the boy sleeps"}))[0]
+    row = kind.encode(rows_of({"text": text}))[0]
     assert words(kind, row["input_ids"]) == ["[BOS]", "the", "boy", "sleeps", "[EOS]"]
     assert row["labels"] == [-100, *row["input_ids"][1:]]
     assert row["reference"] is None
-
-
-def test_a_beginning_that_the_text_has_is_not_doubled(trained):
-    kind = kind_of(trained[1].tokenizer, text_columns="text")
-    row = kind.encode(rows_of({"text": "[BOS] the boy sleeps [EOS]"}))[0]
-    assert words(kind, row["input_ids"]) == ["[BOS]", "the", "boy", "sleeps", "[EOS]"]
 
 
 def test_padding_has_no_label_and_is_on_the_right(trained):
@@ -186,16 +182,6 @@ def with_template(tokenizer):
     return tokenizer
 
 
-def test_messages_are_written_by_the_template_without_a_second_beginning(trained):
-    kind = kind_of(with_template(trained[1].tokenizer), text_columns="messages")
-    turns = [("user", "the boy"), ("assistant", "sleeps"), ("user", "the boys"), ("assistant", "sleep")]
-    row = kind.encode(rows_of({"messages": [{"role": role, "content": text} for role, text in turns]}))[0]
-    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS] user : the boys [EOS] assistant : sleep [EOS]"
-    assert words(kind, row["input_ids"]) == text.split()
-    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleep", "[EOS]"]
-    assert row["reference"] == "sleep"
-
-
 def test_prompt_and_completion_are_written_by_the_template(trained):
     kind = kind_of(with_template(trained[1].tokenizer))
     row = kind.encode(rows_of({"prompt": "the boy", "completion": "sleeps"}))[0]
@@ -204,41 +190,29 @@ def test_prompt_and_completion_are_written_by_the_template(trained):
         *("assistant", ":", "sleeps", "[EOS]"),
     ]
     assert kind.remarks == ["Prompts and completions are written by the chat template of the model's tokenizer."]
+    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleeps", "[EOS]"]
+    assert row["reference"] == "sleeps"
     assert not trained[1].remarks
-    messages = [{"role": "user", "content": "the boy"}], [{"role": "assistant", "content": "sleeps"}]
-    both = rows_of({"prompt": messages[0], "completion": messages[1]})
-    assert kind.encode(both)[0] == row
-
-
-def test_templates_that_do_not_fit_are_one_sentence(trained):
-    messages = rows_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-    kind = kind_of(trained[1].tokenizer, text_columns="messages")
-    with pytest.raises(InputError, match="The data holds messages, but the model's tokenizer has no chat template"):
-        kind.encode(messages)
-    tokenizer = with_template(kind.tokenizer)
-    for template, says in (
-        ("{{ raise_exception('no such role') }}", "does not take the messages .*: no such role"),
-        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
-    ):
-        tokenizer.chat_template = template
-        with pytest.raises(InputError, match=says):
-            kind_of(tokenizer, text_columns="messages").encode(messages)
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"),
+    ("template", "says"),
     [
-        ({"prompt": ["a", 1], "completion": ["b", "b"]}, "Expected text in column prompt, got 1 in row 2 of here"),
-        ({"messages": [[{"role": "user"}]]}, r"Expected a list of .* in column messages, got .* in row 1 of here"),
-        ({"messages": [[{"role": "user", "content": "a"}]]}, "to be of the role assistant, after others, got the role user"),
-        ({"messages": [[]]}, "to be of the role assistant, after others, got the role of none in row 1 of here"),
+        ("{{ raise_exception('no such role') }}", "takes no prompt with a completion: no such role"),
+        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
     ],
-)  # fmt: skip
-def test_rows_of_another_form_are_one_sentence(columns, says):
-    from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
-
+)
+def test_templates_that_do_not_fit_are_one_sentence(trained, template, says):
+    tokenizer = with_template(trained[1].tokenizer)
+    tokenizer.chat_template = template
     with pytest.raises(InputError, match=says):
-        check_conversations(columns, "here")
+        kind_of(tokenizer).encode(rows_of({"prompt": "a", "completion": "b"}))
+
+
+def test_a_value_that_is_no_text_is_named(trained):
+    kind = kind_of(trained[1].tokenizer, text_columns="text")
+    with pytest.raises(InputError, match="Expected text in column text, got 1 in row 1 of here"):
+        kind.check(rows_of({"text": 1}), "here")
 
 
 def test_models_that_see_the_future_are_refused(tmp_path):
@@ -256,8 +230,6 @@ def test_models_that_see_the_future_are_refused(tmp_path):
 
 
 def test_the_built_in_task_agrees():
-    from attnreg.experiments.tasks import agreement
-
     splits = {name: agreement.completions(name) for name in agreement.SIZES}
     prompts = [row["prompt"] for rows in splits.values() for row in rows]
     assert len(set(prompts)) == len(prompts) == sum(agreement.SIZES.values())
@@ -281,9 +253,7 @@ def decoder(tmp_path, trained):
 
 
 def test_runs_on_ones_own_data(cli, tmp_path, decoder):
-    from attnreg.experiments.tasks.agreement import completions
-
-    rows = completions("train")
+    rows = agreement.completions("train")
     pairs = write(tmp_path / "pairs", rows.__getitem__)
     ran(cli("recipe", "finetune", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "a"))
     scores = json.loads((tmp_path / "a" / "result.json").read_text())["dev"]
@@ -303,29 +273,123 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
 
 
-def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
-    from attnreg.experiments.tasks.agreement import completions
-
-    with_template(trained[1].tokenizer).save_pretrained(decoder)
-    model, _, _ = trained
-    larger = hf.GPT2LMHeadModel(hf.GPT2Config(**{**model.config.to_dict(), "vocab_size": 60}))
-    larger.save_pretrained(decoder)
-
-    def conversation(number):
-        row = completions("train")[number]
-        turns = zip(("user", "assistant"), (row["prompt"], row["completion"]), strict=True)
-        return {"messages": [{"role": role, "content": text} for role, text in turns]}
-
-    folder = write(tmp_path / "chats", conversation)
-    args = ["--data-dir", folder, "--model", decoder, "--text-columns", "messages", "--output-dir", "out"]
-    ran(cli("recipe", "finetune", *OWN, *args))
-    scores = json.loads((tmp_path / "out" / "result.json").read_text())["dev"]
-    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
-
-
 @pytest.mark.slow
 def test_attendout_plays_on_a_decoder(cli, tmp_path):
     args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16, "--no-baseline"]
     args += ["--rewards", "Rewards(score='accuracy')", "--device", "cpu", "--output-dir", "out"]
     ran(cli("recipe", "attendout", *args))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))
+
+
+SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
+
+
+@pytest.fixture(scope="module")
+def masked():
+    task = get_task("agreement-words")
+    _, tokenizer = load_model(task)
+    return kind_class("masked-lm")(task, tokenizer, 32)
+
+
+@pytest.fixture(scope="module")
+def encoded(masked):
+    return masked.encode(load_splits(masked.task)["train"].select(range(400))).remove_columns("reference")
+
+
+def test_the_corpus_is_what_is_acceptable():
+    splits = load_splits(get_task("agreement-words"))
+    assert {row["label"] for rows in splits.values() for row in rows} == {1}
+    assert {len(rows) for rows in splits.values()} <= set(range(80, 1050))
+
+
+def test_fifteen_percent_of_words_are_guessed_most_of_them_hidden(masked, encoded):
+    torch.manual_seed(0)
+    rows = list(encoded)
+    batch = masked.collate(rows)
+    special = torch.tensor(
+        [masked.tokenizer.pad_token_id, masked.tokenizer.cls_token_id, masked.tokenizer.sep_token_id]
+    )
+    whole = masked.tokenizer.pad([{"input_ids": row["input_ids"]} for row in rows], return_tensors="pt")["input_ids"]
+    words = ~torch.isin(whole, special)
+    guessed = batch["labels"] != -100
+    assert not (guessed & ~words).any()
+    assert torch.equal(batch["labels"][guessed], whole[guessed])
+    assert torch.equal(batch["input_ids"][~guessed], whole[~guessed])
+    hidden = batch["input_ids"] == masked.tokenizer.mask_token_id
+    for share, of, expected in ((guessed, words, 0.15), (hidden, guessed, 0.8)):
+        n = int(of.sum())
+        assert abs(float(share[of].float().mean()) - expected) < 5 * (expected * (1 - expected) / n) ** 0.5
+
+
+def test_a_batch_always_has_something_to_guess(masked, encoded):
+    for seed in range(30):
+        torch.manual_seed(seed)
+        assert (masked.collate([encoded[0]])["labels"] != -100).any()
+
+
+@pytest.mark.parametrize("provider", [pytest.param([], marks=pytest.mark.slow), ["--provider", "AttentionDropout(0.1, 'scores') & HeadMask(1, 'importance')"]])  # fmt: skip
+def test_pre_training_goes_on_to_the_same_end(cli, tmp_path, provider):
+    whole = ran(cli("recipe", "pretrain", *SMALL[:-1], "whole", *provider))
+    assert "Perplexity of the hidden words: " in whole.output
+    stopped = cli("recipe", "pretrain", *SMALL, *provider, "--save-steps", 1, "--keep-checkpoints")
+    assert stopped.exit_code == 0
+    checkpoints = sorted((tmp_path / "out" / "checkpoints").glob("step-*"))
+    assert len(checkpoints) >= 1
+    for name in ("metrics.jsonl", "predictions.jsonl"):
+        assert read_lines(tmp_path / "out" / name) == read_lines(tmp_path / "whole" / name)
+    record = next(row for row in read_lines(tmp_path / "out" / "predictions.jsonl") if row["label"])
+    assert len(record["label"]) == len(record["prediction"])
+
+
+def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded):
+    labelled = masked.encode(load_splits(masked.task)["train"].select(range(64)))
+    state = torch.get_rng_state()
+    first, again = (in_order(labelled, 16, masked, torch.device("cpu")).batches for _ in range(2))
+    assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(first, again, strict=True))
+    batches = TrainBatches(labelled, 16, masked, 0, Accelerator(cpu=True))
+    whole, skipped = list(batches.epoch(0)), list(batches.epoch(0, skip=2))
+    assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(whole[2:], skipped, strict=True))
+    other = {tuple(row) for batch in batches.epoch(1) for row in batch["labels"].tolist()}
+    assert other != {tuple(row) for batch in whole for row in batch["labels"].tolist()}
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A model that was pre-trained here."""
+    folder = tmp_path_factory.mktemp("pretrained") / "out"
+    ran(invoke("recipe", "pretrain", *SMALL[:-1], folder))
+    return folder / "model"
+
+
+def test_other_tasks_and_models_are_one_sentence(cli, tmp_path):
+    result = cli("recipe", "pretrain", "--task", "agreement", *SMALL)
+    assert_sentence(result, 2, "Pre-training needs a task of plain text, got agreement")
+    assert cli("recipe", "finetune", *SMALL).exit_code == 0
+    result = cli("recipe", "pretrain", "--model", tmp_path / "out" / "model", *SMALL[:-1], "other")
+    assert_sentence(result, 1, "has no mask token: choose a masked language model")
+    assert not (tmp_path / "other").exists()
+
+
+def test_empty_lines_are_left_out(masked):
+    texts = datasets.Dataset.from_list([{"sentence": text} for text in ("", "the boys sleep", " ", "the girl sleeps")])
+    encoded = masked.encode(texts)
+    assert list(encoded["input_ids"]) == list(masked.encode(texts.select([1, 3]))["input_ids"])
+    with pytest.raises(InputError, match="None of 2 rows has a token to predict in column sentence: check the text"):
+        masked.encode(texts.select([0, 2]))
+
+
+def test_a_corpus_of_ones_own_with_empty_lines(cli, pretrained, tmp_path):
+    own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
+    own += ["--model", pretrained, "--max-length", 32, "--batch-size", 2]
+    for split in ("train", "validation"):
+        texts = [text for row in agreement.corpus(split)[:8] for text in (row["sentence"], "", "", " ")]
+        made.write_rows(tmp_path / f"{split}.jsonl", [{"text": text} for text in texts])
+    ran(cli("recipe", "finetune", "--model", pretrained, *SMALL[:-1], "tuned"))
+    ran(cli("recipe", "pretrain", *own, "--output-dir", "own"))
+    assert json.loads((tmp_path / "own" / "result.json").read_text())["rows"] == 8
+    assert len(read_lines(tmp_path / "own" / "predictions.jsonl")) == 8
+    made.write_rows(tmp_path / "train.jsonl", [{"text": ""}] * 3)
+    result = cli("recipe", "pretrain", *own, "--output-dir", "none")
+    assert_sentence(result, 1, "None of 3 rows has a token to predict in column text: check the text")
+    assert not (tmp_path / "none").exists()
