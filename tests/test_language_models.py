@@ -182,6 +182,16 @@ def with_template(tokenizer):
     return tokenizer
 
 
+def test_messages_are_written_by_the_template_without_a_second_beginning(trained):
+    kind = kind_of(with_template(trained[1].tokenizer), text_columns="messages")
+    turns = [("user", "the boy"), ("assistant", "sleeps"), ("user", "the boys"), ("assistant", "sleep")]
+    row = kind.encode(rows_of({"messages": [{"role": role, "content": text} for role, text in turns]}))[0]
+    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS] user : the boys [EOS] assistant : sleep [EOS]"
+    assert words(kind, row["input_ids"]) == text.split()
+    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleep", "[EOS]"]
+    assert row["reference"] == "sleep"
+
+
 def test_prompt_and_completion_are_written_by_the_template(trained):
     kind = kind_of(with_template(trained[1].tokenizer))
     row = kind.encode(rows_of({"prompt": "the boy", "completion": "sleeps"}))[0]
@@ -190,29 +200,41 @@ def test_prompt_and_completion_are_written_by_the_template(trained):
         *("assistant", ":", "sleeps", "[EOS]"),
     ]
     assert kind.remarks == ["Prompts and completions are written by the chat template of the model's tokenizer."]
-    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleeps", "[EOS]"]
-    assert row["reference"] == "sleeps"
     assert not trained[1].remarks
+    messages = [{"role": "user", "content": "the boy"}], [{"role": "assistant", "content": "sleeps"}]
+    both = rows_of({"prompt": messages[0], "completion": messages[1]})
+    assert kind.encode(both)[0] == row
+
+
+def test_templates_that_do_not_fit_are_one_sentence(trained):
+    messages = rows_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    kind = kind_of(trained[1].tokenizer, text_columns="messages")
+    with pytest.raises(InputError, match="The data holds messages, but the model's tokenizer has no chat template"):
+        kind.encode(messages)
+    tokenizer = with_template(kind.tokenizer)
+    for template, says in (
+        ("{{ raise_exception('no such role') }}", "does not take the messages .*: no such role"),
+        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=says):
+            kind_of(tokenizer, text_columns="messages").encode(messages)
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("columns", "says"),
     [
-        ("{{ raise_exception('no such role') }}", "takes no prompt with a completion: no such role"),
-        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
+        ({"prompt": ["a", 1], "completion": ["b", "b"]}, "Expected text in column prompt, got 1 in row 2 of here"),
+        ({"messages": [[{"role": "user"}]]}, r"Expected a list of .* in column messages, got .* in row 1 of here"),
+        ({"messages": [[{"role": "user", "content": "a"}]]}, "to be of the role assistant, after others, got the role user"),
+        ({"messages": [[]]}, "to be of the role assistant, after others, got the role of none in row 1 of here"),
     ],
-)
-def test_templates_that_do_not_fit_are_one_sentence(trained, template, says):
-    tokenizer = with_template(trained[1].tokenizer)
-    tokenizer.chat_template = template
+)  # fmt: skip
+def test_rows_of_another_form_are_one_sentence(columns, says):
+    from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
+
     with pytest.raises(InputError, match=says):
-        kind_of(tokenizer).encode(rows_of({"prompt": "a", "completion": "b"}))
-
-
-def test_a_value_that_is_no_text_is_named(trained):
-    kind = kind_of(trained[1].tokenizer, text_columns="text")
-    with pytest.raises(InputError, match="Expected text in column text, got 1 in row 1 of here"):
-        kind.check(rows_of({"text": 1}), "here")
+        check_conversations(columns, "here")
 
 
 def test_models_that_see_the_future_are_refused(tmp_path):
@@ -271,6 +293,26 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     assert_sentence(result, 1, "Metric exact_match needs prompts, but column text is plain text: use --metric accuracy")
     result = cli("recipe", "probe", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "c")
     assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
+
+
+def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
+    from attnreg.experiments.tasks.agreement import completions
+
+    with_template(trained[1].tokenizer).save_pretrained(decoder)
+    model, _, _ = trained
+    larger = hf.GPT2LMHeadModel(hf.GPT2Config(**{**model.config.to_dict(), "vocab_size": 60}))
+    larger.save_pretrained(decoder)
+
+    def conversation(number):
+        row = completions("train")[number]
+        turns = zip(("user", "assistant"), (row["prompt"], row["completion"]), strict=True)
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    folder = write(tmp_path / "chats", conversation)
+    args = ["--data-dir", folder, "--model", decoder, "--text-columns", "messages", "--output-dir", "out"]
+    ran(cli("recipe", "finetune", *OWN, *args))
+    scores = json.loads((tmp_path / "out" / "result.json").read_text())["dev"]
+    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
 
 
 @pytest.mark.slow

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
+ANSWERS = "assistant"
+
 
 class CausalLM(Kind):
     """Text that a decoder predicts token by token. Only the tokens of the completion have a label.
 
-    Rows are a prompt and its completion, or plain text in one column, whose tokens are all predicted. Prompt and
-    completion are tokenized separately and joined as they are, without a space. The tokenizer's end-of-text token is
-    added. If the tokenizer has a chat template, it writes prompts and completions.
+    Rows are a prompt and its completion, a list of messages, or plain text in one column, whose tokens are all
+    predicted. Prompt and completion are tokenized separately and joined as they are, without a space. The tokenizer's
+    end-of-text token is added. Messages, and prompts and completions if the tokenizer has a chat template, are written
+    by the template; the last message is the completion.
 
     Accuracy and perplexity are over the labelled tokens, each predicted from the right ones before it. For exact match,
     a completion is generated greedily from the prompt, with at most as many tokens as the right one, since a longer one
@@ -60,7 +63,8 @@ class CausalLM(Kind):
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
-        if self.task.label not in self.task.columns:
+        labels = (value for rows in splits.values() for value in self.labels_in(rows))
+        if self.task.label not in self.task.columns or all(isinstance(value, list) for value in labels):
             self.task = replace(self.task, metrics=tuple(dict.fromkeys((*self.task.metrics, "exact_match"))))
         elif "exact_match" in self.task.metrics:
             raise InputError(
@@ -69,8 +73,13 @@ class CausalLM(Kind):
         return splits
 
     @override
+    def check(self, rows: Dataset, place: str) -> None:
+        columns = dict.fromkeys((*self.task.columns, self.task.label))
+        check_conversations({name: column_of(rows, name) for name in columns}, place)
+
+    @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        return [None] * len(rows) if self.task.label in self.task.columns else super().gold(rows, place)
+        return [None] * len(rows) if self.task.label in self.task.columns else self.labels_in(rows)
 
     @override
     def check_model(self, model: nn.Module, name: str) -> None:
@@ -102,14 +111,17 @@ class CausalLM(Kind):
         rows = [self._row(value, completion) for value, completion in zip(column_of(batch, column), gold, strict=True)]
         return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
-    def _row(self, text: str, completion: str | None) -> dict[str, Any]:
+    def _row(self, value: Any, completion: Any) -> dict[str, Any]:
         """Return the token ids of a row, their labels and, if there is a prompt, the text to generate."""
         eos = self.tokenizer.eos_token_id
-        if completion is not None and self.tokenizer.chat_template:  # which writes the special tokens
-            prompt, ids = map(self._tokens, in_template(self.tokenizer, text, completion))
+        has_prompt = isinstance(value, list) or completion is not None
+        if isinstance(value, str) and has_prompt and self.tokenizer.chat_template:
+            value, completion = [{"role": "user", "content": value}], [{"role": ANSWERS, "content": completion}]
+        if isinstance(value, list):  # the template writes the special tokens
+            prompt, ids = (self._tokens(text) for text in in_template(self.tokenizer, [*value, *(completion or ())]))
             ids = ids[: len(ids) - ids[::-1].index(eos)] if eos in ids else [*ids, eos]
         else:
-            prompt, ids = ([], self._tokens(text)) if completion is None else map(self._tokens, (text, completion))
+            prompt, ids = self._tokens(value) if has_prompt else [], self._tokens(completion if has_prompt else value)
             ids = ids if ids[-1:] == [eos] else [*ids, eos]
             beginning = self._beginning()
             if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
@@ -119,7 +131,7 @@ class CausalLM(Kind):
         return {
             "input_ids": whole[: self.max_length],
             "labels": labels[: self.max_length],
-            REFERENCE: None if completion is None else self._text(whole[first:]),
+            REFERENCE: self._text(whole[first:]) if has_prompt else None,
         }
 
     def _tokens(self, text: str) -> list[int]:
@@ -214,20 +226,49 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
         yield group
 
 
-def in_template(tokenizer: Any, prompt: str, completion: str) -> tuple[str, str]:
-    """Write a prompt, up to where the answer begins, and its completion by the tokenizer's chat template, or raise."""
+def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
+    """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
+    first = next((values[0] for values in columns.values() if values), None)
+    form = list if isinstance(first, list) else str
+    wanted = "text" if form is str else 'a list of {"role": ..., "content": ...}'
+    for row, values in enumerate(zip(*columns.values(), strict=True), 1):
+        for name, value in zip(columns, values, strict=True):
+            if not isinstance(value, form) or (form is list and not all(map(_is_message, value))):
+                raise InputError(f"Expected {wanted} in column {name}, got {value!r} in row {row} of {place}.")
+        roles = [message["role"] for value in values for message in value] if form is list else ["user", ANSWERS]
+        if len(roles) < 2 or roles[-1] != ANSWERS:
+            raise InputError(
+                f"Expected the last message of column {' and '.join(columns)} to be of the role {ANSWERS}, after "
+                f"others, got the role {roles[-1] if roles else 'of none'} in row {row} of {place}."
+            )
+
+
+def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Write a conversation by the tokenizer's chat template, which adds all special tokens, or raise.
+
+    Returns the prompt, which ends where the answer begins, and the completion, which is the last message.
+    """
     from jinja2 import TemplateError
 
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+    if not tokenizer.chat_template:
+        raise InputError(
+            "The data holds messages, but the model's tokenizer has no chat template to write them: choose another "
+            "model, or give a prompt and a completion in columns of text."
+        )
     try:
-        begun = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template(messages, tokenize=False)
     except (TemplateError, TypeError, KeyError) as error:
         reason = one_line(error).rstrip(".")
-        raise InputError(f"The tokenizer's chat template takes no prompt with a completion: {reason}.") from error
-    if not whole.startswith(begun):
+        shown = str(messages)[:200]
+        raise InputError(f"The tokenizer's chat template does not take the messages {shown}: {reason}.") from error
+    if not whole.startswith(prompt):
         raise InputError(
             "The tokenizer's chat template writes a prompt in another way when an answer follows, so the answer cannot "
-            f"be told from it: {begun[-100:]!r} is not in {whole[-200:]!r}."
+            f"be told from it: {prompt[-100:]!r} is not in {whole[-200:]!r}."
         )
-    return begun, whole[len(begun) :]
+    return prompt, whole[len(prompt) :]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
