@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-TIMM = "needs timm"
-PART = "a part of another model, with no model class of its own"
-SILENT = "has no forward pass of its own"
-SESSION = "runs only in an inference session"
-
-ABSENT = {
-    "chameleon_vqgan": SILENT,
-    "dinat": "needs natten",
-    "edgetam": TIMM,
-    "edgetam_mask_decoder": PART,
-    "edgetam_prompt_encoder": PART,
-    "edgetam_video": SESSION,
-    "edgetam_video_mask_decoder": PART,
-    "edgetam_video_prompt_encoder": PART,
-    "edgetam_vision_model": TIMM,
-    "emu3_vqgan": SILENT,
-    "esmfold2": "folds proteins: ten models in one, each with its own sizes and features",
-    "gemma3n": TIMM,
-    "gemma3n_vision": TIMM,
-    "gemma4_assistant": "reads another model's keys and values",
-    "gemma4_unified_assistant": "reads another model's keys and values",
-    "gemma4_unified_audio": PART,
-    "gemma4_unified_vision": PART,
-    "glm_image_vqmodel": SILENT,
-    "higgs_audio_v2_tokenizer": "needs torchaudio",
-    "idefics_perciever": PART,
-    "layoutlmv2": "needs detectron2",
-    "layoutxlm": "a tokenizer for layoutlmv2",
-    "nougat": "a processor; its default configuration names no known model",
-    "pe_audio_video": TIMM,
-    "pe_audio_video_encoder": TIMM,
-    "pe_video": TIMM,
-    "pe_video_encoder": TIMM,
-    "pp_chart2table_vision": PART,
-    "qwen2_5_omni": SILENT,
-    "qwen2_5_omni_token2wav": "makes sounds by a differential equation, without gradients",
-    "qwen3_omni_moe": SILENT,
-    "sam2_mask_decoder": PART,
-    "sam2_prompt_encoder": PART,
-    "sam2_video": SESSION,
-    "sam2_video_mask_decoder": PART,
-    "sam2_video_prompt_encoder": PART,
-    "sam3_geometry_encoder": PART,
-    "sam3_lite_text_geometry_encoder": PART,
-    "sam3_tracker_mask_decoder": PART,
-    "sam3_tracker_prompt_encoder": PART,
-    "sam3_tracker_video": SESSION,
-    "sam3_tracker_video_mask_decoder": PART,
-    "sam3_tracker_video_prompt_encoder": PART,
-    "sam3_video": SESSION,
-    "sam_hq_mask_decoder": PART,
-    "sam_hq_prompt_encoder": PART,
-    "sam_mask_decoder": PART,
-    "sam_prompt_encoder": PART,
-    "sapiens2_head": PART,
-    "timm_backbone": TIMM,
-    "timm_wrapper": TIMM,
-    "vibevoice_diffusion": PART,
+BY_REASON = {
+    "has no forward pass of its own": """
+        chameleon_vqgan emu3_vqgan glm_image_vqmodel qwen2_5_omni qwen3_omni_moe
+    """,
+    "needs natten": "dinat",
+    "needs timm": """
+        edgetam edgetam_vision_model gemma3n gemma3n_vision pe_audio_video pe_audio_video_encoder pe_video
+        pe_video_encoder timm_backbone timm_wrapper
+    """,
+    "a part of another model, with no model class of its own": """
+        edgetam_mask_decoder edgetam_prompt_encoder edgetam_video_mask_decoder edgetam_video_prompt_encoder
+        gemma4_unified_audio gemma4_unified_vision idefics_perciever pp_chart2table_vision sam2_mask_decoder
+        sam2_prompt_encoder sam2_video_mask_decoder sam2_video_prompt_encoder sam3_geometry_encoder
+        sam3_lite_text_geometry_encoder sam3_tracker_mask_decoder sam3_tracker_prompt_encoder
+        sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder sam_hq_mask_decoder sam_hq_prompt_encoder
+        sam_mask_decoder sam_prompt_encoder sapiens2_head vibevoice_diffusion
+    """,
+    "runs only in an inference session": """
+        edgetam_video sam2_video sam3_tracker_video sam3_video
+    """,
+    "folds proteins: ten models in one, each with its own sizes and features": "esmfold2",
+    "reads another model's keys and values": "gemma4_assistant gemma4_unified_assistant",
+    "needs torchaudio": "higgs_audio_v2_tokenizer",
+    "needs detectron2": "layoutlmv2",
+    "a tokenizer for layoutlmv2": "layoutxlm",
+    "a processor; its default configuration names no known model": "nougat",
+    "makes sounds by a differential equation, without gradients": "qwen2_5_omni_token2wav",
 }
+ABSENT = dict(sorted((name, reason) for reason, names in BY_REASON.items() for name in names.split()))

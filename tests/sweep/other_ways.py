@@ -7,34 +7,16 @@ CONVOLVED_KEYS = "keys and values that are convolved over positions"  # within a
 RECURRENT = "recurrent or linear-attention layers beside attention"
 NEIGHBOURS = "embeddings of neighbouring tokens, put side by side"
 
-OTHER_WAYS = {
-    "bailing_hybrid": RECURRENT,
-    "bamba": RECURRENT,
-    "canine": CONVOLUTION,
-    "convbert": CONVOLUTION,
-    "falcon_h1": RECURRENT,
-    "fastspeech2_conformer": CONVOLUTION,
-    "fastspeech2_conformer_with_hifigan": CONVOLUTION,
-    "glm5_next_text": RECURRENT,
-    "granitemoehybrid": RECURRENT,
-    "inkling2_text": CONVOLUTION,
-    "inkling_mm_model": CONVOLUTION,
-    "inkling_text": CONVOLUTION,
-    "jamba": RECURRENT,
-    "kimi_linear": RECURRENT,
-    "lfm2_moe": CONVOLUTION,
-    "lfm3": CONVOLUTION,
-    "minimax": RECURRENT,
-    "mobilebert": NEIGHBOURS,
-    "nemotron_h": RECURRENT,
-    "nystromformer": CONVOLUTION,
-    "olmo_hybrid": RECURRENT,
-    "qwen3_5_moe_text": RECURRENT,
-    "qwen3_5_text": RECURRENT,
-    "qwen3_next": RECURRENT,
-    "qwen4_exp_text": RECURRENT,
-    "recurrent_gemma": RECURRENT,
-    "zamba": RECURRENT,
-    "zamba2": RECURRENT,
-    "zaya": CONVOLVED_KEYS,
+BY_WAY = {
+    RECURRENT: """
+        bailing_hybrid bamba falcon_h1 glm5_next_text granitemoehybrid jamba kimi_linear minimax nemotron_h
+        olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma zamba zamba2
+    """,
+    CONVOLUTION: """
+        canine convbert fastspeech2_conformer fastspeech2_conformer_with_hifigan inkling2_text inkling_mm_model
+        inkling_text lfm2_moe lfm3 nystromformer
+    """,
+    NEIGHBOURS: "mobilebert",
+    CONVOLVED_KEYS: "zaya",
 }
+OTHER_WAYS = dict(sorted((name, way) for way, names in BY_WAY.items() for name in names.split()))
