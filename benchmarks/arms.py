@@ -22,7 +22,6 @@ from attnreg.training import (
     CrossEntropy,
     FineTuning,
     FreeLBLoss,
-    GradientCredit,
     LoRADropout,
     RDrop,
     Reinforce,
@@ -218,10 +217,6 @@ ROWS: dict[str, Row] = {
     "AttendOut, a step of a round": Row(attendout(), plain),
     "AttendOut, antithetic": Row(attendout(credit=Reinforce(antithetic=True)), plain),
     "AttendOut, rewards per sample": Row(attendout(credit=Reinforce(per="sample")), plain),
-    "AttendOut, `GradientCredit`, one decision per key": Row(
-        attendout(generator_options={"decisions": "key"}, credit=GradientCredit()), plain
-    ),
-    "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit=GradientCredit()), plain),
 }
 NEWER: dict[str, Make] = {
     "AdversarialAttention": attnreg.AdversarialAttention.for_model,

@@ -135,12 +135,9 @@ CASES = [
         "g-net",
         "GNetProvider(initial_keep=0.5)",
         needs_token_ids=True,
-        trains="GNetProvider(num_heads=6, feed_forward=True, share_embeddings=True)",
+        trains="GNetProvider(num_heads=6, share_embeddings=True)",
     ),
     ProviderCase("g-net-heads", "GNetProvider(initial_keep=0.5, num_heads=4)", VARIANT, needs_token_ids=True),
-    ProviderCase(
-        "g-net-feed-forward", "GNetProvider(initial_keep=0.5, feed_forward=True)", VARIANT, needs_token_ids=True
-    ),
     ProviderCase(
         "g-net-shared", "GNetProvider(initial_keep=0.5, share_embeddings=True)", VARIANT, needs_token_ids=True
     ),

@@ -38,7 +38,7 @@ def adamw(network):
     return torch.optim.AdamW(network.parameters(), lr=1e-2)
 
 
-VARIANTS = [{}, {"num_heads": 4, "feed_forward": True, "share_embeddings": True}]
+VARIANTS = [{}, {"num_heads": 4, "share_embeddings": True}]
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=["paper", "variant"])
 
 

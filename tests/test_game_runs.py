@@ -30,7 +30,6 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--generator", "none", "--watch", "robot"], "--watch needs a Generator: remove it for --generator none"),
         (["--generator", "none", "--credit", "Reinforce(antithetic=True)"], "`credit` has no effect without a Gen"),
         (["--generator", "none", "--provider", "DropHead(0.1)"], "--provider needs a Generator: remove it for --gen"),
         (["--provider", "LearnableBernoulli(0.1)"], "LearnableBernoulli makes training passes of its own, without"),
@@ -41,9 +40,8 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
         (["--rewards", "Rewards(fresh_rows='all')"], "Expected `fresh_rows` to be"),
         (["--credit", "Reinforce(per='step')", "--reward-data", "train"], "Expected `batches` of `rewards` with `per`"),
         (["--regime", "paper", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
-        (["--credit", "GradientCredit()", "--reward-data", "train"], "Expected `batches` of `rewards` with Gradient"),
-        (["--credit", "GradientCredit(per='sample')"], "got an unexpected keyword argument 'per'"),
-        (["--credit", "gradient"], "Expected Reinforce(...) or GradientCredit(...), got 'gradient'"),
+        (["--credit", "Reinforce(price=0.1)"], "got an unexpected keyword argument 'price'"),
+        (["--credit", "gradient"], "Expected Reinforce(...), got 'gradient'"),
         (["--credit", "Reinforce(per='batch')"], "Expected `per` to be one of round, sample, step, got 'batch'"),
         (["--rewards", "Rewards(score='f1')"], "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
         (["--generator", "DropHead(0.1)"], "Expected one Generator, such as a GNetProvider, alone or in a compos"),
@@ -85,7 +83,6 @@ def slow(*options):
         ["--regime", "paper"],
         ["--regime", "paper", "--generator", "none"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
-        ["--credit", "GradientCredit()", "--generator", "GNetProvider(decisions='key')"],
         slow("--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"),
         slow("--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"),
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
@@ -119,14 +116,3 @@ def test_negative_scores_do_not_end_a_run_of_proportional_winners(cli, tmp_path,
     rounds = [line for line in read_lines(tmp_path / "o" / "telemetry.jsonl") if "winner" in line]
     assert "metric" in rewards or all(line["defender_score"] < 0 for line in rounds)  # minus the loss
     assert all(0 <= line["attacker_chance"] <= 1 for line in rounds)
-
-
-def test_a_word_is_watched(cli, tmp_path):
-    ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, "--watch", "robot", "--output-dir", "out"))
-    rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]
-    for line in rounds:
-        assert all(0 < line[f"{which}.{layer}"] < 1 for which in ("watched", "others") for layer in range(3))
-    for word, sentence in (("zebra", "does not know the word 'zebra'"), ("[UNK]", "No dev row contains the word")):
-        refused = cli("recipe", "attendout", *SMALL, "--watch", word, "--output-dir", "no")
-        assert refused.exit_code == 1
-        assert sentence in refused.stderr

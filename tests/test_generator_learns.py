@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attnreg
+from attnreg.attendout.credit import Teacher
 from attnreg.training import Reinforce
 from attnreg.training.method import Updater
 
@@ -33,7 +34,7 @@ def taught(goal, *, width=32, decisions="unit", per="round", antithetic=False, r
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(30, width, 3, 8, initial_keep=0.8, decisions=decisions)
     baseline = "leave-one-out" if per == "sample" else "moving"
-    teacher = Reinforce(per=per, antithetic=antithetic, baseline=baseline).teacher(generator, Updater())
+    teacher = Teacher(Reinforce(per=per, antithetic=antithetic, baseline=baseline), generator, Updater())
     first = batch()
     generator.calibrate(first)
     before = rates(generator, first)
@@ -115,7 +116,7 @@ def test_noise_leaves_the_rates_of_a_wide_generator_about_where_they_were():
     for seed in range(3):
         torch.manual_seed(seed)
         generator = attnreg.GNetProvider(30, 384, 6, 8, initial_keep=0.9)
-        teacher = Reinforce().teacher(generator, Updater())
+        teacher = Teacher(Reinforce(), generator, Updater())
         first = batch()
         generator.calibrate(first)
         for _ in range(10):

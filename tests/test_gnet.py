@@ -48,20 +48,14 @@ def by_loops(provider, ids, real):
                     for j in range(length):
                         out[b, layer, g, i, j] = s[j] + net.bias[layer]
                 new.append(normed(net.norm, x[i] + net.out.weight @ torch.cat(mixed) + net.out.bias))
-                if provider.feed_forward:
-                    block, y = net.block, new[-1]
-                    inner = block.inner.weight @ y + block.inner.bias
-                    gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
-                    new[-1] = normed(block.norm, y + block.outer.weight @ gelu + block.outer.bias)
             x = new
     return out
 
 
-@pytest.mark.parametrize("feed_forward", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_logits(causal, heads, feed_forward):
-    net = small(causal=causal, position_offset=2, num_heads=heads, feed_forward=feed_forward)
+def test_logits(causal, heads):
+    net = small(causal=causal, position_offset=2, num_heads=heads)
     ids = torch.tensor([[1, 5, 2, 0], [3, 3, 9, 4]])
     mask = (ids != 0).long()
     got = net.logits({"input_ids": ids, "attention_mask": mask})
@@ -109,9 +103,8 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
 
 
 @masks_and_heads
-@pytest.mark.parametrize("feed_forward", [False, True])
-def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads, feed_forward):
-    net = small(masks_per_layer=masks, num_heads=heads, feed_forward=feed_forward)
+def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads):
+    net = small(masks_per_layer=masks, num_heads=heads)
     inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
     net.prepare(inputs)
     keep = net.keep.clone()
@@ -180,7 +173,6 @@ def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
     [
         ({}, 41.4),  # the paper's
         ({"num_heads": 12}, 41.4),
-        ({"feed_forward": True}, 46.1),
         ({"shared_tables": ["tokens"]}, 2.8),
         ({"shared_tables": ["tokens", "positions"]}, 2.4),
     ],
@@ -216,7 +208,7 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     [
         ({"num_heads": 2.0}, "Expected `num_heads` to be a whole number, got 2.0"),
         ({"masks_per_layer": True}, "Expected `masks_per_layer` to be a whole number, got True"),
-        ({"feed_forward": "y"}, "Expected `feed_forward` to be True or False, got 'y'"),
+        ({"causal": "y"}, "Expected `causal` to be True or False, got 'y'"),
         ({"position_offset": -1}, "Expected `position_offset` to be at least 0, got -1"),
         ({"num_heads": 2, "masks_per_layer": 2}, "Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"),
         ({"num_heads": 4}, "Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"),

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg.attendout.decisions import Decisions
 from attnreg.draws import Draws, draws_from
 from tests.test_gnet import masks_and_heads, small
 
@@ -134,20 +133,3 @@ def test_draws_repeat_with_the_seed_of_their_pass_whatever_torch_drew(decisions)
         kept.append(net.keep)
     assert torch.equal(kept[0], kept[1])
     assert any(not torch.equal(kept[0], other) for other in kept[2:])
-
-
-def test_the_slope_of_a_type_is_the_sum_over_its_keys():
-    torch.manual_seed(0)
-    logits, units, ids = (
-        torch.randn(2, 1, 1, 4, 4).double(),
-        torch.ones(2, 4, 4, dtype=torch.bool),
-        ragged["input_ids"],
-    )
-    relaxed = Decisions("type", 1, logits, units, ids, num_types=11).draw_relaxed(share=1.0)
-    slopes = torch.randn(2, 1, 4, 4).double()
-    found = relaxed.gradient([slopes])[0, 0, 0, 0]
-    for token in range(11):
-        chance = torch.sigmoid(logits[:, 0, 0].transpose(1, 2)[ids == token].mean())
-        slope = slopes[:, 0].transpose(1, 2)[ids == token].sum()
-        expected = slope * chance * (1 - chance) if token in ids else 0.0
-        assert found[token].item() == pytest.approx(float(expected))

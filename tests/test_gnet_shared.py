@@ -20,8 +20,8 @@ def test_shared_embeddings_are_read_as_they_are(name):
     """Equal to a G-Net that has copies, before and after the model's embeddings have changed."""
     model, batch = CASES[name].build(), CASES[name].batch()
     net, copies = (
-        shared(model, num_heads=2, feed_forward=True),
-        attnreg.GNetProvider.for_model(model, num_heads=2, feed_forward=True),
+        shared(model, num_heads=2),
+        attnreg.GNetProvider.for_model(model, num_heads=2),
     )
     own = [key for key in net.state_dict() if "tokens" in key or "positions" in key]
     assert own == ([] if name not in ("t5", "llama") else ["network.positions.weight"])
@@ -41,7 +41,7 @@ def test_shared_embeddings_are_read_as_they_are(name):
 
 def test_no_gradient_and_no_optimizer_reaches_shared_embeddings():
     model, batch = CASES["bert"].build(), CASES["bert"].batch()
-    net = shared(model, num_heads=4, feed_forward=True)
+    net = shared(model, num_heads=4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.1)
     with attnreg.attach(model, net):

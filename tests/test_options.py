@@ -54,7 +54,7 @@ def test_types_are_read_from_annotations():
     @argument("attnreg:AttributionProvider", "region")
     @argument("attnreg:AttributionProvider", "steps")
     @argument("attnreg.training:Rounds", "winner")
-    @argument("attnreg:GNetProvider", "feed_forward", "--with-feed-forward")
+    @argument("attnreg:GNetProvider", "causal")
     def command(**options):
         click.echo(repr(sorted(options.items())))
 

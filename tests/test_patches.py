@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.credit import Teacher
 from attnreg.attendout.network import GeneratorNetwork, PatchTokens
 from attnreg.training import Reinforce
 from attnreg.training.method import Updater
@@ -105,7 +106,7 @@ def batch():
 def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(decisions):
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(1, 32, 2, 5, initial_keep=0.8, decisions=decisions, patch=[3, 4, 4])
-    teacher = Reinforce(per="sample", baseline="leave-one-out").teacher(generator, Updater())
+    teacher = Teacher(Reinforce(per="sample", baseline="leave-one-out"), generator, Updater())
     generator.calibrate(batch()[0])
     for _ in range(60):
         gaps = []

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.attendout.credit import sparse_embeddings
+from attnreg.attendout.credit import Teacher, sparse_embeddings
 from attnreg.errors import InputError
-from attnreg.training import AttackerDefender, GradientCredit, Reinforce, Rewards, Rounds
+from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
 from tests.method_cases import weights
@@ -28,7 +28,7 @@ def sgd(net):
 
 def teacher_of(net, updater=None, **options):
     credit = Reinforce(**{"reward": "gap", "optimizer_factory": sgd, **options})
-    return credit.teacher(net, updater or Updater(), max_grad_norm=None)
+    return Teacher(credit, net, updater or Updater(), max_grad_norm=None)
 
 
 def assert_updated(net, twin):
@@ -225,10 +225,7 @@ def test_a_custom_reward_per_sample_works_in_the_game():
         (Reinforce, {"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
         (Reinforce, {"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
         (Reinforce, {"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
-        (Reinforce, {"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function, got 'adam'"),
-        (GradientCredit, {"share": 0.0}, "Expected `share`"),
-        (GradientCredit, {"price": -1.0}, "Expected `price`"),
-        (GradientCredit, {"averaging": 1.0}, "Expected `averaging`"),
+        (Reinforce, {"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function of"),
     ],
 )
 def test_settings_that_do_not_fit(credit, options, sentence):
@@ -239,10 +236,6 @@ def test_settings_that_do_not_fit(credit, options, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"batches": None, "credit": GradientCredit()},
-            "Expected `batches` of `rewards` with GradientCredit, got None",
-        ),
         (
             {"variant": {"share_embeddings": True}, "credit": Reinforce(per="sample")},
             "`per` 'round' with shared embeddings",
@@ -304,13 +297,6 @@ def test_masks_that_another_pass_took_are_an_error():
             game.step(make_batches(1)[0])
 
 
-def test_credit_by_gradient_makes_passes_that_ad_drop_does_not_know():
-    model = make_model()
-    both = attnreg.GNetProvider.for_model(model) & attnreg.AttributionProvider()
-    with pytest.raises(InputError, match="AttributionProvider cannot be used with GradientCredit"):
-        AttackerDefender(model, both, adamw, rewards=Rewards(make_batches(1)), credit=GradientCredit())
-
-
 def test_the_choices_of_a_row_share_its_reward():
     net = generator()
     twin = copy.deepcopy(net)
@@ -323,10 +309,9 @@ def test_the_choices_of_a_row_share_its_reward():
     assert_updated(net, twin)
 
 
-@pytest.mark.parametrize("credit", [Reinforce(), GradientCredit()])
-def test_without_a_generator_a_credit_is_refused(credit):
+def test_without_a_generator_a_credit_is_refused():
     with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
-        AttackerDefender(make_model(), None, adamw, credit=credit)
+        AttackerDefender(make_model(), None, adamw, credit=Reinforce())
 
 
 def test_a_game_without_masks_is_one_of_selection():

@@ -19,7 +19,7 @@ from attnreg.attendout.rewards import (
     standardized_gap,
 )
 from attnreg.errors import InputError
-from attnreg.training import GradientCredit, Reinforce
+from attnreg.training import Reinforce
 from tests.test_attacker_defender import make_batches, make_game
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
@@ -171,8 +171,7 @@ def test_a_metric_needs_one_label_per_row():
         MetricScore(lambda a, b: 0.0)(hf.BertForTokenClassification(config), batch)
 
 
-@pytest.mark.parametrize("credit", [None, GradientCredit()])
-def test_each_round_may_have_rows_of_its_own(credit):
+def test_each_round_may_have_rows_of_its_own():
     rounds, asked = make_batches(4, seed=9), []
 
     def rows(number):
@@ -185,7 +184,7 @@ def test_each_round_may_have_rows_of_its_own(credit):
         seen.append(id(batch))
         return torch.zeros(len(batch["labels"]))
 
-    game = make_game(steps=2, batches=rows, score=score, credit=credit)
+    game = make_game(steps=2, batches=rows, score=score)
     for batch in make_batches(6):
         game.step(batch)
     assert asked == [0, 1, 2]

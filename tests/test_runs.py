@@ -219,10 +219,6 @@ def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
 VARIANTS = {
     "heads": (["--generator", "GNetProvider(num_heads='heads')"], {"num_heads": 6, "masks_per_layer": 1}),
     "shared": (["--generator", "GNetProvider(share_embeddings=True)"], {"shared_tables": ["tokens", "positions"]}),
-    "feed-forward": (
-        ["--generator", "GNetProvider(feed_forward=True, masks_per_layer='heads')"],
-        {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6},
-    ),
 }
 
 

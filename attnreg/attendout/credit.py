@@ -1,21 +1,27 @@
-"""How AttendOut's Generator learns: credits hold settings, such as REINFORCE's; their teachers apply them in a game."""
+"""How AttendOut's Generator learns: by REINFORCE, whose settings a teacher applies in a game."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
-from typing_extensions import override
 
-from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, one_of, probability, true_or_false
+from attnreg.arguments import (
+    NotNegative,
+    ProbabilityBelowOne,
+    a_function,
+    not_negative,
+    one_of,
+    probability,
+    true_or_false,
+)
 from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
@@ -24,72 +30,6 @@ from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credit(ABC):
-    """How the Generator of :class:`attnreg.training.AttackerDefender` learns.
-
-    Args:
-        learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
-        bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
-        optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
-    """
-
-    learning_rate: NotNegative | None = None
-    bias_learning_rate: NotNegative = 5e-2
-    optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
-    #: whether a second Attacker trains under the opposite masks
-    antithetic: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        not_negative("learning_rate", 0.0 if self.learning_rate is None else self.learning_rate)
-        not_negative("bias_learning_rate", self.bias_learning_rate)
-        if self.optimizer_factory is not None and not callable(self.optimizer_factory):
-            raise InputError(f"Expected `optimizer_factory` to be a function, got {self.optimizer_factory!r}.")
-
-    def optimizer(self, generator: nn.Module) -> Optimizer:
-        """Make the Generator's optimizer."""
-        if self.optimizer_factory is not None:
-            return self.optimizer_factory(generator)
-        return generator_adam(generator, self.learning_rate, self.bias_learning_rate)
-
-    def check(self, provider: Regularizer, rewards: Rewards) -> None:
-        """Refuse what does not fit the credit: ``provider`` is the Generator, alone or in a composition."""
-
-    @abstractmethod
-    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> Teacher:
-        """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
-
-        ``game`` are ``max_grad_norm``; ``attacker``, the model that the Generator masks; ``reward_batch``, which
-        returns the reward batch of an update, numbered from 0; and the Attacker's ``loss_function``.
-        """
-
-
-class Teacher:
-    """Teaches a Generator in one game; this base class is for games without one."""
-
-    @property
-    def used_baseline(self) -> float | None:
-        """The moving average of rewards, if there is one."""
-        return None
-
-    def draw(self, batch: Batch) -> None:
-        """Draw the masks of the Attackers' training step on a batch."""
-
-    def check_drawn(self) -> None:
-        """Check that the Attacker trained under the masks drawn for it."""
-
-    def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
-        return float(gaps[0].mean())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
 
 
 def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
@@ -123,7 +63,7 @@ Baseline = Literal["moving", "leave-one-out"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce(Credit):
+class Reinforce:
     r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
@@ -143,7 +83,9 @@ class Reinforce(Credit):
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
         antithetic: draw masks in opposite pairs: a second Attacker, which never wins, begins each round with the
             first one's weights and trains under the opposite masks.
-        learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
+        learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
+        bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
+        optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
 
     Raises:
         InputError: if an argument is unknown or out of range, or two do not fit together.
@@ -161,10 +103,16 @@ class Reinforce(Credit):
     per: RewardPer = "round"
     baseline: Baseline = "moving"
     momentum: ProbabilityBelowOne = 0.9
-    antithetic: bool = False  # type: ignore[misc]
+    antithetic: bool = False
+    learning_rate: NotNegative | None = None
+    bias_learning_rate: NotNegative = 5e-2
+    optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        not_negative("learning_rate", 0.0 if self.learning_rate is None else self.learning_rate)
+        not_negative("bias_learning_rate", self.bias_learning_rate)
+        if self.optimizer_factory is not None:
+            a_function("optimizer_factory", self.optimizer_factory, "the G-Net, such as `generator_adam`")
         a_function_or("reward", self.reward, get_args(RewardName))
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
@@ -190,8 +138,8 @@ class Reinforce(Credit):
             )
         return reward
 
-    @override
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
+        """Refuse what does not fit: ``provider`` is the Generator, alone or in a composition."""
         if self.antithetic and isinstance(provider, Compose):
             raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
         if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
@@ -201,19 +149,17 @@ class Reinforce(Credit):
         if self.per == "step" and rewards.batches is None:
             raise InputError("Expected `batches` of `rewards` with `per` 'step': one row for each step of a round.")
 
-    @override
-    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> ReinforceTeacher:
-        return ReinforceTeacher(self, generator, updater, game.get("max_grad_norm", 1.0))
 
-
-class ReinforceTeacher(Teacher):
-    """Updates a Generator by REINFORCE.
+class Teacher:
+    """Updates a Generator by REINFORCE in one game.
 
     With one reward per round, the gradient is that reward times a sum over steps, which is accumulated while masks are
     drawn, so that memory does not grow. With more rewards, batches and packed masks are kept until they are known.
     """
 
-    def __init__(self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None) -> None:
+    def __init__(
+        self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None = 1.0
+    ) -> None:
         if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
         cached = credit.per != "round"
@@ -223,7 +169,8 @@ class ReinforceTeacher(Teacher):
         if missing := [name for name in needed if not hasattr(generator, name)]:
             raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
         self.credit = credit
-        self.optimizer = credit.optimizer(generator)
+        make, rates = credit.optimizer_factory, (credit.learning_rate, credit.bias_learning_rate)
+        self.optimizer = generator_adam(generator, *rates) if make is None else make(generator)
         self.baseline = 0.0  # the first round sets it
         self.rounds = 0
         self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
@@ -235,13 +182,8 @@ class ReinforceTeacher(Teacher):
         self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
 
-    @property
-    @override
-    def used_baseline(self) -> float | None:
-        return self.baseline if self.credit.baseline == "moving" else None
-
-    @override
     def draw(self, batch: Batch) -> None:
+        """Draw the masks of the Attackers' training step on a batch."""
         self.steps += 1
         generator, cached, antithetic = self._generator, self.credit.per != "round", self.credit.antithetic
         with torch.set_grad_enabled(not cached), self._updater.autocast(), sparse_embeddings(generator):
@@ -254,8 +196,8 @@ class ReinforceTeacher(Teacher):
         for attacker, log_prob in enumerate(log_probs):
             self._accumulate(attacker, log_prob, 1.0, keep_graph=attacker + 1 < len(log_probs))
 
-    @override
     def check_drawn(self) -> None:
+        """Check that the Attacker trained under the masks drawn for it."""
         drawn, self._drawn = self._drawn, None
         if getattr(self._generator, "keep", None) is not drawn:
             raise InputError(
@@ -278,8 +220,8 @@ class ReinforceTeacher(Teacher):
             elif new is not None:
                 total.add_(new)
 
-    @override
     def update(self, gaps: Sequence[Tensor]) -> float:
+        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
         if self.credit.per == "step":  # a last round may be shorter than the others
             if (rows := len(gaps[0])) < self.steps:
                 raise InputError(
@@ -335,8 +277,8 @@ class ReinforceTeacher(Teacher):
                 self._accumulate(attacker, log_prob, own.to(log_prob.device))
                 begin += len(log_prob)
 
-    @override
     def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "baseline": self.baseline,
@@ -348,8 +290,8 @@ class ReinforceTeacher(Teacher):
             "draws": self._updater.gathered([send_to_device(self._draws, "cpu")]),
         }
 
-    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.baseline, self.steps = state["baseline"], state["steps"]
         self.rounds, (self._square, self._squares) = state["rounds"], state["squares"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
-from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, Relaxed, shift_to
+from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, shift_to
 from attnreg.attendout.network import GeneratorNetwork, Reading, read_images, read_tokens
 from attnreg.attendout.sizes import measured, tables_to_share
 from attnreg.errors import InputError
@@ -52,8 +51,6 @@ class GNetProvider(MaskProvider):
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
             of its own, then masks head h of the model.
-        feed_forward: pass each :math:`x_{l+1}` through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with the
-            same weights in all layers and an inner size of 4 d; the paper's G-Net has no such block.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
@@ -95,7 +92,6 @@ class GNetProvider(MaskProvider):
         decisions: Granularity = "unit",
         masks_per_layer: int = 1,
         num_heads: int = 1,
-        feed_forward: bool = False,
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
@@ -117,7 +113,6 @@ class GNetProvider(MaskProvider):
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
                 f"already, got {masks_per_layer}."
             )
-        self.feed_forward = true_or_false("feed_forward", feed_forward)
         self.causal = true_or_false("causal", causal)
         self._stack = "decoder" if causal else "encoder"
         self.position_offset = whole_number("position_offset", position_offset, least=0)
@@ -136,7 +131,6 @@ class GNetProvider(MaskProvider):
             num_heads,
             initial_logit=None if initial_keep is None else math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
-            feed_forward=feed_forward,
             shared_tables=shared_tables,
             patch=self.patch,
         )
@@ -146,7 +140,6 @@ class GNetProvider(MaskProvider):
         self._given = GivenMasks()
         #: whether the biases have been set to ``initial_keep``, or there are none
         self.calibrated = initial_keep is None
-        self._relaxed: Relaxed | None = None
 
     @classmethod
     def for_model(
@@ -157,7 +150,6 @@ class GNetProvider(MaskProvider):
         decisions: Granularity = "unit",
         masks_per_layer: int | str = 1,
         num_heads: int | str = 1,
-        feed_forward: bool = False,
         share_embeddings: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
@@ -170,7 +162,6 @@ class GNetProvider(MaskProvider):
             decisions: likewise.
             masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
             num_heads: likewise.
-            feed_forward: likewise.
             share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
@@ -194,7 +185,6 @@ class GNetProvider(MaskProvider):
             decisions=decisions,
             masks_per_layer=found.number("masks_per_layer", masks_per_layer),
             num_heads=found.number("num_heads", num_heads),
-            feed_forward=feed_forward,
         )
         generator._read_tables(model)
         with torch.no_grad():
@@ -207,13 +197,10 @@ class GNetProvider(MaskProvider):
         return self.mask_of(site, self.keep)
 
     def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
-        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``, or from relaxed ones."""
+        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""
         if site.stack != self._stack:
             return None
         self._check_heads(site)
-        if self._relaxed is not None:
-            mask = self._relaxed.masks[site.layer]
-            return Mask(normalized=mask, kept=mask.detach() > 0.5)
         if keep is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
         if (site.shape[0], *site.shape[2:]) != (keep.shape[0], *keep.shape[3:]):
@@ -256,7 +243,7 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
-        if not self._given.taken() and self._relaxed is None:
+        if not self._given.taken():
             (self.keep,) = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -276,15 +263,6 @@ class GNetProvider(MaskProvider):
     def opposite(self) -> MaskProvider:
         """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
         return Opposite(self)
-
-    @contextmanager
-    def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
-        """Draw masks for all passes within the block, a share evenly from [0, 1]: factors, normalized again."""
-        self._relaxed = self._calibrated_decisions(inputs).draw_relaxed(share)
-        try:
-            yield self._relaxed
-        finally:
-            self._relaxed = None
 
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -90,7 +90,6 @@ class GeneratorNetwork(nn.Module):
         num_heads: int,
         initial_logit: float | None,
         position_offset: int = 0,
-        feed_forward: bool = False,
         shared_tables: Collection[str] = (),
         patch: Sequence[int] | None = None,
     ) -> None:
@@ -121,7 +120,6 @@ class GeneratorNetwork(nn.Module):
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
-        self.block = _FeedForward(hidden_size) if feed_forward else nn.Identity()
         self.bias: Tensor
         if initial_logit is None:
             self.register_buffer("bias", torch.zeros(num_layers))
@@ -141,7 +139,7 @@ class GeneratorNetwork(nn.Module):
             logits.append(scores + self.bias[layer])
             if layer < len(self.bias) - 1:
                 weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
-                x = self.block(self.norm(x + attention.mixed(weights, x)))
+                x = self.norm(x + attention.mixed(weights, x))
         return torch.stack(logits, dim=1)
 
     def _embed(self, name: str, indices: Tensor) -> Tensor:
@@ -211,14 +209,3 @@ class _OneHead:
             # The weights of a row sum to 1, so the values' bias is the same in all rows.
             self._value_out = self._out.weight @ self._wv, F.linear(self._bv, self._out.weight, self._out.bias)
         return F.linear(weights[:, 0].to(x.dtype) @ x, *self._value_out)
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(hidden_size, 4 * hidden_size)
-        self.outer = nn.Linear(4 * hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + self.outer(F.gelu(self.inner(x))))

@@ -188,7 +188,6 @@ class Referee:
         self._updater = updater
         self.number = 0  # of the round
         self._played: list[Batch] = []  # its own batches, if it is scored on them
-        self._drawn: dict[int, Sequence[Batch]] = {}  # the reward batches of the round, by its number
 
     def note(self, batch: Batch) -> None:
         """Take note of a training batch."""
@@ -214,24 +213,13 @@ class Referee:
         return scores
 
     def _batches(self) -> list[Batch]:
-        if self.rewards.batches is None:
+        if (given := self.rewards.batches) is None:
             return self._played
-        batches = self._of_round()
+        batches = given(self.number) if callable(given) else given
         size = min(self.rewards.batches_per_round or len(batches), len(batches))
-        first = 0 if callable(self.rewards.batches) else self.number * size
+        first = 0 if callable(given) else self.number * size
         mine = range(self._updater.rank, size, self._updater.processes)
         return [batches[(first + i) % len(batches)] for i in mine]
-
-    def _of_round(self) -> Any:
-        given = self.rewards.batches
-        if callable(given) and self.number not in self._drawn:
-            self._drawn = {self.number: given(self.number)}
-        return self._drawn[self.number] if callable(given) else given
-
-    def next_batch(self, number: int) -> Batch:
-        """Return one of the round's reward batches, another one for each number and process."""
-        batches = self._of_round()
-        return batches[(number * self._updater.processes + self._updater.rank) % len(batches)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""

@@ -1,4 +1,4 @@
-"""AttendOut's game in a run: its rounds, the rows that it is scored on, and a word to watch."""
+"""AttendOut's game in a run: its rounds, and the rows that it is scored on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any, Literal
 import torch
 
 from attnreg.arguments import whole_number
-from attnreg.attendout.credit import Credit, Reinforce
-from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.gradient_credit import GradientCredit
+from attnreg.attendout.credit import Reinforce
 from attnreg.attendout.rewards import MetricScore, Rewards, Score
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.provider import read_provider
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.expressions import parse_call
-from attnreg.training.method import Batch
 
 RewardData = Literal["held-out", "dev", "half-dev", "train"]
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
-WATCHED_ROWS = 64
 
 
 def read_generator(text: str) -> str:
@@ -29,9 +25,9 @@ def read_generator(text: str) -> str:
     return text if text == "none" else read_provider(text)
 
 
-def credit_of(text: str) -> Credit:
+def credit_of(text: str) -> Reinforce:
     """Make a credit from an expression, the value of ``--credit``."""
-    return parse_call(text, {"Reinforce": Reinforce, "GradientCredit": GradientCredit})
+    return parse_call(text, {"Reinforce": Reinforce})
 
 
 def rewards_of(text: str, metric: Callable[[], Any] = lambda: "loss") -> tuple[Rewards, int | str | None]:
@@ -159,44 +155,3 @@ def _expected_loss(run: Setup, score: str) -> UsageError:
     return UsageError(
         f"Expected score 'loss' in --rewards for the {run.task.kind} task {run.task.name}, got {score!r}."
     )
-
-
-class WatchedWord:
-    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word."""
-
-    def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
-        if run.kind.reads_images:
-            raise InputError(f"--watch is for text, but {run.task.name} is of kind {run.task.kind}: remove it.")
-        tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
-        if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):
-            raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
-        inside = run.tokenizer(f"a {word}", add_special_tokens=False)["input_ids"]  # as within a sentence
-        if len(tokens) > 1 and len(inside) > 2:
-            pieces = ", ".join(run.tokenizer.convert_ids_to_tokens(tokens))
-            raise InputError(
-                f"The model's tokenizer splits the word {word!r} of --watch into {pieces}: choose another."
-            )
-        self.token = inside[-1]
-        having = [n for n, ids in enumerate(run.dev_rows["input_ids"]) if self.token in torch.tensor(ids).flatten()]
-        if not having:
-            raise InputError(f"No dev row contains the word {word!r} of --watch: choose another.")
-        self.generator = generator
-        self.batches: list[Batch] = run.rows_in_order(run.dev_rows.select(having[:WATCHED_ROWS]))
-
-    @torch.no_grad()
-    def __call__(self) -> dict[str, float]:
-        """Return the rates by layer: ``watched.N`` and ``others.N``."""
-        sums: dict[str, Any] = {"watched": 0.0, "others": 0.0}
-        counts = dict.fromkeys(sums, 0)
-        for batch in self.batches:
-            dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
-            units = self.generator.units(batch)
-            is_word = (batch["input_ids"].flatten(0, -2) == self.token)[:, None]
-            for name, chosen in (("watched", units & is_word), ("others", units & ~is_word)):
-                sums[name] = sums[name] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
-                counts[name] += int(chosen.sum())
-        return {
-            f"{name}.{layer}": float(rate) / max(1, counts[name])
-            for name, total in sums.items()
-            for layer, rate in enumerate(total)
-        }
