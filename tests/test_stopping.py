@@ -17,7 +17,7 @@ import pytest
 import attnreg
 from attnreg.experiments.compare import launch
 from attnreg.experiments.runs.checkpoint import read_state
-from attnreg.experiments.runs.progress import Progress
+from attnreg.experiments.runs.loop import Progress
 from tests.commands import invoke, ran, read_lines
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
