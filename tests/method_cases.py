@@ -77,8 +77,7 @@ class Sure(attnreg.GNetProvider):
 
 def game(method, model, optimizer, provider, sure, options):
     """Make AttendOut's game; a provider acts beside its Generator."""
-    kind, of_generator = (Sure if sure else attnreg.GNetProvider), options.pop("generator", {})
-    generator = kind.for_model(model, initial_keep=0.6, **of_generator).double()
+    generator = (Sure if sure else attnreg.GNetProvider).for_model(model, initial_keep=0.6).double()
     if sure:
         generator.calibrate(next(batches(1, 8)))  # on whole batches: the game would only see this process's rows
     alone = provider is None or getattr(options.get("credit"), "antithetic", False)
@@ -158,7 +157,6 @@ ARGUMENTS = {
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
         for options, sure, variant in (
             ({}, SURE, ""),
-            ({"generator": {"share_embeddings": True, "num_heads": 2}}, None, "shared"),
             ({"credit": Reinforce(per="sample")}, None, "sample"),
             ({"credit": Reinforce(antithetic=True)}, None, "antithetic"),
         )

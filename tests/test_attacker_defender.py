@@ -9,7 +9,6 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.attendout.credit import reinforce_loss
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
 from tests.method_cases import weights
 
@@ -38,14 +37,10 @@ def adamw(network):
     return torch.optim.AdamW(network.parameters(), lr=1e-2)
 
 
-VARIANTS = [{}, {"num_heads": 4, "share_embeddings": True}]
-variants = pytest.mark.parametrize("variant", VARIANTS, ids=["paper", "variant"])
-
-
-def make_game(model=None, variant=VARIANTS[0], **options):
+def make_game(model=None, decisions="unit", **options):
     """A game; the arguments of its rounds and rewards are given among its own."""
     model = model or make_model()
-    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, **variant)
+    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, decisions=decisions)
     options.setdefault("batches", make_batches(2, seed=9))
     rounds, rewards = (
         record(**{field.name: options.pop(field.name) for field in dataclasses.fields(record) if field.name in options})
@@ -150,64 +145,6 @@ def test_the_winner_is_drawn_with_its_chance():
     assert abs(sum(wins) / 200 - 0.8) < 5 * math.sqrt(0.8 * 0.2 / 200)
 
 
-@variants
-def test_the_generators_update_is_reinforce_over_the_rounds_moves(variant):
-    torch.manual_seed(0)
-    model = make_model()
-    generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, **variant)
-    twin = copy.deepcopy(generator)
-    reward = 1.7
-    game = AttackerDefender(
-        model,
-        generator,
-        adamw,
-        credit=Reinforce(
-            reward=lambda gaps: torch.tensor(reward),
-            optimizer_factory=lambda g: torch.optim.SGD(g.parameters(), lr=1.0),
-        ),
-        rewards=Rewards(make_batches(1)),
-        rounds=Rounds(2),
-        max_grad_norm=None,
-    )
-    game._teacher.baseline, game._teacher.rounds = 0.5, 1
-    generator.calibrate(make_batches(1)[0])
-    twin.load_state_dict(generator.state_dict())
-    keeps, tables, batches = [], [], make_batches(2)
-    for batch in batches:
-        tables.append(copy.deepcopy(generator.network.tables))
-        result = game.step(batch)
-        keeps.append(generator.keep)
-    assert not variant or not torch.equal(tables[0]["tokens"].weight, tables[1]["tokens"].weight)
-    # From the masks, after the round, by the formula: what the game sums up as it goes.
-    log_probs = []
-    for batch, keep, twin.network.tables in zip(batches, keeps, tables, strict=True):
-        log_probs.append(twin.log_prob(batch, keep))
-    loss = sum(reinforce_loss(log_prob, reward - 0.5) for log_prob in log_probs) / 2
-    loss.backward()
-    for ours, theirs in zip(generator.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(ours, theirs - theirs.grad, atol=1e-6)
-    assert result.logs["baseline"] == pytest.approx(0.9 * 0.5 + 0.1 * reward)
-    assert game.rounds == 1
-
-
-@pytest.mark.parametrize("chance", [0.0, 1.0])
-def test_shared_embeddings_are_the_attackers_throughout_the_game(chance):
-    game = make_game(
-        variant=VARIANTS[1], steps=2, warmup_steps=1, game_steps=5, winner=lambda a, d: torch.tensor(chance)
-    )
-    for batch in make_batches(7):
-        game.step(batch)
-        for played in (game, copy.deepcopy(game)):
-            attacker, tables = played.attacker.model, played.generator.network.tables
-            assert tables["tokens"] is attacker.get_input_embeddings()
-            assert tables["positions"] is attacker.bert.embeddings.position_embeddings
-    state = game.state_dict()
-    assert set(state["attacker"]["provider"]) - {"_extra_state"} == set(dict(game.generator.named_parameters()))
-    networks = {id(p) for model in game.learners for p in model.parameters()}
-    held = {id(p) for group in game._teacher.optimizer.param_groups for p in group["params"]}
-    assert not held & networks
-
-
 def test_scores_are_taken_in_eval_mode_on_the_reward_batches_in_turn():
     seen = []
 
@@ -290,6 +227,10 @@ def test_memory_does_not_grow_with_the_round():
         ({"batches": []}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"batches": {"input_ids": 1}}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"warmup_steps": 4, "game_steps": 3}, "Expected `game_steps` to be at least 4, got 3"),
+        (
+            {"decisions": "type", "credit": Reinforce(per="sample", baseline="leave-one-out")},
+            "Baseline 'leave-one-out' needs decisions for each sample",
+        ),
     ],
 )
 def test_options_that_do_not_fit(options, sentence):

@@ -157,7 +157,7 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
         ("GNetProvider(masks_per_layer=2.0)", "Expected `masks_per_layer` to be a whole number, got 2.0"),
         ("GNetProvider(num_heads=4)", "Expected `num_heads` to be 1 or 6, the number of heads at .*, got 4"),
         ("GNetProvider(masks_per_layer=3)", "Expected `masks_per_layer` to be 1 or 6, the number of heads at .*, got 3"),
-        ("GNetProvider(share_embeddings='x')", "Expected `share_embeddings` to be True or False, got 'x'"),
+        ("GNetProvider(num_heads='x')", "Expected `num_heads` to be a whole number or 'heads', got 'x'"),
         ("LearnableBernoulli(loss='abc')", "Expected `loss` to be a function .*, got 'abc'"),
         ("AttributionProvider() & LearnableBernoulli()", "must be the only provider that looks at batches: remove AttributionProvider from"),
         ("AttributionProvider(steps=1.5, method='integrated_gradients')", "Expected `steps` to be a whole number, got 1.5"),

@@ -80,7 +80,6 @@ def slow(*options):
         slow("--reward-data", "half-dev"),
         ["--reward-data", "train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
-        ["--regime", "paper"],
         ["--regime", "paper", "--generator", "none"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
         slow("--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"),

@@ -1,4 +1,4 @@
-"""G-Net against a slow version, and where it gets its sizes."""
+"""G-Net against a slow version: its logits, its decisions, and where it gets its sizes."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ from torch import nn
 import attnreg
 from attnreg.attendout.network import _Heads, _OneHead
 from attnreg.attendout.sizes import embedding_tables
+from attnreg.draws import Draws, draws_from
 from tests.cases import MODELS, output
 
 CASES = {case.name: case for case in MODELS}
@@ -102,49 +103,6 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
     assert torch.equal(net.keep, again)  # the same draw, whichever way
 
 
-@masks_and_heads
-def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads):
-    net = small(masks_per_layer=masks, num_heads=heads)
-    inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
-    net.prepare(inputs)
-    keep = net.keep.clone()
-    value = net.log_prob(inputs, keep.clone())
-    keep[:, :, :, 2] ^= True
-    keep[:, :, :, :, 2] ^= True
-    assert torch.equal(net.log_prob(inputs, keep), value)
-    keep[:, 0, -1, 0, 0] ^= True
-    assert not torch.equal(net.log_prob(inputs, keep), value)
-    value.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-    logits = net.logits(inputs)[..., :2, :2]
-    keep[:, 0, -1, 0, 0] ^= True
-    assert logits.shape == (1, 3, heads, 2, 2)
-    p = torch.sigmoid(logits).expand(1, 3, masks * heads, 2, 2)
-    expected = torch.where(keep[..., :2, :2], p, 1 - p).log().sum() / (3 * masks * heads * 4)
-    assert value.item() == pytest.approx(expected.item(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("masks", "heads"), [(2, 1), (1, 2)])
-def test_masks_of_several_heads_come_as_often_as_they_are_probable(masks, heads):
-    """By enumeration: over all masks of one layer of two tokens, probabilities add up to 1, and to the marginals."""
-    torch.manual_seed(0)
-    net = attnreg.GNetProvider(5, 4, 1, 2, initial_keep=0.6, masks_per_layer=masks, num_heads=heads).double()
-    nn.init.normal_(net.network.qkv.weight)
-    inputs = {"input_ids": torch.tensor([[1, 2]])}
-    keeps = torch.tensor(list(itertools.product([False, True], repeat=8))).view(256, 1, 2, 2, 2)
-    many = {"input_ids": inputs["input_ids"].expand(256, 2)}
-    net.calibrate(inputs)
-    with torch.no_grad():
-        chances = (net.log_prob(many, keeps) * 8).exp()  # a mean over 8 units
-        marginals = (chances.view(-1, 1, 1, 1, 1) * keeps).sum(0)
-        expected = torch.sigmoid(net.logits(inputs))[0]
-        net.prepare({"input_ids": inputs["input_ids"].expand(10_000, 2)})
-    assert chances.sum().item() == pytest.approx(1.0, abs=1e-12)
-    assert (marginals - expected).abs().max() < 1e-12
-    assert (net.keep.double().mean(0) - expected).abs().max() < 5 * 0.5 / 100
-    assert ((expected[:, 0] - expected[:, -1]).abs().min() > 0.01) == (heads > 1)
-
-
 def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():
     net = small(pad_token_id=0)
     ids = torch.tensor([[1, 5, 0]])
@@ -168,19 +126,10 @@ def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
     assert torch.equal(net.network.positions.weight, tables[0].weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "millions"),
-    [
-        ({}, 41.4),  # the paper's
-        ({"num_heads": 12}, 41.4),
-        ({"shared_tables": ["tokens"]}, 2.8),
-        ({"shared_tables": ["tokens", "positions"]}, 2.4),
-    ],
-)
-def test_size_for_roberta_base(options, millions):
+def test_it_has_the_size_that_the_paper_states():
     with torch.device("meta"):
-        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2, **options)
-    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == millions
+        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2)  # of RoBERTa-base
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
 
 
 @pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])
@@ -212,24 +161,11 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
         ({"position_offset": -1}, "Expected `position_offset` to be at least 0, got -1"),
         ({"num_heads": 2, "masks_per_layer": 2}, "Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"),
         ({"num_heads": 4}, "Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"),
-        ({"shared_tables": "tokens"}, "Expected `shared_tables` to list some of tokens, positions, got"),
-        ({"shared_tables": ["words"]}, "Expected `shared_tables` to list some of tokens, positions, got"),
     ],
 )
 def test_arguments_out_of_range(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         small(**options)
-
-
-def test_rates_are_told_by_head():
-    case = CASES["bert"]
-    model = case.build()
-    net = attnreg.GNetProvider.for_model(model, num_heads=4)
-    with attnreg.attach(model, net) as handle:
-        output(model, case.batch())
-        by_head = handle.drop_rate_tensors(by_head=True)["encoder.1"]
-    units = net.units(case.batch())[:, None]
-    assert torch.allclose(by_head, (~net.keep[:, 1] & units).sum((0, 2, 3)) / units.sum())
 
 
 def test_a_decoder_of_an_encoder_decoder_is_left_alone():
@@ -276,10 +212,6 @@ def test_embeddings_that_are_not_torchs_own():
     model = hf.IBertModel(hf.IBertConfig(**sizes, intermediate_size=8, max_position_embeddings=20))
     provider = attnreg.GNetProvider.for_model(model)
     assert (provider.vocab_size, provider.hidden_size, provider.max_length) == (30, 8, 18)
-    ids = torch.arange(2, 8).view(2, 3)
-    with attnreg.attach(model.train(), attnreg.GNetProvider.for_model(model, share_embeddings=True)) as handle:
-        model(input_ids=ids)
-        assert set(handle.drop_rates()) == {"encoder.0", "encoder.1"}
 
 
 def test_positions_of_images_are_not_those_of_tokens():
@@ -354,3 +286,106 @@ def test_another_number_of_layers_or_heads_is_refused(net, sentence):
     with pytest.raises(ValueError, match=sentence):
         attnreg.attach(model, attnreg.GNetProvider(40, 16, **{"num_layers": 2, **net}))
     assert not attnreg.is_attached(model)
+
+
+ragged = {
+    "input_ids": torch.tensor([[1, 5, 2, 5], [7, 5, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+}
+grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "word", "batch"])
+
+
+def units_of(values, decisions):
+    """The values, ``(B, L, N, N)``, of the units of each decision, by the number of the sample where each has its own."""
+    found = {}
+    for layer, (b, length) in itertools.product(range(3), enumerate([4, 2])):
+        for i, j in itertools.product(range(length), repeat=2):
+            token = int(ragged["input_ids"][b, j])
+            own = {
+                "unit": (b, layer, i, j),
+                "key": (b, layer, j),
+                "type": (layer, token),
+                "word": token,
+                "batch": layer,
+            }
+            found.setdefault(own[decisions], []).append(values[b, layer, i, j])
+    return {name: torch.stack(each) for name, each in found.items()}
+
+
+@grains
+@masks_and_heads
+@pytest.mark.parametrize("asked", [0.05, 0.5, 0.9])
+def test_the_first_batch_is_kept_at_the_rate_asked_for(decisions, masks, heads, asked):
+    """In every layer, however far apart the logits are, and counting real tokens alone."""
+    options = {"masks_per_layer": masks, "num_heads": heads, "decisions": decisions}
+    torch.manual_seed(0)
+    net = attnreg.GNetProvider(11, 6, 3, 8, initial_keep=asked, **options).double()
+    for parameter in net.network.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    net.prepare(ragged)
+    of_heads = [units_of(net.logits(ragged)[:, :, each], decisions).items() for each in range(heads)]
+    for layer in range(1 if decisions == "word" else 3):
+        place = {"unit": 1, "key": 1, "type": 0}.get(decisions)
+        chances = [
+            torch.sigmoid(own.mean())
+            for found in of_heads
+            for name, own in found
+            if decisions == "word" or layer == (name if place is None else name[place])
+        ]
+        assert torch.stack(chances).mean().item() == pytest.approx(asked, abs=1e-9)
+    bias = net.network.bias.clone()
+    net.prepare({"input_ids": torch.tensor([[9, 9, 8]])})
+    net.sample(ragged)
+    assert torch.equal(net.network.bias, bias)  # the first batch alone
+    saved = attnreg.GNetProvider(11, 6, 3, 8, **options).double()
+    saved.load_state_dict(net.state_dict())
+    saved.prepare({"input_ids": torch.tensor([[9, 9, 8]])})
+    assert torch.equal(saved.network.bias, bias)
+
+
+@grains
+@masks_and_heads
+def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, masks, heads):
+    net = small(masks_per_layer=masks, num_heads=heads, decisions=decisions)
+    torch.manual_seed(1)
+    value = net.sample(ragged)
+    keep, logits = net.keep, net.logits(ragged)
+    shares = {0: [], 1: []}  # of both samples
+    for m in range(masks * heads):
+        of_logits, of_masks = (units_of(each, decisions) for each in (logits[:, :, m // masks], keep[:, :, m]))
+        for name, kept in of_masks.items():
+            assert (kept == kept[0]).all()
+            logit = of_logits[name].mean()
+            for sample in [name[0]] if decisions in ("unit", "key") else [0, 1]:
+                shares[sample].append(torch.log(torch.sigmoid(logit if kept[0] else -logit)))
+    expected = torch.stack([torch.stack(each).mean() for each in shares.values()])
+    assert torch.allclose(value, expected, atol=1e-12)
+    padding = ~net.units(ragged)[:, None, None]
+    assert torch.equal(net.log_prob(ragged, keep ^ padding if decisions == "unit" else keep), value)
+    found, slow = (torch.autograd.grad(each.sum(), [*net.parameters()]) for each in (value, expected))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, slow, strict=True))
+
+
+@grains
+@masks_and_heads
+def test_decisions_come_as_often_as_they_are_probable(decisions, masks, heads):
+    torch.manual_seed(0)
+    net = small(decisions=decisions, masks_per_layer=masks, num_heads=heads)
+    real, mean = net.units(ragged)[:, None, None], 0
+    for _ in range(400):
+        net.prepare(ragged)
+        mean = mean + net.keep.double() / 400
+    expected = net.keep_probability(ragged).repeat_interleave(masks, 2)
+    assert ((mean - expected) * real).abs().max() < 5 * 0.5 / 20
+
+
+@grains
+def test_draws_repeat_with_the_seed_of_their_pass_whatever_torch_drew(decisions):
+    net, kept = small(decisions=decisions), []
+    for seed in (3, 3, 4, 5, 6):
+        with draws_from(Draws(seed)):
+            net.prepare(ragged)
+        torch.rand(1)
+        kept.append(net.keep)
+    assert torch.equal(kept[0], kept[1])
+    assert any(not torch.equal(kept[0], other) for other in kept[2:])

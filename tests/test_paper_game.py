@@ -199,7 +199,8 @@ def test_the_recipe_plays_the_papers_game(cli, tmp_path, score):
     options = ["--regime", "paper", *rewards, "--epochs", 1, "--train-size", 48, "--batch-size", 16, "--no-baseline"]
     options += ["--round-steps", 2]
     result = ran(cli("recipe", "attendout", *options, "--output-dir", "out"))
-    assert "rewards came from the dev set" in result.stderr
+    assert "Warning: rewards came from the dev set" in result.stderr
+    assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
     rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]
     assert len(rounds) == 2
     assert all(math.isfinite(line["reward"]) for line in rounds)

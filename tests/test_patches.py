@@ -181,9 +181,9 @@ def test_patches_in_another_order_are_refused():
 
 
 def test_what_does_not_fit_is_one_sentence():
-    with pytest.raises(ValueError, match="has no table of token embeddings to share: leave out `share_embeddings`"):
-        attnreg.GNetProvider.for_model(vit(), share_embeddings=True)
-    with pytest.raises(ValueError, match=r"`patch` must be \(channels, height, width\), got \[4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"`patch` must be \(channels, height, width\), without `causal`, got \[4, 4\]"
+    ):
         attnreg.GNetProvider(1, 8, 2, patch=[4, 4])
     generator = attnreg.GNetProvider.for_model(vit())
     for inputs, got in (({"pixel_values": torch.zeros(2, 1, 8, 8)}, r"\(2, 1, 8, 8\)"), ({}, "none")):

@@ -103,20 +103,6 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
     assert not net.network.tokens.sparse
 
 
-def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
-    updated = []
-    for rewards in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -2.0, 0.5, 1.0, -2.0, 0.5, 1.0, -2.0])):
-        net = generator()
-        teacher = teacher_of(net, per="sample")
-        teacher.rounds = 1
-        torch.manual_seed(3)
-        for batch in make_batches(2):
-            teacher.draw(batch)
-        teacher.update([rewards])
-        updated.append(weights(net))
-    assert torch.allclose(*updated)
-
-
 class Second(Updater):
     """The second of two processes, of which the first has drawn five samples; nothing is averaged."""
 
@@ -129,18 +115,24 @@ class Second(Updater):
         pass
 
 
-def test_each_process_pairs_its_own_samples():
-    rewards, updated = torch.randn(13), []
-    for updater, given in ((Second(), rewards), (Updater(), rewards[5:])):
-        net = generator()
-        teacher = teacher_of(net, updater, per="sample")
-        teacher.rounds = 1
-        torch.manual_seed(3)
-        for batch in make_batches(2):
-            teacher.draw(batch)
-        teacher.update([given])
-        updated.append(weights(net))
-    assert torch.allclose(*updated)
+def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
+    """Each process pairs its own samples."""
+    few, many = torch.randn(3), torch.randn(13)
+    for pairs in (
+        [(Updater(), few), (Updater(), few.repeat(3)[:8])],
+        [(Second(), many), (Updater(), many[5:])],
+    ):
+        updated = []
+        for updater, rewards in pairs:
+            net = generator()
+            teacher = teacher_of(net, updater, per="sample")
+            teacher.rounds = 1
+            torch.manual_seed(3)
+            for batch in make_batches(2):
+                teacher.draw(batch)
+            teacher.update([rewards])
+            updated.append(weights(net))
+        assert torch.allclose(*updated)
 
 
 def test_antithetic_masks_are_opposites_and_both_are_rewarded():
@@ -217,38 +209,20 @@ def test_a_custom_reward_per_sample_works_in_the_game():
 
 
 @pytest.mark.parametrize(
-    ("credit", "options", "sentence"),
-    [
-        (Reinforce, {"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
-        (Reinforce, {"per": "x"}, "Expected `per` to be one of round, sample"),
-        (Reinforce, {"momentum": 1.0}, r"Expected `momentum` to be a probability in \[0, 1\)"),
-        (Reinforce, {"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
-        (Reinforce, {"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
-        (Reinforce, {"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
-        (Reinforce, {"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function of"),
-    ],
-)
-def test_settings_that_do_not_fit(credit, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        credit(**options)
-
-
-@pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"variant": {"share_embeddings": True}, "credit": Reinforce(per="sample")},
-            "`per` 'round' with shared embeddings",
-        ),
-        (
-            {"variant": {"decisions": "type"}, "credit": Reinforce(per="sample", baseline="leave-one-out")},
-            "Baseline 'leave-one-out' needs decisions for each sample",
-        ),
+        ({"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
+        ({"per": "x"}, "Expected `per` to be one of round, sample"),
+        ({"momentum": 1.0}, r"Expected `momentum` to be a probability in \[0, 1\)"),
+        ({"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
+        ({"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
+        ({"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
+        ({"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function of"),
     ],
 )
-def test_options_that_do_not_fit(options, sentence):
+def test_settings_that_do_not_fit(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        make_game(**options)
+        Reinforce(**options)
 
 
 def test_the_generator_of_a_composition_learns_under_it():
@@ -309,11 +283,6 @@ def test_the_choices_of_a_row_share_its_reward():
     assert_updated(net, twin)
 
 
-def test_without_a_generator_a_credit_is_refused():
-    with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
-        AttackerDefender(make_model(), None, adamw, credit=Reinforce())
-
-
 def test_a_game_without_masks_is_one_of_selection():
     model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     game = AttackerDefender(model, None, adamw, rounds=Rounds(2))
@@ -323,6 +292,8 @@ def test_a_game_without_masks_is_one_of_selection():
     assert game.rounds == 2
     assert "baseline" not in result.logs
     assert game.drop_rates() == {}
+    with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
+        AttackerDefender(make_model(), None, adamw, credit=Reinforce())
 
 
 def test_a_game_without_selection_copies_nobody():

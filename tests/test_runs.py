@@ -209,31 +209,6 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
 
 
-def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
-    options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 1]
-    result = ran(cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options))
-    assert "Warning: rewards came from the dev set" in result.stderr
-    assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
-
-
-VARIANTS = {
-    "heads": (["--generator", "GNetProvider(num_heads='heads')"], {"num_heads": 6, "masks_per_layer": 1}),
-    "shared": (["--generator", "GNetProvider(share_embeddings=True)"], {"shared_tables": ["tokens", "positions"]}),
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "config"), [pytest.param(*each, id=name, marks=[] if name == "heads" else pytest.mark.slow) for name, each in VARIANTS.items()]
-)  # fmt: skip
-def test_variants_of_the_generator(cli, undrawn, tmp_path, options, config):
-    args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
-    ran(cli("recipe", "attendout", *args, *options))
-    generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
-    assert {name: generator.config[name] for name in config} == config
-    assert all(0 < rate < 1 for rate in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
-    assert cli("plot", "out").exit_code == 0  # which attaches what was saved
-
-
 @recipes("finetune", "attendout", "ad-drop")
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]

@@ -163,8 +163,6 @@ class Teacher:
         if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
         cached = credit.per != "round"
-        if cached and getattr(generator, "shared_tables", None):
-            raise InputError("Expected `per` 'round' with shared embeddings, which change within a round.")
         needed = ["sample"] + ["log_prob"] * cached + ["sample_opposites", "opposite"] * credit.antithetic
         if missing := [name for name in needed if not hasattr(generator, name)]:
             raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")

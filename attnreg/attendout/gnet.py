@@ -14,7 +14,7 @@ from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, shift_to
 from attnreg.attendout.network import GeneratorNetwork, Reading, read_images, read_tokens
-from attnreg.attendout.sizes import measured, tables_to_share
+from attnreg.attendout.sizes import measured
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -54,8 +54,6 @@ class GNetProvider(MaskProvider):
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        shared_tables: which embeddings to read from the model that it was last attached to: any of ``"tokens"`` and
-            ``"positions"`` (default: none). No gradient reaches them, and they are not in the ``state_dict``.
         patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
             patches, such as the class token.
 
@@ -65,9 +63,7 @@ class GNetProvider(MaskProvider):
 
     Raises:
         InputError: if an argument is out of range, or two do not fit together; when attached, if the model has another
-            number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs have no
-            token ids or are too long.
-        RuntimeError: if it has ``shared_tables`` and is used before it is attached.
+            number of layers or heads; in a forward pass, if the inputs have no token ids or are too long.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -95,7 +91,6 @@ class GNetProvider(MaskProvider):
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
-        shared_tables: Sequence[str] = (),
         patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
@@ -118,11 +113,8 @@ class GNetProvider(MaskProvider):
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id
         self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
-        if self.patch is not None and (len(self.patch) != 3 or causal or shared_tables):
-            raise InputError(
-                f"`patch` must be (channels, height, width), got {self.patch}; it cannot be combined with `causal` or "
-                "`shared_tables`."
-            )
+        if self.patch is not None and (len(self.patch) != 3 or causal):
+            raise InputError(f"`patch` must be (channels, height, width), without `causal`, got {self.patch}.")
         self.network = GeneratorNetwork(
             vocab_size,
             hidden_size,
@@ -131,10 +123,8 @@ class GNetProvider(MaskProvider):
             num_heads,
             initial_logit=None if initial_keep is None else math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
-            shared_tables=shared_tables,
             patch=self.patch,
         )
-        self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
         self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
@@ -150,7 +140,6 @@ class GNetProvider(MaskProvider):
         decisions: Granularity = "unit",
         masks_per_layer: int | str = 1,
         num_heads: int | str = 1,
-        share_embeddings: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
         """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
@@ -162,7 +151,6 @@ class GNetProvider(MaskProvider):
             decisions: likewise.
             masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
             num_heads: likewise.
-            share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -177,8 +165,7 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length, generator.masks_per_layer
             (3, 8, 512, 2)
         """
-        true_or_false("share_embeddings", share_embeddings)
-        found = measured(model, example_inputs, share_embeddings=share_embeddings)
+        found = measured(model, example_inputs)
         generator = cls(
             **found.sizes,
             initial_keep=initial_keep,
@@ -186,7 +173,6 @@ class GNetProvider(MaskProvider):
             masks_per_layer=found.number("masks_per_layer", masks_per_layer),
             num_heads=found.number("num_heads", num_heads),
         )
-        generator._read_tables(model)
         with torch.no_grad():
             for name, weight in found.weights.items():
                 generator.network.get_parameter(name).copy_(weight)
@@ -221,7 +207,6 @@ class GNetProvider(MaskProvider):
             )
         for site in sites:
             self._check_heads(site)
-        self._read_tables(model)
 
     def _check_heads(self, site: SiteInfo) -> None:
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
@@ -229,12 +214,6 @@ class GNetProvider(MaskProvider):
                 raise InputError(
                     f"Expected `{name}` to be 1 or {site.heads}, the number of heads at {site.name}, got {number}."
                 )
-
-    def _read_tables(self, model: nn.Module) -> None:
-        if self.shared_tables:
-            rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
-            shapes = {name: (rows[name], self.hidden_size) for name in self.shared_tables}
-            self.network.tables = tables_to_share(model, shapes)
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
