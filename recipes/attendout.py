@@ -59,7 +59,7 @@ def attendout(
 
     Example: attnreg recipe attendout --task cola --epochs 3
     """
-    from attnreg.experiments.runs.game import RewardRows, credit_of, plan_rounds, too_few
+    from attnreg.experiments.runs.game import choose_reward_rows, credit_of, plan_rounds, rewards_from, too_few
 
     if run.settings.gradient_accumulation > 1:
         raise click.UsageError("AttendOut's Generator masks whole batches: remove --gradient-accumulation.")
@@ -72,12 +72,12 @@ def attendout(
     generator = generator or f"GNetProvider(initial_keep={initial_keep or 0.9}, masks_per_layer='heads')"
     generator += "" if provider is None else f" & {provider}"
     game_epochs = max(1, round(game * run.epochs))
-    rows = RewardRows(run, reward_data, reward_rows, game_epochs)
+    rows, bias = choose_reward_rows(run, reward_data, reward_rows, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     round_steps, rounds = plan_rounds(game_steps - warmup_steps, round_steps)
     if generator == "none" and credit == PAPER["credit"]:
         credit = None  # of the regime; selection alone has nothing to learn
-    notes = [note for note in (rows.note, too_few(rounds)) if note is not None]
+    notes = [note for note in (bias, too_few(rounds)) if note is not None]
     for note in notes:
         click.echo(note, err=True)
     players = attnreg.training.AttackerDefender(
@@ -86,7 +86,7 @@ def attendout(
         run.optimizer,
         credit=None if credit is None else credit_of(credit),
         provider_lr=provider_lr,
-        rewards=rows.rewards(rewards or "Rewards()", round_steps),
+        rewards=rewards_from(run, rows, rewards or "Rewards()", round_steps),
         rounds=attnreg.training.Rounds(round_steps, winner, warmup_steps, game_steps),
         returns=returns,
         scheduler_factory=run.schedule,

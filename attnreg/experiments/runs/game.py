@@ -71,68 +71,52 @@ def too_few(rounds: int) -> str | None:
     )
 
 
-class RewardRows:
-    """The rows that the rounds of a run are scored on; ``rows`` may be held out."""
+def choose_reward_rows(run: Setup, data: RewardData, size: int, epochs: int) -> tuple[Any, str | None]:
+    """Choose the rows that the rounds of a run are scored on; held-out ones are so in these epochs.
 
-    def __init__(self, run: Setup, data: RewardData, rows: int, epochs: int) -> None:
-        self._run, self._data = run, data
-        self.note: str | None = None  #: a sentence for the report, if the scores are biased
-        self._rows: Any = None if data == "train" else self._chosen(rows, epochs)
+    Returns the rows, ``None`` for those of the round itself, and a sentence for the report if the scores are biased.
+    """
+    if data == "train":
+        return None, None
+    if data == "held-out":
+        return run.hold_out_rows(min(size, max(1, len(run.train_rows) // 10)), epochs), None
+    if data == "dev":
+        note = "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
+        return run.dev_rows, note
+    if run.kind.has_windows:
+        raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
+    shuffled = run.dev_rows.shuffle(seed=0)
+    half = len(shuffled) // 2
+    if not half:
+        raise UsageError("--reward-data half-dev needs at least two dev rows.")
+    run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
+    return shuffled.select(range(half)), (
+        "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held out. "
+        "Those of the other half begin with unseen_ in result.json."
+    )
 
-    def _batches(self, fresh: int | None) -> Any:
-        run, chosen = self._run, self._rows
-        if fresh is None:
-            return None if chosen is None else run.rows_in_order(chosen)
-        if chosen is None:
-            raise UsageError(
-                "`fresh_rows` in --rewards needs rows besides the round's own: remove it for --reward-data "
-                f"{self._data}."
-            )
-        if fresh > len(chosen):
-            raise UsageError(
-                f"Expected `fresh_rows` in --rewards of at most {len(chosen)}, the number of reward rows, got {fresh}."
-            )
 
-        def drawn(number: int) -> Any:
-            generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
-            return run.rows_in_order(chosen.select(torch.randperm(len(chosen), generator=generator)[:fresh].tolist()))
-
-        return drawn
-
-    def _chosen(self, rows: int, epochs: int) -> Any:
-        run = self._run
-        if self._data == "held-out":
-            return run.hold_out_rows(min(rows, max(1, len(run.train_rows) // 10)), epochs)
-        if self._data == "dev":
-            self.note = (
-                "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
-            )
-            return run.dev_rows
-        if run.kind.has_windows:
-            raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
-        shuffled = run.dev_rows.shuffle(seed=0)
-        half = len(shuffled) // 2
-        if not half:
-            raise UsageError("--reward-data half-dev needs at least two dev rows.")
-        run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
-        self.note = (
-            "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held "
-            "out. Those of the other half begin with unseen_ in result.json."
+def rewards_from(run: Setup, rows: Any, text: str, round_steps: int) -> Rewards:
+    """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
+    wanted, number = rewards_of(text, lambda: metric_score(run))
+    if wanted.score == "accuracy" and run.kind.one_number_per_row:
+        raise _expected_loss(run, "accuracy")
+    if number is None:
+        batches = None if rows is None else run.rows_in_order(rows)
+        return Rewards(batches, wanted.score, wanted.batches_per_round or max(1, round_steps // 2))
+    fresh = round_steps if isinstance(number, str) else number
+    if rows is None:
+        raise UsageError("`fresh_rows` in --rewards needs rows besides the round's own: change --reward-data.")
+    if fresh > len(rows):
+        raise UsageError(
+            f"Expected `fresh_rows` in --rewards of at most {len(rows)}, the number of reward rows, got {fresh}."
         )
-        return shuffled.select(range(half))
 
-    def rewards(self, text: str, round_steps: int) -> Rewards:
-        """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
-        run = self._run
-        wanted, number = rewards_of(text, lambda: metric_score(run))
-        fresh = round_steps if isinstance(number, str) else number
-        if wanted.score == "accuracy" and run.kind.one_number_per_row:
-            raise _expected_loss(run, "accuracy")
-        return Rewards(
-            self._batches(fresh),
-            wanted.score,
-            None if fresh else wanted.batches_per_round or max(1, round_steps // 2),
-        )
+    def drawn(number: int) -> Any:
+        generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
+        return run.rows_in_order(rows.select(torch.randperm(len(rows), generator=generator)[:fresh].tolist()))
+
+    return Rewards(drawn, wanted.score)
 
 
 def metric_score(run: Setup) -> Score:

@@ -64,16 +64,16 @@ def game(
     word: str, placebo: str,
 ) -> None:  # fmt: skip
     """AttendOut with rounds of one step, and rewards from half of dev."""
-    from attnreg.experiments.runs.game import RewardRows
+    from attnreg.experiments.runs.game import choose_reward_rows, rewards_from
 
-    rows = RewardRows(run, "half-dev", 0, run.epochs)
+    rows, note = choose_reward_rows(run, "half-dev", 0, run.epochs)
     generator = attnreg.GNetProvider.for_model(run.model, initial_keep=0.8, decisions=decisions)
     players = AttackerDefender(
         run.model,
         generator,
         run.optimizer,
         credit=Reinforce(learning_rate=generator_lr, bias_learning_rate=bias_lr),
-        rewards=rows.rewards(f"Rewards(batches_per_round={reward_batches})", 1),
+        rewards=rewards_from(run, rows, f"Rewards(batches_per_round={reward_batches})", 1),
         rounds=Rounds(steps=1),
         scheduler_factory=run.schedule,
         accelerator=run.accelerator,
@@ -85,4 +85,4 @@ def game(
         return {**planted(), **of_other}
 
     players.on_round = rates
-    run.report(run.fit(players), notes=[rows.note])
+    run.report(run.fit(players), notes=[note])

@@ -119,8 +119,6 @@ def _fit(groups: Sequence[Group], baseline: Group) -> str:
         if baseline.calibrated
         else "There is no calibration error, because predictions are not one class per row."
     )
-    if any(group.first.get("other_text") for group in groups):
-        text += " Forgetting is the loss per token on the text of --score-on, after training minus before."
     if any(group.first.get("mislabelled") for group in groups):
         text += (
             " Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
