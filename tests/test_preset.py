@@ -47,49 +47,33 @@ def test_defaults_may_depend_on_the_task(args):
     assert settings(*args, "--method", "attention")["method"] == "attention"
 
 
-@pytest.mark.parametrize(
-    ("task", "differs"),  # as in the scripts of the official code
-    [
-        ("mnli", {"epochs": 10, "patience": 3, "max_length": 128}),
-        ("qnli", {"epochs": 10, "patience": 3, "max_length": 128}),
-        ("qqp", {"epochs": 10, "patience": 3, "max_length": 120}),
-        ("sst2", {"epochs": 20, "max_length": 120}),
-        ("stsb", {"max_length": 100}),
-        ("rte", {"max_length": 128}),
-    ],
-)
-def test_each_task_has_the_values_of_its_script(task, differs):
-    assert settings("--task", task, "--regime", "paper").items() >= {**PAPER, **differs}.items()
+OF_TRAINER = {"learning_rate": 2e-5, "schedule": "linear", "lr_warmup": 0.0, "patience": None, "max_grad_norm": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("task", "values"),
+    ("task", "values"),  # as in the scripts of the official code; tasks of tokens train as the Trainer does
     [
-        ("conll2003", {"epochs": 9, "batch_size": 32, "p": 0.8, "q": 0.1}),
-        ("wmt16-en-ro", {"epochs": 5, "batch_size": 16, "p": 0.2, "q": 0.2}),
-        ("wmt16-tr-en", {"epochs": 5, "batch_size": 16, "p": 0.6, "q": 0.1}),
+        ("mnli", {**PAPER, "epochs": 10, "patience": 3, "max_length": 128}),
+        ("qnli", {**PAPER, "epochs": 10, "patience": 3, "max_length": 128}),
+        ("qqp", {**PAPER, "epochs": 10, "patience": 3, "max_length": 120}),
+        ("sst2", {**PAPER, "epochs": 20, "max_length": 120}),
+        ("stsb", {**PAPER, "max_length": 100}),
+        ("rte", {**PAPER, "max_length": 128}),
+        ("conll2003", {**OF_TRAINER, "epochs": 9, "batch_size": 32, "p": 0.8, "q": 0.1}),
+        ("wmt16-en-ro", {**OF_TRAINER, "epochs": 5, "batch_size": 16, "p": 0.2, "q": 0.2}),
+        ("wmt16-tr-en", {**OF_TRAINER, "epochs": 5, "batch_size": 16, "p": 0.6, "q": 0.1}),
     ],
 )
-def test_tasks_of_tokens_train_as_the_trainer(task, values):
-    trainer = {"learning_rate": 2e-5, "schedule": "linear", "lr_warmup": 0.0, "patience": None, "max_grad_norm": 1.0}
-    assert settings("--task", task, "--regime", "paper").items() >= {**trainer, **values}.items()
+def test_each_task_has_the_values_of_its_script(task, values):
+    assert settings("--task", task, "--regime", "paper").items() >= values.items()
 
 
-@pytest.mark.parametrize("name", PAPER)
-def test_an_option_that_is_given_wins_before_and_after_it(name):
-    others = {
-        "max_grad_norm": "2.0",
-        "schedule": "linear",
-        "stop_on": "held-out",
-        "method": "random",
-        "first_pass": "eval",
-        "select": "last",
-    }
-    given = others.get(name, "3")
-    words = [f"--{name.replace('_', '-')}", given]
+@pytest.mark.parametrize(("name", "given"), [("epochs", "3"), ("schedule", "linear"), ("method", "random")])
+def test_an_option_that_is_given_wins_before_and_after_it(name, given):
+    words = [f"--{name}", given]
     for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):
         got = settings(*args)
-        assert str(got.pop(name)) in (given, f"{given}.0")
+        assert str(got.pop(name)) == given
         assert {**got, name: PAPER[name]}.items() >= PAPER.items()
 
 
@@ -102,10 +86,6 @@ def test_it_trains_and_writes_the_resulting_values(cli, tmp_path):
     assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 2 * 4
     ran(cli("recipe", "ad-drop", "--regime", "paper", *small, "--resume"))
     assert_sentence(cli("recipe", "ad-drop", *small, "--resume"), 1, "other options: resume with --batch-size 16")
-
-
-def test_a_wrong_name_is_refused(cli):
-    assert_sentence(cli("recipe", "ad-drop", "--regime", "ours"), 2, "'ours' is not 'paper'|one of 'paper'")
 
 
 def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):
