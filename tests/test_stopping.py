@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,22 @@ def at_step(monkeypatch, number, what):
     monkeypatch.setattr(Progress, "step", step)
 
 
+def assert_goes_on(cli, monkeypatch, args, step, folder, number=signal.SIGINT):
+    """Stopped by a signal at a step, a run in ``out`` goes on to the end of the one in a folder, which was not stopped."""
+    with monkeypatch.context() as patched:
+        at_step(patched, step, lambda: signal.raise_signal(number))
+        stopped = cli(*args)
+    assert read_state(Path("out/checkpoints"))["history"]["step"] == step
+    command = re.search(r"^To continue: (.*--resume.*)$", stopped.stderr, re.M)[1]
+    ran(cli(*shlex.split(command)[1:]))
+    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
+        assert read_lines(Path("out", file)) == read_lines(folder / file)
+    mine, theirs = (read_state(run / "checkpoints") for run in (Path("out"), folder))
+    for key in ("best", "method"):
+        assert json.dumps(mine[key], default=contents) == json.dumps(theirs[key], default=contents)
+    return stopped
+
+
 def assert_stopped(result, code, says):
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
@@ -80,23 +97,13 @@ def whole(tmp_path_factory):
         *(pytest.param("SIGINT", recipe, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "attendout"),
     ],
 )
-def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, name):
+def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, monkeypatch, recipe, name):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe]]
-    with monkeypatch.context() as patched:
-        at_step(patched, 3, lambda: signal.raise_signal(getattr(signal, name)))
-        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-        stopped = cli(*args)
-        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    stopped = assert_goes_on(cli, monkeypatch, args, 3, whole / recipe, getattr(signal, name))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     says = rf"Stopped by {name} after step 3\. The run is saved in out\."
     assert_stopped(stopped, 128 + getattr(signal, name), says)
-    command = re.search(r"^To continue: (.*)$", stopped.stderr, re.M)[1]
-    assert "--resume" in command
-    assert read_state(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
-    ran(cli(*shlex.split(command)[1:]))
-    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        assert read_lines(tmp_path / "out" / file) == read_lines(whole / recipe / file)
-    a, b = (read_state(run / "checkpoints")["method"] for run in (tmp_path / "out", whole / recipe))
-    assert json.dumps(a, default=contents) == json.dumps(b, default=contents)
 
 
 def test_a_second_signal_ends_it_at_once_and_without_a_checkpoint_it_starts_anew(cli, tmp_path, monkeypatch):
