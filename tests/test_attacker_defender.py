@@ -6,40 +6,19 @@ import math
 
 import pytest
 import torch
-import transformers as hf
 
 import attnreg
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
-from tests.method_cases import weights
+from tests.method_cases import adamw, batches, bert, weights
 
 
-def make_model(**options):
-    torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, **options
-    )
-    return hf.BertForSequenceClassification(config)
-
-
-def make_batches(count, rows=4, length=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            "input_ids": torch.randint(1, 20, (rows, length), generator=generator),
-            "attention_mask": torch.ones(rows, length, dtype=torch.long),
-            "labels": torch.randint(0, 2, (rows,), generator=generator),
-        }
-        for _ in range(count)
-    ]
-
-
-def adamw(network):
-    return torch.optim.AdamW(network.parameters(), lr=1e-2)
+def make_batches(count, rows=4, seed=0):
+    return list(batches(count, rows, seed))
 
 
 def make_game(model=None, decisions="unit", **options):
     """A game; the arguments of its rounds and rewards are given among its own."""
-    model = model or make_model()
+    model = model or bert()
     generator = attnreg.GNetProvider.for_model(model, initial_keep=0.5, decisions=decisions)
     options.setdefault("batches", make_batches(2, seed=9))
     rounds, rewards = (
@@ -59,7 +38,7 @@ def test_both_start_equal_and_train_on_the_same_batch_but_only_the_attacker_unde
     assert not attnreg.is_attached(game.networks["defender"])
     assert attnreg.is_attached(game.networks["attacker"])
     torch.manual_seed(5)
-    alone = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    alone = bert(dropout=0.0)
     game = make_game(copy.deepcopy(alone), steps=100)
     plain = FineTuning(alone, adamw(alone))
     for batch in make_batches(3):
@@ -99,7 +78,7 @@ def falling(optimizer):
 
 
 def test_others_in_a_composition_learn_with_the_attacker_alone():
-    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert(dropout=0.0)
     masks = attnreg.AdversarialAttention.for_model(model, initial_keep=0.6, price=0.1, sampled=False)
     schedule = attnreg.BernoulliScheduleProvider([(0, 0.0), (0.5, 0.0), (1, 0.5)], total_steps=8)
     alone, learned = copy.deepcopy(model), copy.deepcopy(masks)
@@ -132,7 +111,7 @@ def test_others_in_a_composition_learn_with_the_attacker_alone():
     assert torch.equal(weights(game.attacker.model), weights(game.defender.model))
     for parameter, moment in zip(masks.parameters(), before, strict=True):
         assert torch.equal(game.attacker.optimizer.state[parameter]["exp_avg"], moment)
-    assert [group["lr"] for group in game.attacker.optimizer.param_groups] == [1e-2 * 0.5**4, 0.3 * 0.5**4]
+    assert [group["lr"] for group in game.attacker.optimizer.param_groups] == [5e-3 * 0.5**4, 0.3 * 0.5**4]
     assert int(schedule.steps) == 4  # the warm-up is a part of training
 
 
@@ -184,7 +163,7 @@ def test_without_reward_batches_the_rounds_own_samples_are_scored():
 
 def test_warmup_trains_the_defender_alone():
     game = make_game(steps=100, warmup_steps=2)
-    plain = make_model()
+    plain = bert()
     method = FineTuning(plain, adamw(plain))
     for number, batch in enumerate(make_batches(3)):
         torch.manual_seed(number)
@@ -205,7 +184,7 @@ def test_memory_does_not_grow_with_the_round():
     held = []
     for steps in (1, 40):
         game = make_game(steps=100)
-        for batch in make_batches(steps, rows=4, length=6):
+        for batch in make_batches(steps):
             game.step(batch)
         state = game.state_dict()
         held.append([gradient.shape for gradient in state["teacher"]["gradients"][0][0]])

@@ -11,8 +11,8 @@ from attnreg.errors import InputError
 from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
-from tests.method_cases import weights
-from tests.test_attacker_defender import adamw, make_batches, make_game, make_model
+from tests.method_cases import adamw, bert, weights
+from tests.test_attacker_defender import make_batches, make_game
 
 
 def generator(**options):
@@ -118,10 +118,7 @@ class Second(Updater):
 def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
     """Each process pairs its own samples."""
     few, many = torch.randn(3), torch.randn(13)
-    for pairs in (
-        [(Updater(), few), (Updater(), few.repeat(3)[:8])],
-        [(Second(), many), (Updater(), many[5:])],
-    ):
+    for pairs in ([(Updater(), few), (Updater(), few.repeat(3)[:8])], [(Second(), many), (Updater(), many[5:])]):
         updated = []
         for updater, rewards in pairs:
             net = generator()
@@ -180,7 +177,7 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
 
 def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
     credit = Reinforce(antithetic=True)
-    game = make_game(make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), steps=2, credit=credit)
+    game = make_game(bert(dropout=0.0), steps=2, credit=credit)
     for number, batch in enumerate(make_batches(6)):
         game.step(batch)
         alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
@@ -226,7 +223,7 @@ def test_settings_that_do_not_fit(options, sentence):
 
 
 def test_the_generator_of_a_composition_learns_under_it():
-    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert(dropout=0.0)
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
     game = AttackerDefender(
         model, net & attnreg.AttentionDropout(0.5, "scores"),
@@ -244,9 +241,9 @@ def test_the_generator_of_a_composition_learns_under_it():
         with pytest.raises(
             InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
         ):
-            AttackerDefender(make_model(), none, adamw)
+            AttackerDefender(bert(), none, adamw)
     with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
-        AttackerDefender(make_model(), net & attnreg.AttentionDropout(0.1), adamw, credit=Reinforce(antithetic=True))
+        AttackerDefender(bert(), net & attnreg.AttentionDropout(0.1), adamw, credit=Reinforce(antithetic=True))
 
 
 class Peeks(attnreg.MaskProvider):
@@ -261,7 +258,7 @@ class Peeks(attnreg.MaskProvider):
 
 def test_masks_that_another_pass_took_are_an_error():
     for other, fails in ((Peeks(), True), (attnreg.AttributionProvider(0.5, 0.5, first_pass="train"), False)):
-        model = make_model()
+        model = bert()
         net = attnreg.GNetProvider.for_model(model)
         game = AttackerDefender(model, net & other, adamw)
         if fails:
@@ -284,7 +281,7 @@ def test_the_choices_of_a_row_share_its_reward():
 
 
 def test_a_game_without_masks_is_one_of_selection():
-    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert(dropout=0.0)
     game = AttackerDefender(model, None, adamw, rounds=Rounds(2))
     for batch in make_batches(4):
         result = game.step(batch)
@@ -293,7 +290,7 @@ def test_a_game_without_masks_is_one_of_selection():
     assert "baseline" not in result.logs
     assert game.drop_rates() == {}
     with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
-        AttackerDefender(make_model(), None, adamw, credit=Reinforce())
+        AttackerDefender(bert(), None, adamw, credit=Reinforce())
 
 
 def test_a_game_without_selection_copies_nobody():
