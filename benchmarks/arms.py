@@ -215,7 +215,6 @@ ROWS: dict[str, Row] = {
     "AD-DROP, gradient, all layers": Row(ad_drop(), plain, {"official code": ad_drop(official=True)}),
     "AD-DROP, gradient, first pass in bfloat16": Row(ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": Row(attendout(), plain),
-    "AttendOut, antithetic": Row(attendout(credit=Reinforce(antithetic=True)), plain),
     "AttendOut, rewards per sample": Row(attendout(credit=Reinforce(per="sample")), plain),
 }
 NEWER: dict[str, Make] = {

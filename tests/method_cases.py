@@ -71,7 +71,7 @@ class Sure(attnreg.GNetProvider):
 
     def _decisions(self, inputs):
         found = super()._decisions(inputs)
-        found.draw = lambda: [found.logits > found.logits.mean((-1, -2), keepdim=True) - 1e-4]
+        found.draw = lambda: found.logits > found.logits.mean((-1, -2), keepdim=True) - 1e-4
         return found
 
 
@@ -80,8 +80,7 @@ def game(method, model, optimizer, provider, sure, options):
     generator = (Sure if sure else attnreg.GNetProvider).for_model(model, initial_keep=0.6).double()
     if sure:
         generator.calibrate(next(batches(1, 8)))  # on whole batches: the game would only see this process's rows
-    alone = provider is None or getattr(options.get("credit"), "antithetic", False)
-    return method(model, generator if alone else generator & provider, optimizer, **options)
+    return method(model, generator if provider is None else generator & provider, optimizer, **options)
 
 
 def averaged(method, model, optimizer, provider, sure, options):
@@ -158,7 +157,6 @@ ARGUMENTS = {
         for options, sure, variant in (
             ({}, SURE, ""),
             ({"credit": Reinforce(per="sample")}, None, "sample"),
-            ({"credit": Reinforce(antithetic=True)}, None, "antithetic"),
         )
     ],
 }

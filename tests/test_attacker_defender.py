@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnreg
+from attnreg.attendout.attacker_defender import copy_learner
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
 from tests.method_cases import adamw, batches, bert, weights
 
@@ -104,7 +105,7 @@ def test_others_in_a_composition_learn_with_the_attacker_alone():
         method.step(batch)
     assert torch.allclose(weights(game.attacker.model), weights(alone), atol=1e-6)
     assert torch.allclose(weights(masks), weights(learned), atol=1e-6)
-    game._copy_to_others(game.attacker)  # whose moments change again in the next step
+    copy_learner(game.attacker, game.defender)  # whose moments change again in the next step
     game.step(warm)
     before = copy.deepcopy([game.attacker.optimizer.state[parameter]["exp_avg"] for parameter in masks.parameters()])
     game._finish_round({})  # the Defender wins, and says nothing about the masks of the Attacker
@@ -119,7 +120,7 @@ def test_the_winner_is_drawn_with_its_chance():
     torch.manual_seed(0)
     even = lambda model, batch: torch.zeros(len(batch["labels"]))  # noqa: E731
     game = make_game(score=even, winner=lambda a, d: torch.tensor(0.8))
-    networks = game.networks["defender"], [game.networks["attacker"]]
+    networks = game.networks["defender"], game.networks["attacker"]
     wins = [game._referee.judge(*networks).attacker_wins for _ in range(200)]
     assert abs(sum(wins) / 200 - 0.8) < 5 * math.sqrt(0.8 * 0.2 / 200)
 
@@ -187,7 +188,7 @@ def test_memory_does_not_grow_with_the_round():
         for batch in make_batches(steps):
             game.step(batch)
         state = game.state_dict()
-        held.append([gradient.shape for gradient in state["teacher"]["gradients"][0][0]])
+        held.append([gradient.shape for gradient in state["teacher"]["gradients"][0]])
         assert state["teacher"]["draws"] == [[]]
         assert state["referee"]["played"] == [[]]
         assert state["moves"] == steps

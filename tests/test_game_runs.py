@@ -30,7 +30,7 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--generator", "none", "--credit", "Reinforce(antithetic=True)"], "`credit` has no effect without a Gen"),
+        (["--generator", "none", "--credit", "Reinforce()"], "`credit` has no effect without a Gen"),
         (["--generator", "none", "--provider", "DropHead(0.1)"], "--provider needs a Generator: remove it for --gen"),
         (["--provider", "LearnableBernoulli(0.1)"], "LearnableBernoulli makes training passes of its own, without"),
         (["--generator", "none", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
@@ -82,7 +82,7 @@ def slow(*options):
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
         ["--regime", "paper", "--generator", "none"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
-        slow("--credit", "Reinforce(antithetic=True)", "--generator", "GNetProvider(decisions='batch')"),
+        slow("--credit", "Reinforce(reward='sign')", "--generator", "GNetProvider(decisions='batch')"),
         slow("--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"),
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
         ["--task", "agreement-words"],  # pre-training

@@ -115,7 +115,7 @@ def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(de
             teacher.draw(inputs)
             dropped = 1 - generator.keep.float().mean((1, 2, 3))  # of each key, over layers and queries
             gaps.append(dropped[torch.arange(16), bright])
-        teacher.update([torch.cat(gaps)])
+        teacher.update(torch.cat(gaps))
     inputs, bright = batch()
     dropped = 1 - generator.keep_probability(inputs)[:, :, 0].mean((1, 2))
     is_bright = torch.nn.functional.one_hot(bright, 5).bool()

@@ -1,4 +1,4 @@
-"""REINFORCE with rewards per sample, leave-one-out baselines, antithetic masks and scaled rewards, by the formula."""
+"""REINFORCE with rewards per sample, leave-one-out baselines and scaled rewards, by the formula."""
 
 import copy
 
@@ -64,7 +64,7 @@ def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
         teacher.draw(batch)
         keeps.append(net.keep)
     rewards = torch.randn(12, dtype=torch.float64)
-    teacher.update([rewards])
+    teacher.update(rewards)
     loss = 0.0
     for number, reward in enumerate(rewards):
         others = [float(r) for i, r in enumerate(rewards) if i != number]
@@ -93,7 +93,7 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
     for _ in range(2):
         torch.manual_seed(3)
         teacher.draw(batch)
-    teacher.update([torch.tensor([-1.0]) if per == "sample" else torch.tensor(-1.0)])
+    teacher.update(torch.tensor([-1.0]))
     assert sum(kinds) == 4  # tokens and positions, in both steps
     assert not net.network.tokens.sparse
     twin.log_prob(batch, net.keep).mean().backward()
@@ -127,33 +127,9 @@ def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
             torch.manual_seed(3)
             for batch in make_batches(2):
                 teacher.draw(batch)
-            teacher.update([rewards])
+            teacher.update(rewards)
             updated.append(weights(net))
         assert torch.allclose(*updated)
-
-
-def test_antithetic_masks_are_opposites_and_both_are_rewarded():
-    net = generator()
-    twin = copy.deepcopy(net)
-    teacher = teacher_of(net, antithetic=True)
-    teacher.baseline, teacher.rounds = 0.25, 1
-    keeps, batches = [], make_batches(2)
-    for batch in batches:
-        teacher.draw(batch)
-        keeps.append((net.keep, net.opposite_keep))
-    teacher.update([torch.tensor(1.5), torch.tensor(-0.5)])
-    loss = 0.0
-    for batch, (first, second) in zip(batches, keeps, strict=True):
-        loss = loss - (1.5 - 0.25) * twin.log_prob(batch, first).mean() / 4
-        loss = loss - (-0.5 - 0.25) * twin.log_prob(batch, second).mean() / 4
-    loss.backward()
-    assert_updated(net, twin)
-    together = (torch.stack([k[0] for k in keeps]).double() + torch.stack([k[1] for k in keeps])).mean()
-    assert together == pytest.approx(1.2, abs=0.05)  # each keeps 0.6
-    for batch, (first, second) in zip(batches, keeps, strict=True):
-        likely = twin.keep_probability(batch) > 0.5
-        assert (first | second)[likely].all()  # above one half, one of the two always keeps
-        assert not (first & second)[~likely].any()
 
 
 def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
@@ -162,27 +138,17 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
     before = weights(net)
     for reward in (0.7, 0.7, 0.7):  # always the same: no difference to the baseline
         teacher.draw(make_batches(1)[0])
-        teacher.update([torch.tensor(reward)])
+        teacher.update(torch.tensor(reward))
     assert torch.equal(weights(net), before)
     sizes = []
     for reward in (1e-3, -1e-3, 1e-6):
         teacher.baseline = 0.0
-        sizes.append(float(teacher._scaled([torch.tensor(reward)])[0]))
+        sizes.append(float(teacher._scaled(torch.tensor(reward))))
     assert sizes[0] == pytest.approx(1.0)
     assert sizes[1] == pytest.approx(-1.0)
     assert abs(sizes[2]) < 2e-3
     square = (0.1 * 0.9**2 + 0.1 * 0.9 + 0) * 1e-6 / (1 - 0.9**3)
     assert sizes[2] == pytest.approx(1e-6 / square**0.5, rel=1e-3)
-
-
-def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
-    credit = Reinforce(antithetic=True)
-    game = make_game(bert(dropout=0.0), steps=2, credit=credit)
-    for number, batch in enumerate(make_batches(6)):
-        game.step(batch)
-        alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
-        assert alike == (number % 2 == 1)
-    assert len(game.learners) == 3
 
 
 def test_a_custom_reward_per_sample_works_in_the_game():
@@ -242,8 +208,6 @@ def test_the_generator_of_a_composition_learns_under_it():
             InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
         ):
             AttackerDefender(bert(), none, adamw)
-    with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
-        AttackerDefender(bert(), net & attnreg.AttentionDropout(0.1), adamw, credit=Reinforce(antithetic=True))
 
 
 class Peeks(attnreg.MaskProvider):
@@ -275,7 +239,7 @@ def test_the_choices_of_a_row_share_its_reward():
     teacher.rounds = 1
     batch = {"input_ids": torch.randint(1, 20, (2, 3, 5)), "labels": torch.tensor([0, 1])}
     teacher.draw(batch)
-    teacher.update([torch.tensor([1.0, 0.0])])
+    teacher.update(torch.tensor([1.0, 0.0]))
     (-twin.log_prob(batch, net.keep)[:3].mean() / 2).backward()
     assert_updated(net, twin)
 

@@ -76,8 +76,7 @@ class AttackerDefender(TrainingMethod):
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
             ``GNetProvider(...) & AdversarialAttention(...)``, the others act on the Attacker, whose loss trains their
             parameters. ``None``: no masks, a game of selection alone. A Generator of your own needs
-            :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample or step; and
-            ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks.
+            :class:`attnreg.GNetProvider`'s ``sample``; and ``log_prob`` and ``keep`` for rewards per sample or step.
         optimizer_factory: makes the optimizer of a network; called once for each.
         provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
         credit: how the Generator learns.
@@ -156,15 +155,13 @@ class AttackerDefender(TrainingMethod):
             return FineTuning(network, optimizer, provider, scheduler=scheduler, **shared)
 
         self.attacker = learner(copy.deepcopy(model), generator)
-        self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
-        self._attackers = [each for each in (self.attacker, self.twin) if each is not None]
         self.defender = learner(model, None)
         self._teacher: Teacher | None = None
         if generator is not None:
             self._updater.share(generator)
             self._teacher = Teacher(credit, self.generator, self._updater, max_grad_norm)
-        parts = {"defender": self.defender, "attacker": self.attacker, "teacher": self._teacher, "twin": self.twin}
-        self._parts: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+        self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker}
+        self._parts |= {} if self._teacher is None else {"teacher": self._teacher}
         self._moves = self.steps = 0  # of the round, of training
         #: Number of rounds that each network has won; with winner ``"none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
@@ -229,7 +226,7 @@ class AttackerDefender(TrainingMethod):
     @property
     @override
     def learners(self) -> list[nn.Module]:
-        return [learner.model for learner in (self.defender, *self._attackers)]
+        return [self.defender.model, self.attacker.model]
 
     @property
     def _alone(self) -> bool:
@@ -254,14 +251,14 @@ class AttackerDefender(TrainingMethod):
             if self.provider is not None:
                 self.provider.step()  # schedules follow all of training
             if self.steps == self.course.warmup_steps:
-                self._copy_to_others(self.defender)
+                copy_learner(self.defender, self.attacker)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
         if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
             self.generator.calibrate(batch)
             self._updater.share(self.generator)  # all processes begin the game with the same Generator
         if self._teacher is not None:
             self._teacher.draw(batch)
-        attacker, *_ = [each.step(batch) for each in self._attackers]
+        attacker = self.attacker.step(batch)
         if self._teacher is not None:
             self._teacher.check_drawn()
         self._moves += 1
@@ -272,15 +269,13 @@ class AttackerDefender(TrainingMethod):
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
+        verdict = self._referee.judge(self.defender.model, self.attacker.model)
         winner = "attacker" if verdict.attacker_wins else "defender"
-        reward = float(verdict.gaps[0].mean()) if self._teacher is None else self._teacher.update(verdict.gaps)
+        reward = float(verdict.gaps.mean()) if self._teacher is None else self._teacher.update(verdict.gaps)
         if self._teacher is not None and self._teacher.credit.baseline == "moving":
             logs["baseline"] = self._teacher.baseline
         if self._referee.copies:
-            self._copy_to_others(self._parts[winner])
-        elif self.twin is not None:
-            copy_learner(self.attacker, self.twin)
+            copy_learner(self._parts[winner], self.defender if verdict.attacker_wins else self.attacker)
         self._moves = 0
         self.wins[winner] += 1
         logs.update(
@@ -291,11 +286,6 @@ class AttackerDefender(TrainingMethod):
             **({} if self.on_round is None else self.on_round()),
         )
         return winner
-
-    def _copy_to_others(self, source: FineTuning) -> None:
-        for each in (self.defender, *self._attackers):
-            if each is not source:
-                copy_learner(source, each)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -20,12 +20,11 @@ from attnreg.arguments import (
     not_negative,
     one_of,
     probability,
-    true_or_false,
 )
 from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
-from attnreg.regularizer.base import Compose, Regularizer
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
@@ -68,7 +67,7 @@ class Reinforce:
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
     scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample,
-    ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer ``decisions`` of the Generator.
+    and ``"leave-one-out"`` lower the variance, as do fewer ``decisions`` of the Generator.
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
@@ -81,8 +80,6 @@ class Reinforce:
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
-        antithetic: draw masks in opposite pairs: a second Attacker, which never wins, begins each round with the
-            first one's weights and trains under the opposite masks.
         learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
         bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
         optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
@@ -103,7 +100,6 @@ class Reinforce:
     per: RewardPer = "round"
     baseline: Baseline = "moving"
     momentum: ProbabilityBelowOne = 0.9
-    antithetic: bool = False
     learning_rate: NotNegative | None = None
     bias_learning_rate: NotNegative = 5e-2
     optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
@@ -117,7 +113,6 @@ class Reinforce:
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
         probability("momentum", self.momentum, "[0, 1)")
-        true_or_false("antithetic", self.antithetic)
         if self.reward == "standardized" and self.per != "round":
             raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
         if self.baseline == "leave-one-out" and self.per != "sample":
@@ -140,8 +135,6 @@ class Reinforce:
 
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
         """Refuse what does not fit: ``provider`` is the Generator, alone or in a composition."""
-        if self.antithetic and isinstance(provider, Compose):
-            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
         if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
             raise InputError(f"{alone[0]} makes training passes of its own, without the Generator's masks: remove it.")
         if self.per != "round" and hasattr(rewards.score, "over"):
@@ -162,10 +155,8 @@ class Teacher:
     ) -> None:
         if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
-        cached = credit.per != "round"
-        needed = ["sample"] + ["log_prob"] * cached + ["sample_opposites", "opposite"] * credit.antithetic
-        if missing := [name for name in needed if not hasattr(generator, name)]:
-            raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
+        if credit.per != "round" and not hasattr(generator, "log_prob"):
+            raise InputError(f"{type(generator).__name__} has no `log_prob`, which `per` {credit.per!r} needs.")
         self.credit = credit
         make, rates = credit.optimizer_factory, (credit.learning_rate, credit.bias_learning_rate)
         self.optimizer = generator_adam(generator, *rates) if make is None else make(generator)
@@ -175,24 +166,22 @@ class Teacher:
         self._generator: Any = generator
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
-        self._gradients: list[list[Tensor | None]] = []  # one list per Attacker, summed over the round's steps
-        self._draws: list[list[Any]] = []  # pairs: a batch, and packed masks per Attacker
+        self._gradients: list[Tensor | None] = []  # summed over the round's steps
+        self._draws: list[list[Any]] = []  # pairs: a batch, and its packed masks
         self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
 
     def draw(self, batch: Batch) -> None:
-        """Draw the masks of the Attackers' training step on a batch."""
+        """Draw the masks of the Attacker's training step on a batch."""
         self.steps += 1
-        generator, cached, antithetic = self._generator, self.credit.per != "round", self.credit.antithetic
+        generator, cached = self._generator, self.credit.per != "round"
         with torch.set_grad_enabled(not cached), self._updater.autocast(), sparse_embeddings(generator):
-            log_probs = generator.sample_opposites(batch) if antithetic else [generator.sample(batch)]
+            log_prob = generator.sample(batch)
         self._drawn = getattr(generator, "keep", None)
         if cached:
-            masks = [generator.keep, generator.opposite_keep] if antithetic else [generator.keep]
-            self._draws.append([dict(batch), [pack(mask) for mask in masks]])
-            return
-        for attacker, log_prob in enumerate(log_probs):
-            self._accumulate(attacker, log_prob, 1.0, keep_graph=attacker + 1 < len(log_probs))
+            self._draws.append([dict(batch), pack(generator.keep)])
+        else:
+            self._accumulate(log_prob, 1.0)
 
     def check_drawn(self) -> None:
         """Check that the Attacker trained under the masks drawn for it."""
@@ -203,77 +192,65 @@ class Teacher:
                 "be rewarded: train without the provider that makes this pass."
             )
 
-    def _accumulate(
-        self, attacker: int, log_prob: Tensor, advantage: Tensor | float, *, keep_graph: bool = False
-    ) -> None:
-        """Add the gradient of REINFORCE's loss to an Attacker's sum, which is dense; that of a table may be sparse."""
+    def _accumulate(self, log_prob: Tensor, advantage: Tensor | float) -> None:
+        """Add the gradient of REINFORCE's loss to the sum, which is dense; that of a table may be sparse."""
         parameters, loss = list(self._generator.parameters()), reinforce_loss(log_prob, advantage)
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=keep_graph, allow_unused=True)
-        if attacker == len(self._gradients):
-            self._gradients.append([None] * len(parameters))
-        sums = self._gradients[attacker]
-        for number, new in enumerate(gradients):
+        sums = self._gradients = self._gradients or [None] * len(parameters)
+        for number, new in enumerate(torch.autograd.grad(loss, parameters, allow_unused=True)):
             if (total := sums[number]) is None:
                 sums[number] = new.to_dense() if new is not None and new.is_sparse else new
             elif new is not None:
                 total.add_(new)
 
-    def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
+    def update(self, gaps: Tensor) -> float:
+        """Learn at the end of a round from the gaps, ``(n,)``; return the mean reward."""
         if self.credit.per == "step":  # a last round may be shorter than the others
-            if (rows := len(gaps[0])) < self.steps:
+            if len(gaps) < self.steps:
                 raise InputError(
-                    f"Expected a reward row for each step with `per` 'step', got {rows} rows for {self.steps} steps."
+                    f"Expected a reward row for each step with `per` 'step', got {len(gaps)} rows for {self.steps} "
+                    "steps."
                 )
-            gaps = [each[: self.steps] for each in gaps]
-        rewards = [self.credit.rewards(each) for each in gaps]
-        mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
+            gaps = gaps[: self.steps]
+        rewards = self.credit.rewards(gaps)
+        mean = float(rewards.mean())
         if not self.rounds:
             self.baseline = mean
         self.rounds += 1
-        advantages = self._scaled(
-            [reward - self.baseline for reward in rewards]
-            if self.credit.baseline == "moving"
-            else [reward - (reward.sum() - reward) / max(1, len(reward) - 1) for reward in rewards]
-        )
+        is_moving = self.credit.baseline == "moving"
+        others = (rewards.sum() - rewards) / max(1, rewards.numel() - 1)
+        advantages = self._scaled(rewards - (self.baseline if is_moving else others))
         if self.credit.per != "round":
             self._accumulate_draws(advantages)
-        weights = [float(each) for each in advantages] if self.credit.per == "round" else [1.0] * len(rewards)
-        for number, parameter in enumerate(self._generator.parameters()):
-            parameter.grad = None
-            for weight, gradients in zip(weights, self._gradients, strict=True):
-                if (gradient := gradients[number]) is not None:
-                    gradient.mul_(weight / (self.steps * len(rewards)))
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        weight = float(advantages) if self.credit.per == "round" else 1.0
+        for parameter, gradient in zip(self._generator.parameters(), self._gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.mul_(weight / self.steps)
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
         self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
         self.steps, self._gradients, self._draws = 0, [], []
-        return float(rewards[0].mean())
+        return mean
 
-    def _scaled(self, advantages: list[Tensor]) -> list[Tensor]:
+    def _scaled(self, advantages: Tensor) -> Tensor:
         if self.credit.reward != "scaled":
             return advantages
-        momentum = self.credit.momentum
-        square = sum(float((each**2).mean()) for each in advantages) / len(advantages)
+        momentum, square = self.credit.momentum, float((advantages**2).mean())
         if square or self._squares:  # before the first difference, there is no scale
             self._squares += 1
             self._square = momentum * self._square + (1 - momentum) * square
         deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
-        return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
+        return advantages / deviation if deviation else torch.zeros_like(advantages)
 
-    def _accumulate_draws(self, advantages: Sequence[Tensor]) -> None:
+    def _accumulate_draws(self, advantages: Tensor) -> None:
         sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
-        for attacker, each in enumerate(advantages):
-            begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
-            for step, (batch, masks) in enumerate(self._draws):
-                with self._updater.autocast(), sparse_embeddings(self._generator):
-                    log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
-                log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
-                rows = torch.arange(begin, begin + len(log_prob)) % len(each)
-                own = each[step] if self.credit.per == "step" else each[rows]
-                self._accumulate(attacker, log_prob, own.to(log_prob.device))
-                begin += len(log_prob)
+        begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
+        for step, (batch, masks) in enumerate(self._draws):
+            with self._updater.autocast(), sparse_embeddings(self._generator):
+                log_prob = self._generator.log_prob(batch, unpack(masks))
+            log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
+            rows = torch.arange(begin, begin + len(log_prob)) % len(advantages)
+            own = advantages[step] if self.credit.per == "step" else advantages[rows]
+            self._accumulate(log_prob, own.to(log_prob.device))
+            begin += len(log_prob)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""

@@ -48,19 +48,15 @@ class Decisions:
             self.valid = count > 0
 
     @torch.no_grad()
-    def draw(self, *, opposite: bool = False) -> list[Tensor]:
-        """Draw masks; with ``opposite`` twice, from noise u and from 1 - u."""
+    def draw(self) -> Tensor:
+        """Draw masks."""
         batch, layers, heads, *rest = self.logits.shape
-        shape = batch, layers, heads * self._draws, *rest
-        masks = [self.logits.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
+        keep = self.logits.new_empty((batch, layers, heads * self._draws, *rest), dtype=torch.bool)
         for layer in range(layers):  # one layer at a time, because the float noise takes memory
             each = self.logits[:, layer].repeat_interleave(self._draws, 1)
             uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
-            if opposite:
-                masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, uniform)
-            else:
-                masks[0][:, layer] = functional.sample_keep(each, uniform=uniform)
-        return [self._of_units(mask) for mask in masks]
+            keep[:, layer] = functional.sample_keep(each, uniform=uniform)
+        return self._of_units(keep)
 
     def log_prob(self, keep: Tensor) -> Tensor:
         """Return the mean log-probability of each sample's decisions, ``(B,)``."""

@@ -126,7 +126,6 @@ class GNetProvider(MaskProvider):
             patch=self.patch,
         )
         self.keep: Tensor | None = None
-        self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
         #: whether the biases have been set to ``initial_keep``, or there are none
         self.calibrated = initial_keep is None
@@ -180,14 +179,10 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        return self.mask_of(site, self.keep)
-
-    def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
-        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``."""
         if site.stack != self._stack:
             return None
         self._check_heads(site)
-        if keep is None:
+        if (keep := self.keep) is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
         if (site.shape[0], *site.shape[2:]) != (keep.shape[0], *keep.shape[3:]):
             raise InputError(
@@ -223,25 +218,14 @@ class GNetProvider(MaskProvider):
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._given.taken():
-            (self.keep,) = self._calibrated_decisions(inputs).draw()
+            self.keep = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
         decisions = self._calibrated_decisions(inputs)
-        (self.keep,) = decisions.draw()
+        self.keep = decisions.draw()
         self._given.give()
         return decisions.log_prob(self.keep)
-
-    def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Draw masks and their opposites, for the next passes of two models, and return the log-probability of each."""
-        decisions = self._calibrated_decisions(inputs)
-        self.keep, self.opposite_keep = decisions.draw(opposite=True)
-        self._given.give()
-        return decisions.log_prob(self.keep), decisions.log_prob(self.opposite_keep)
-
-    def opposite(self) -> MaskProvider:
-        """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
-        return Opposite(self)
 
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -310,15 +294,3 @@ class GNetProvider(MaskProvider):
         ``keep`` are the masks drawn for these inputs of the main model, bool, ``(B, L, M, N, N)``.
         """
         return self._decisions(inputs).log_prob(keep)
-
-
-class Opposite(MaskProvider):
-    """Masks another model with the opposites that a G-Net drew."""
-
-    def __init__(self, generator: GNetProvider) -> None:
-        super().__init__()
-        self._generator = (generator,)  # no submodule: it is saved and learned with the model that it masks itself
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return self._generator[0].mask_of(site, self._generator[0].opposite_keep)

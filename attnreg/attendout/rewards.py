@@ -171,7 +171,7 @@ class Verdict(NamedTuple):
 
     attacker: float  # mean scores
     defender: float
-    gaps: list[Tensor]  # of each Attacker: its scores minus the Defender's, (n,)
+    gaps: Tensor  # the Attacker's scores minus the Defender's, (n,)
     chance: float  # the probability that the Attacker wins
     attacker_wins: bool
 
@@ -194,16 +194,16 @@ class Referee:
         if self.rewards.batches is None:
             self._played.append(batch)
 
-    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module]) -> Verdict:
-        """Score the networks in eval mode and draw the winner, which is never the second Attacker, a twin."""
-        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches()]
+    def judge(self, defender: nn.Module, attacker: nn.Module) -> Verdict:
+        """Score the networks in eval mode and draw the winner."""
+        per_batch = [[self._scores(each, batch) for each in (defender, attacker)] for batch in self._batches()]
         self.number, self._played = self.number + 1, []
-        d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
+        d, a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         if (over := getattr(self.score, "over", None)) is not None:
-            d, *a = (over(scores) for scores in (d, *a))
-        chance = float(self.winner(a[0], d))
+            d, a = over(d), over(a)
+        chance = float(self.winner(a, d))
         wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
-        return Verdict(float(a[0].mean()), float(d.mean()), [each - d for each in a], chance, wins)
+        return Verdict(float(a.mean()), float(d.mean()), a - d, chance, wins)
 
     @torch.no_grad()
     def _scores(self, network: nn.Module, batch: Batch) -> Tensor:
