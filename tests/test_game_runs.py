@@ -27,47 +27,12 @@ def test_each_glue_task_has_thirty_rounds_by_default(name):
     assert rounds >= 30
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--generator", "none", "--credit", "Reinforce()"], "`credit` has no effect without a Gen"),
-        (["--generator", "none", "--provider", "DropHead(0.1)"], "--provider needs a Generator: remove it for --gen"),
-        (["--provider", "LearnableBernoulli(0.1)"], "LearnableBernoulli makes training passes of its own, without"),
-        (["--generator", "none", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
-        (["--rewards", "Rewards(batches_per_round=1, fresh_rows=2)"], "`fresh_rows` are all scored in their round"),
-        (["--rewards", "Rewards(fresh_rows=2)", "--reward-data", "train"], "`fresh_rows` in --rewards needs rows bes"),
-        (["--rewards", "Rewards(fresh_rows=1000)"], "Expected `fresh_rows` in --rewards of at most 9"),
-        (["--rewards", "Rewards(fresh_rows='all')"], "Expected `fresh_rows` to be"),
-        (["--credit", "Reinforce(per='step')", "--reward-data", "train"], "Expected `batches` of `rewards` with `per`"),
-        (["--regime", "paper", "--initial-keep", 0.8], "--initial-keep is for the default Generator"),
-        (["--credit", "Reinforce(price=0.1)"], "got an unexpected keyword argument 'price'"),
-        (["--credit", "gradient"], "Expected Reinforce(...), got 'gradient'"),
-        (["--credit", "Reinforce(per='batch')"], "Expected `per` to be one of round, sample, step, got 'batch'"),
-        (["--rewards", "Rewards(score='f1')"], "Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
-        (["--generator", "DropHead(0.1)"], "Expected one Generator, such as a GNetProvider, alone or in a compos"),
-    ],
-)
-def test_options_without_effect_are_refused_before_the_run_begins(cli, tmp_path, options, sentence):
-    refused = cli("recipe", "attendout", *SMALL, *options, "--output-dir", "no")
-    assert refused.exit_code in (1, 2)
-    assert sentence in refused.stderr
-    assert not (tmp_path / "no").exists()
-
-
 def test_a_game_of_few_rounds_says_so_before_it_starts(cli, tmp_path):
     result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, "--output-dir", "few"))
     sentence = "Warning: the game has only 2 rounds, too few for the Generator to learn: raise --game or --epochs"
     assert result.stderr.startswith(sentence)
     assert sentence in (tmp_path / "few" / "report.md").read_text()
     assert "The game had 2 rounds: the Attacker won" in result.stdout
-
-
-def test_a_game_without_a_round_is_refused(cli, tmp_path):
-    options = ["--epochs", 3, "--train-size", 96, "--warmup", 0.39, "--game", 0.4, "--output-dir", "none"]
-    refused = cli("recipe", "attendout", *options)
-    assert refused.exit_code == 2
-    assert "No step is left for the game: raise --game or --epochs, or lower --warmup." in refused.stderr
-    assert not (tmp_path / "none").exists()
 
 
 def slow(*options):

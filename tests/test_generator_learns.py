@@ -67,16 +67,11 @@ def ways(*usual):
     return pytest.mark.parametrize("way", rows)
 
 
+@pytest.mark.parametrize(("goal", "sign"), [("drop", 1), ("keep", -1)])
 @ways("key", "sample")
-def test_rewarded_for_dropping_it_drops_more_in_every_layer(way):
-    generator, before = taught("drop", **way)
-    assert (rates(generator, batch()) > before + 0.05).all()
-
-
-@ways("key")
-def test_rewarded_for_keeping_it_drops_less_in_every_layer(way):
-    generator, before = taught("keep", **way)
-    assert (rates(generator, batch()) < before - 0.05).all()
+def test_in_every_layer_it_drops_more_or_less_as_it_is_rewarded(way, goal, sign):
+    generator, before = taught(goal, **way)
+    assert (sign * (rates(generator, batch()) - before) > 0.05).all()
 
 
 @ways("paper", "key", "type", "sample")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.setup.stopping import Selection
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.commands import invoke, ran, read_lines
 from tests.test_run_data import make, texts, trained_on
 from tests.test_stopping import assert_goes_on, listen_to_ctrl_c  # noqa: F401 (a fixture)
 
@@ -139,20 +139,6 @@ def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
     assert make(tmp_path, patience=1, stop_on="dev").stopping is None
     assert len(make(tmp_path, train_size=None, patience=1).stopping.references) == min(256, len(everything) // 10)
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["--stop-on", "dev"], 2, "--stop-on needs --patience or --select best"),
-        (["--stopping-rows", 5], 2, "--stopping-rows needs --patience"),
-        (["--patience", 1, "--stop-on", "dev", "--stopping-rows", 5], 2, "--stopping-rows needs --stop-on held-out"),
-        (["--patience", 1, "--stopping-rows", 128], 1, "Holding out 128 rows needs at least 129 training rows, got 128"),
-    ],
-)  # fmt: skip
-def test_bad_combinations(cli, tmp_path, args, code, says):
-    assert_sentence(cli("recipe", "finetune", *SMALL, *args), code, says)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

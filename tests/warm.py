@@ -110,18 +110,13 @@ class Process:
         self._kept.seek(0)
         return self._kept.read().decode(), None
 
-    def send_signal(self, number):
-        """Send it a signal, unless it has ended."""
+    def terminate(self, number=signal.SIGTERM):
+        """Ask it to end, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self):
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
     def kill(self):
-        """End it."""
-        self.send_signal(signal.SIGKILL)
+        self.terminate(signal.SIGKILL)
 
 
 def be(words, processes, source, output, environment, folder):
@@ -192,11 +187,8 @@ def warm_up():
     without_fingerprints()
     without_devices()
 
-    for name in (
-        "integrations",
-        *(f"experiments.{name}" for name in ("cli.main", "compare.launch", "compare.study", "results.plots.run")),
-        *(f"experiments.{name}" for name in ("runs.run", "tasks.metrics")),
-    ):
+    inner = ("cli.main", "compare.launch", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
+    for name in ("integrations", *(f"experiments.{each}" for each in inner)):
         importlib.import_module(f"attnreg.{name}")
     for name in ("AutoTokenizer", "BertForSequenceClassification", "Trainer", "get_linear_schedule_with_warmup"):
         getattr(transformers, name)
