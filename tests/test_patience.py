@@ -74,9 +74,7 @@ def test_by_dev_it_is_the_plain_run_until_it_stops(whole):
     assert got["dev"]["loss"] == every[best - 1]["loss"]
     assert got["stopping"] == {"rows": None, "score": got["dev"]["accuracy"], "last_epoch": end, "returned_epoch": best}
     assert result_of(folder / "plain")["stopping"] is None
-    says = (
-        f"Stopped after epoch {end} of 8: no better score on dev rows in 2 evaluations. The network of epoch {best} is"
-    )
+    says = f"Stopped after epoch {end} of 8: no better score on dev rows in 2 evaluations. The network of epoch {best}"
     report = (folder / "dev" / "report.md").read_text()
     for text in (outputs["dev"], report):
         assert says in text

@@ -198,9 +198,7 @@ def test_the_generator_of_a_composition_learns_under_it():
     assert not torch.equal(weights(net), before)
     assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
     for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net), attnreg.CrossTuning(net)):
-        with pytest.raises(
-            InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
-        ):
+        with pytest.raises(InputError, match=r"Expected one Generator, .* alone or in a composition .*, got [02] in"):
             AttackerDefender(bert(), none, adamw)
 
 
@@ -215,15 +213,13 @@ class Peeks(attnreg.MaskProvider):
 
 
 def test_masks_that_another_pass_took_are_an_error():
-    for other, fails in ((Peeks(), True), (attnreg.AttributionProvider(0.5, 0.5, first_pass="train"), False)):
-        model = bert()
-        net = attnreg.GNetProvider.for_model(model)
-        game = AttackerDefender(model, net & other, adamw)
-        if fails:
-            with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
-                game.step(make_batches(1)[0])
-        else:  # AD-DROP's first pass is not masked, so it draws no masks
-            game.step(make_batches(1)[0])
+    model = bert()
+    game = AttackerDefender(model, attnreg.GNetProvider.for_model(model) & Peeks(), adamw)
+    with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
+        game.step(make_batches(1)[0])
+    first_pass = attnreg.AttributionProvider(0.5, 0.5, first_pass="train")  # is not masked, so it draws no masks
+    model = bert()
+    AttackerDefender(model, attnreg.GNetProvider.for_model(model) & first_pass, adamw).step(make_batches(1)[0])
 
 
 def test_the_choices_of_a_row_share_its_reward():

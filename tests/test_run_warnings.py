@@ -107,26 +107,13 @@ def test_a_look_at_tokens_leaves_the_tokenizer_as_it_was():
 
 
 def run(cli, recipe, *options):
-    args = [
-        "--task",
-        "mnli",
-        "--data-dir",
-        "data",
-        "--model",
-        "bert",
-        "--epochs",
-        1,
-        "--max-length",
-        32,
-        "--device",
-        "cpu",
-    ]
-    return ran(cli("recipe", recipe, *args, *options, "--output-dir", "out"))
+    words = ["--task", "mnli", "--data-dir", "data", "--model", "bert", "--epochs", 1, "--device", "cpu", *options]
+    return cli("recipe", recipe, *words, "--output-dir", "out")
 
 
 def test_a_run_warns_on_stderr_and_in_its_report_and_its_baseline_does_not_repeat_it(cli, home):
     made.write_splits(home / "data", train=pairs(40, labels=LABELS[:2]), validation=pairs(6, start=50))
-    result = run(cli, "attendout", "--batch-size", 4, "--round-steps", 1, "--epochs", 2, "--game", 1)
+    result = ran(run(cli, "attendout", "--batch-size", 4, "--round-steps", 1, "--epochs", 2, "--game", 1))
     report = (home / "out/report.md").read_text().splitlines()
     warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
     assert sorted(warnings) == sorted(line for line in report if line.startswith("Warning: "))
@@ -162,7 +149,7 @@ def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
 
 def test_inputs_that_evaluation_cuts(cli, home):
     made.write_splits(home / "data", train=pairs(9), validation=pairs(6, start=20))
-    run(cli, "finetune")
+    ran(run(cli, "finetune", "--max-length", 32))
     made.write_rows(home / "long" / "validation.jsonl", pairs(6, words=40, start=20))
     cut = f"Warning: 6 of 6 validation inputs of long (100%) are cut by --max-length 32; the longest has {LONGEST} tokens."
     evaluate = ["evaluate", "out", "--device", "cpu"]
@@ -180,21 +167,16 @@ def test_inputs_that_evaluation_cuts(cli, home):
     assert_sentence(refused, 1, r"Expected --max-length of at most \d+ for this model, got 1000")
 
 
-def test_inputs_are_as_long_as_the_model_takes(cli, tmp_path):
-    made.write(tmp_path / "data", train=24, validation=16)
-    made.tiny_bert(tmp_path / "bert")
-    words = ["--task", "mnli", "--data-dir", "data", "--model", "bert", "--epochs", 1, "--device", "cpu"]
-    result = ran(cli("recipe", "finetune", *words, "--output-dir", "out"))
+def test_inputs_are_as_long_as_the_model_takes(cli, home):
+    made.write(home / "data", train=24, validation=16)
+    result = ran(run(cli, "finetune"))
     assert "Inputs have at most 64 tokens, which is what the model takes (--max-length)." in result.output
-    config = json.loads((tmp_path / "out/config.json").read_text())
+    config = json.loads((home / "out/config.json").read_text())
     assert (config["max_length"], config["default_max_length"]) == (64, True)
-    ran(cli("recipe", "finetune", *words, "--output-dir", "out", "--resume"))
-    ran(cli("recipe", "finetune", *words, "--output-dir", "out", "--resume", "--max-length", 64))
-    assert_sentence(
-        cli("recipe", "finetune", *words, "--output-dir", "out", "--resume", "--max-length", 63),
-        1,
-        r"started with other options: resume with --max-length 64 \(not --max-length 63\)",
-    )
+    ran(run(cli, "finetune", "--resume"))
+    ran(run(cli, "finetune", "--resume", "--max-length", 64))
+    says = r"started with other options: resume with --max-length 64 \(not --max-length 63\)"
+    assert_sentence(run(cli, "finetune", "--resume", "--max-length", 63), 1, says)
     ran(cli("evaluate", "out"))
 
 
