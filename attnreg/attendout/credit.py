@@ -66,8 +66,8 @@ class Reinforce:
     r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
-    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample,
-    and ``"leave-one-out"`` lower the variance, as do fewer ``decisions`` of the Generator.
+    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample and
+    ``"leave-one-out"`` lower the variance, as do fewer ``decisions`` of the Generator.
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
