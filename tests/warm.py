@@ -99,19 +99,16 @@ class Process:
         return self.returncode
 
     def wait(self, timeout=None):
-        """Its exit code, when it has ended."""
         if not connection.wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return self.poll()
 
     def communicate(self, timeout=None):
-        """What it has printed, when it has ended; and ``None``, as errors are printed to the same place."""
         self.wait(timeout)
         self._kept.seek(0)
         return self._kept.read().decode(), None
 
     def terminate(self, number=signal.SIGTERM):
-        """Ask it to end, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
