@@ -22,7 +22,6 @@ from attnreg.training import (
     CrossEntropy,
     FineTuning,
     FreeLBLoss,
-    GradientCredit,
     LoRADropout,
     RDrop,
     Reinforce,
@@ -216,12 +215,7 @@ ROWS: dict[str, Row] = {
     "AD-DROP, gradient, all layers": Row(ad_drop(), plain, {"official code": ad_drop(official=True)}),
     "AD-DROP, gradient, first pass in bfloat16": Row(ad_drop(first_pass_dtype="bfloat16"), plain),
     "AttendOut, a step of a round": Row(attendout(), plain),
-    "AttendOut, antithetic": Row(attendout(credit=Reinforce(antithetic=True)), plain),
     "AttendOut, rewards per sample": Row(attendout(credit=Reinforce(per="sample")), plain),
-    "AttendOut, `GradientCredit`, one decision per key": Row(
-        attendout(generator_options={"decisions": "key"}, credit=GradientCredit()), plain
-    ),
-    "AttendOut, credit by gradient, per unit": Row(attendout(generator_options={}, credit=GradientCredit()), plain),
 }
 NEWER: dict[str, Make] = {
     "AdversarialAttention": attnreg.AdversarialAttention.for_model,

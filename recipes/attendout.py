@@ -29,8 +29,7 @@ PAPER = {
     option("--initial-keep", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=None,
            help="Initial mean probability of keeping a position, of the default Generator (default: 0.9)."),
     expression_option("--credit", f"{GAME}:credit_of", metavar="EXPRESSION",
-                      help="How the Generator learns: Reinforce(...) or GradientCredit(...), with their arguments "
-                           "(default: Reinforce())."),
+                      help="How the Generator learns: Reinforce(...), with its arguments (default: Reinforce())."),
     expression_option("--rewards", f"{GAME}:rewards_of", metavar="EXPRESSION",
                       help="Rewards(score, batches_per_round, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
@@ -49,19 +48,18 @@ PAPER = {
            help="Fraction of training, from its start, in which only the Defender trains; less than --game."),
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.6,
            help="Fraction of epochs after which the game ends and only the returned network trains."),
-    option("--watch", metavar="WORD", help="After each round, log how often this word's keys are dropped, and others."),
     option("--baseline/--no-baseline", default=True, help="Also run plain fine-tuning to compare."),
 )  # fmt: skip
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,
     initial_keep: float | None, credit: str | None, rewards: str | None, reward_data: Any, reward_rows: int,
-    round_steps: int | None, winner: Any, returns: Any, warmup: float, game: float, watch: str | None, baseline: bool,
+    round_steps: int | None, winner: Any, returns: Any, warmup: float, game: float, baseline: bool,
 ) -> None:  # fmt: skip
     """AttendOut: a Generator learns dropout masks from a game of two models.
 
     Example: attnreg recipe attendout --task cola --epochs 3
     """
-    from attnreg.experiments.runs.game import RewardRows, WatchedWord, credit_of, plan_rounds, too_few
+    from attnreg.experiments.runs.game import choose_reward_rows, credit_of, plan_rounds, rewards_from, too_few
 
     if run.settings.gradient_accumulation > 1:
         raise click.UsageError("AttendOut's Generator masks whole batches: remove --gradient-accumulation.")
@@ -69,18 +67,17 @@ def attendout(
         raise click.UsageError(f"--warmup must be below --game, got {warmup} and {game}: the game would not begin.")
     if generator is not None and initial_keep is not None:
         raise click.UsageError(f"--initial-keep is for the default Generator: set it in --generator, got {generator}.")
-    for flag, value in (("--watch", watch), ("--provider", provider)):
-        if generator == "none" and value is not None:
-            raise click.UsageError(f"{flag} needs a Generator: remove it for --generator none.")
+    if generator == "none" and provider is not None:
+        raise click.UsageError("--provider needs a Generator: remove it for --generator none.")
     generator = generator or f"GNetProvider(initial_keep={initial_keep or 0.9}, masks_per_layer='heads')"
     generator += "" if provider is None else f" & {provider}"
     game_epochs = max(1, round(game * run.epochs))
-    rows = RewardRows(run, reward_data, reward_rows, game_epochs)
+    rows, bias = choose_reward_rows(run, reward_data, reward_rows, game_epochs)
     warmup_steps, game_steps = int(warmup * run.total_steps), run.steps_in(game_epochs)
     round_steps, rounds = plan_rounds(game_steps - warmup_steps, round_steps)
     if generator == "none" and credit == PAPER["credit"]:
         credit = None  # of the regime; selection alone has nothing to learn
-    notes = [note for note in (rows.note, too_few(rounds)) if note is not None]
+    notes = [note for note in (bias, too_few(rounds)) if note is not None]
     for note in notes:
         click.echo(note, err=True)
     players = attnreg.training.AttackerDefender(
@@ -89,15 +86,13 @@ def attendout(
         run.optimizer,
         credit=None if credit is None else credit_of(credit),
         provider_lr=provider_lr,
-        rewards=rows.rewards(rewards or "Rewards()", round_steps),
+        rewards=rewards_from(run, rows, rewards or "Rewards()", round_steps),
         rounds=attnreg.training.Rounds(round_steps, winner, warmup_steps, game_steps),
         returns=returns,
         scheduler_factory=run.schedule,
         accelerator=run.accelerator,
         **run.method_options,
     )
-    if watch is not None:
-        players.on_round = WatchedWord(run, players.generator, watch)
     history = run.fit(players)
     plain = None
     if baseline:

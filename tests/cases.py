@@ -150,9 +150,7 @@ MODELS = [
 
 def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     """What a provider says to a model that it cannot be attached to."""
-    if provider.needs_token_ids and model.inputs == "image":  # whose patches are read instead
-        return "has no table of token embeddings to share" if "share_embeddings" in provider.text else None
-    if provider.needs_token_ids and not model.takes_token_ids:
+    if provider.needs_token_ids and not model.takes_token_ids and model.inputs != "image":  # of which it reads patches
         return "takes no token ids"
     if provider.needs_queries and not model.shows_queries:
         return "needs queries, but .* exposes only its scores"

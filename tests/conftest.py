@@ -85,7 +85,7 @@ def real_data():
     return folder
 
 
-LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "patience")  # fmt: skip
+LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "stopping")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

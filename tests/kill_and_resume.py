@@ -7,21 +7,17 @@ provider, random state, the state of the game and all written results must be bi
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import signal
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import load_file
-
-# These differ between runs.
-MEASURED = {"seconds", "training_seconds", "training_cpu_seconds", "peak_memory", "peak_memory_bytes"}
+MEASURED = rb'"(training_|training_cpu_)?(seconds|peak_memory|peak_memory_bytes)"[:,] [\d.e+-]+'  # differs between runs
+OPTIONS = ["--epochs", "3", "--train-size", "256", "--save-steps", "1", "--device", "cpu", "--keep-checkpoints"]
 RECIPES = {
     "attendout": ["--round-steps", "2", "--no-baseline", "--game", "1"],
     "ad-drop": [],
@@ -31,20 +27,8 @@ RECIPES = {
 
 def start(recipe: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """Start a short run."""
-    options = [
-        "--epochs",
-        "3",
-        "--train-size",
-        "256",
-        "--save-steps",
-        "1",
-        "--device",
-        "cpu",
-        "--keep-checkpoints",  # to compare the last ones
-        "--output-dir",
-        str(folder),
-    ]
-    command = [sys.executable, "-m", "attnreg", "recipe", recipe, *RECIPES[recipe], *options, *more]
+    words = ["recipe", recipe, *RECIPES[recipe], *OPTIONS, "--output-dir", str(folder), *more]
+    command = [sys.executable, "-m", "attnreg", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -54,41 +38,14 @@ def first_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
         time.sleep(0.002)
 
 
-def end(folder: Path) -> dict[str, Any]:
-    """Return the results of a finished run as plain data."""
+def end(folder: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Return the results of a finished run by file, and what it should have removed."""
     (checkpoint,) = (folder / "checkpoints").iterdir()
-    found: dict[str, Any] = {
-        "checkpoint": checkpoint.name,
-        "state": _without_clock((checkpoint / "state.json").read_text()),
-    }
-    found |= {name: tensor.tobytes() for name, tensor in _arrays(checkpoint / "tensors.safetensors")}
-    found |= {name: tensor.tobytes() for name, tensor in _arrays(folder / "model" / "model.safetensors")}
-    for name in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        found[name] = (folder / name).read_text()
-    found["result.json"] = _without_clock((folder / "result.json").read_text())
-    found["left over"] = sorted(
-        path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"
-    )
-    return found
-
-
-def _arrays(path: Path) -> Any:
-    return ((f"{path.parent.name}/{name}", tensor.numpy()) for name, tensor in sorted(load_file(path).items()))
-
-
-def _without_clock(text: str) -> Any:
-    def strip(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: strip(item) for key, item in value.items() if key not in MEASURED}
-        if isinstance(value, list):
-            return [strip(item) for item in value if not (isinstance(item, list) and _names_a_measure(item))]
-        return value
-
-    return strip(json.loads(text))
-
-
-def _names_a_measure(item: list[Any]) -> bool:
-    return len(item) == 2 and isinstance(item[0], str) and item[0] in MEASURED
+    files = [*checkpoint.glob("s*.json"), *checkpoint.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
+    files += [folder / "result.json", *folder.glob("*.jsonl")]
+    contents = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    left_over = sorted(file.name for file in folder.glob(".*") if file.name != ".lock")
+    return {name: re.sub(MEASURED, b"", content) for name, content in contents.items()}, left_over
 
 
 def main() -> None:
@@ -117,7 +74,7 @@ def main() -> None:
             process = start(options.recipe, folder)
             first_checkpoint(process, folder)
             time.sleep(moments.uniform(0, span))
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.communicate()
             at = sorted(path.name for path in (folder / "checkpoints").iterdir())
             resumed = start(options.recipe, folder, "--resume")

@@ -17,7 +17,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import FineTuning, ForwardPass, GradientCredit, Reinforce, Rewards, Rounds, TrainingMethod
+from attnreg.training import FineTuning, ForwardPass, Reinforce, Rewards, Rounds, TrainingMethod
 
 DRAW = torch.Generator().manual_seed(0)
 IDS = torch.randint(1, 20, (8, 6), generator=DRAW)
@@ -71,18 +71,16 @@ class Sure(attnreg.GNetProvider):
 
     def _decisions(self, inputs):
         found = super()._decisions(inputs)
-        found.draw = lambda: [found.logits > found.logits.mean((-1, -2), keepdim=True) - 1e-4]
+        found.draw = lambda: found.logits > found.logits.mean((-1, -2), keepdim=True) - 1e-4
         return found
 
 
 def game(method, model, optimizer, provider, sure, options):
     """Make AttendOut's game; a provider acts beside its Generator."""
-    kind, of_generator = (Sure if sure else attnreg.GNetProvider), options.pop("generator", {})
-    generator = kind.for_model(model, initial_keep=0.6, **of_generator).double()
+    generator = (Sure if sure else attnreg.GNetProvider).for_model(model, initial_keep=0.6).double()
     if sure:
         generator.calibrate(next(batches(1, 8)))  # on whole batches: the game would only see this process's rows
-    alone = provider is None or getattr(options.get("credit"), "antithetic", False)
-    return method(model, generator if alone else generator & provider, optimizer, **options)
+    return method(model, generator if provider is None else generator & provider, optimizer, **options)
 
 
 def averaged(method, model, optimizer, provider, sure, options):
@@ -158,10 +156,7 @@ ARGUMENTS = {
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
         for options, sure, variant in (
             ({}, SURE, ""),
-            ({"generator": {"share_embeddings": True, "num_heads": 2, "feed_forward": True}}, None, "shared"),
             ({"credit": Reinforce(per="sample")}, None, "sample"),
-            ({"credit": Reinforce(antithetic=True)}, None, "antithetic"),
-            ({"credit": GradientCredit()}, None, "gradient"),
         )
     ],
 }

@@ -135,15 +135,9 @@ CASES = [
         "g-net",
         "GNetProvider(initial_keep=0.5)",
         needs_token_ids=True,
-        trains="GNetProvider(num_heads=6, feed_forward=True, share_embeddings=True)",
+        trains="GNetProvider(num_heads=6)",
     ),
     ProviderCase("g-net-heads", "GNetProvider(initial_keep=0.5, num_heads=4)", VARIANT, needs_token_ids=True),
-    ProviderCase(
-        "g-net-feed-forward", "GNetProvider(initial_keep=0.5, feed_forward=True)", VARIANT, needs_token_ids=True
-    ),
-    ProviderCase(
-        "g-net-shared", "GNetProvider(initial_keep=0.5, share_embeddings=True)", VARIANT, needs_token_ids=True
-    ),
     ProviderCase("g-net drops all", "GNetProvider(initial_keep=1e-6)", EXTREME, needs_token_ids=True),
     ProviderCase("concrete", "ConcreteDropout(0.4)", trains="ConcreteDropout(p=0.1, per='head')"),
     ProviderCase("concrete, heads", "ConcreteDropout(0.4, per='head')", VARIANT),

@@ -47,7 +47,7 @@ def test_a_card_has_what_the_run_has(cli, tmp_path):
 
 
 COMMANDS = [
-    ["attendout", "--no-baseline", "--credit", "Reinforce(antithetic=True)", "--epochs", "4"],
+    ["attendout", "--no-baseline", "--credit", "Reinforce(reward='gap')", "--epochs", "4"],
     ["ad-drop", "--regime", "paper", "--layers", "0,-1", "--q", "0.2"],
     ["finetune", "--class-weights", "balanced", "--optimizer", "sgd", "--lr-warmup", "0", "--model-dropout", "0"],
     ["probe", "--q", "0,0.5"],

@@ -67,23 +67,14 @@ def test_steps_without_masks_do_not_count(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "pieces", "sentence"),
-    [
-        ({"label": "pooled{}"}, 1, "for the layers of one stack, but this run dropped no attention"),
-        ({}, 41, r"of 41 pieces: telemetry.jsonl has too few drop rates \(40\)"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(tmp_path, options, pieces, sentence):
-    run = write(tmp_path, KNOWN, **options)
-    with pytest.raises(InputError, match=sentence):
-        fit_schedule(run, pieces)
-
-
-def test_an_unfinished_run_and_two_stacks_are_refused(tmp_path):
+def test_what_cannot_be_fitted_is_refused(tmp_path):
+    run = write(tmp_path, KNOWN, label="pooled{}")
+    with pytest.raises(InputError, match="for the layers of one stack, but this run dropped no attention"):
+        fit_schedule(run, 1)
     run = write(tmp_path, KNOWN)
-    lines = run.telemetry
-    lines[0]["drop_rate"]["decoder.0"] = 0.1
+    with pytest.raises(InputError, match=r"of 41 pieces: telemetry.jsonl has too few drop rates \(40\)"):
+        fit_schedule(run, 41)
+    run.telemetry[0]["drop_rate"]["decoder.0"] = 0.1
     with pytest.raises(InputError, match="one stack, but this run dropped decoder and encoder"):
         fit_schedule(run, 1)
     (tmp_path / "result.json").unlink()
@@ -102,19 +93,13 @@ def test_slopes_by_layer_come_back_on_the_command_line(cli, tmp_path):
     for _ in range(steps):
         provider.step()
     assert provider.rates.tolist() == pytest.approx([0.5, 0.9, 0.1], abs=0.03)
-    ran(cli("recipe", "regularize", *options[:4], "--provider", text, "--output-dir", "again"))
 
 
 def test_slopes_stop_at_0_and_1_and_exclude_an_end(cli, tmp_path):
     recipe = ["recipe", "scheduled-bernoulli", "--epochs", 1, "--train-size", 64, "--start", 0.6]
     ran(cli(*recipe, "--slopes", "0,0.8,-0.9", "--output-dir", "out"))
     saved = attnreg.Regularizer.from_pretrained(tmp_path / "out" / "provider")
-    assert saved.schedule == [
-        [[0, 0.6], [1, 0.6]],
-        [[0, 0.6], [pytest.approx(0.5), 1]],
-        [[0, 0.6], [pytest.approx(2 / 3), 0]],
-    ]
-    assert_sentence(
-        cli(*recipe, "--slopes", "0,0,0", "--end", 0.1), 2, "--slopes and --end both say how the rate changes"
-    )
+    ends = [[1, 0.6], [pytest.approx(0.5), 1], [pytest.approx(2 / 3), 0]]
+    assert saved.schedule == [[[0, 0.6], end] for end in ends]
+    assert_sentence(cli(*recipe, "--slopes", "0,0,0", "--end", 0.1), 2, "--slopes and --end both say how the rate")
     assert_sentence(cli(*recipe, "--slopes", "0,0"), 1, "one for each of the model's 3 layers, got 2")

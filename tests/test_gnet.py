@@ -1,4 +1,4 @@
-"""G-Net against a slow version, and where it gets its sizes."""
+"""G-Net against a slow version: its logits, its decisions, and where it gets its sizes."""
 
 import itertools
 import math
@@ -48,20 +48,14 @@ def by_loops(provider, ids, real):
                     for j in range(length):
                         out[b, layer, g, i, j] = s[j] + net.bias[layer]
                 new.append(normed(net.norm, x[i] + net.out.weight @ torch.cat(mixed) + net.out.bias))
-                if provider.feed_forward:
-                    block, y = net.block, new[-1]
-                    inner = block.inner.weight @ y + block.inner.bias
-                    gelu = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
-                    new[-1] = normed(block.norm, y + block.outer.weight @ gelu + block.outer.bias)
             x = new
     return out
 
 
-@pytest.mark.parametrize("feed_forward", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("causal", [False, True])
-def test_logits(causal, heads, feed_forward):
-    net = small(causal=causal, position_offset=2, num_heads=heads, feed_forward=feed_forward)
+def test_logits(causal, heads):
+    net = small(causal=causal, position_offset=2, num_heads=heads)
     ids = torch.tensor([[1, 5, 2, 0], [3, 3, 9, 4]])
     mask = (ids != 0).long()
     got = net.logits({"input_ids": ids, "attention_mask": mask})
@@ -108,50 +102,6 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
     assert torch.equal(net.keep, again)  # the same draw, whichever way
 
 
-@masks_and_heads
-@pytest.mark.parametrize("feed_forward", [False, True])
-def test_log_prob_is_differentiable_and_counts_real_units_only(masks, heads, feed_forward):
-    net = small(masks_per_layer=masks, num_heads=heads, feed_forward=feed_forward)
-    inputs = {"input_ids": torch.tensor([[1, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
-    net.prepare(inputs)
-    keep = net.keep.clone()
-    value = net.log_prob(inputs, keep.clone())
-    keep[:, :, :, 2] ^= True
-    keep[:, :, :, :, 2] ^= True
-    assert torch.equal(net.log_prob(inputs, keep), value)
-    keep[:, 0, -1, 0, 0] ^= True
-    assert not torch.equal(net.log_prob(inputs, keep), value)
-    value.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-    logits = net.logits(inputs)[..., :2, :2]
-    keep[:, 0, -1, 0, 0] ^= True
-    assert logits.shape == (1, 3, heads, 2, 2)
-    p = torch.sigmoid(logits).expand(1, 3, masks * heads, 2, 2)
-    expected = torch.where(keep[..., :2, :2], p, 1 - p).log().sum() / (3 * masks * heads * 4)
-    assert value.item() == pytest.approx(expected.item(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("masks", "heads"), [(2, 1), (1, 2)])
-def test_masks_of_several_heads_come_as_often_as_they_are_probable(masks, heads):
-    """By enumeration: over all masks of one layer of two tokens, probabilities add up to 1, and to the marginals."""
-    torch.manual_seed(0)
-    net = attnreg.GNetProvider(5, 4, 1, 2, initial_keep=0.6, masks_per_layer=masks, num_heads=heads).double()
-    nn.init.normal_(net.network.qkv.weight)
-    inputs = {"input_ids": torch.tensor([[1, 2]])}
-    keeps = torch.tensor(list(itertools.product([False, True], repeat=8))).view(256, 1, 2, 2, 2)
-    many = {"input_ids": inputs["input_ids"].expand(256, 2)}
-    net.calibrate(inputs)
-    with torch.no_grad():
-        chances = (net.log_prob(many, keeps) * 8).exp()  # a mean over 8 units
-        marginals = (chances.view(-1, 1, 1, 1, 1) * keeps).sum(0)
-        expected = torch.sigmoid(net.logits(inputs))[0]
-        net.prepare({"input_ids": inputs["input_ids"].expand(10_000, 2)})
-    assert chances.sum().item() == pytest.approx(1.0, abs=1e-12)
-    assert (marginals - expected).abs().max() < 1e-12
-    assert (net.keep.double().mean(0) - expected).abs().max() < 5 * 0.5 / 100
-    assert ((expected[:, 0] - expected[:, -1]).abs().min() > 0.01) == (heads > 1)
-
-
 def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():
     net = small(pad_token_id=0)
     ids = torch.tensor([[1, 5, 0]])
@@ -175,20 +125,10 @@ def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
     assert torch.equal(net.network.positions.weight, tables[0].weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "millions"),
-    [
-        ({}, 41.4),  # the paper's
-        ({"num_heads": 12}, 41.4),
-        ({"feed_forward": True}, 46.1),
-        ({"shared_tables": ["tokens"]}, 2.8),
-        ({"shared_tables": ["tokens", "positions"]}, 2.4),
-    ],
-)
-def test_size_for_roberta_base(options, millions):
+def test_it_has_the_size_that_the_paper_states():
     with torch.device("meta"):
-        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2, **options)
-    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == millions
+        net = attnreg.GNetProvider(50265, 768, 12, 512, position_offset=2)  # of RoBERTa-base
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
 
 
 @pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])
@@ -216,28 +156,15 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     [
         ({"num_heads": 2.0}, "Expected `num_heads` to be a whole number, got 2.0"),
         ({"masks_per_layer": True}, "Expected `masks_per_layer` to be a whole number, got True"),
-        ({"feed_forward": "y"}, "Expected `feed_forward` to be True or False, got 'y'"),
+        ({"causal": "y"}, "Expected `causal` to be True or False, got 'y'"),
         ({"position_offset": -1}, "Expected `position_offset` to be at least 0, got -1"),
         ({"num_heads": 2, "masks_per_layer": 2}, "Expected `masks_per_layer` to be 1 with `num_heads` 2, .*, got 2"),
         ({"num_heads": 4}, "Expected `num_heads` to divide `hidden_size`, 6 .*, got 4"),
-        ({"shared_tables": "tokens"}, "Expected `shared_tables` to list some of tokens, positions, got"),
-        ({"shared_tables": ["words"]}, "Expected `shared_tables` to list some of tokens, positions, got"),
     ],
 )
 def test_arguments_out_of_range(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         small(**options)
-
-
-def test_rates_are_told_by_head():
-    case = CASES["bert"]
-    model = case.build()
-    net = attnreg.GNetProvider.for_model(model, num_heads=4)
-    with attnreg.attach(model, net) as handle:
-        output(model, case.batch())
-        by_head = handle.drop_rate_tensors(by_head=True)["encoder.1"]
-    units = net.units(case.batch())[:, None]
-    assert torch.allclose(by_head, (~net.keep[:, 1] & units).sum((0, 2, 3)) / units.sum())
 
 
 def test_a_decoder_of_an_encoder_decoder_is_left_alone():
@@ -279,15 +206,13 @@ def test_a_model_of_ones_own():
         assert all(rate > 0.2 for rate in handle.drop_rates().values())
 
 
-def test_embeddings_that_are_not_torchs_own():
-    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = hf.IBertModel(hf.IBertConfig(**sizes, intermediate_size=8, max_position_embeddings=20))
+def test_tables_that_are_not_torchs_own_and_none():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = hf.IBertModel(hf.IBertConfig(**sizes, vocab_size=30, max_position_embeddings=20))
     provider = attnreg.GNetProvider.for_model(model)
     assert (provider.vocab_size, provider.hidden_size, provider.max_length) == (30, 8, 18)
-    ids = torch.arange(2, 8).view(2, 3)
-    with attnreg.attach(model.train(), attnreg.GNetProvider.for_model(model, share_embeddings=True)) as handle:
-        model(input_ids=ids)
-        assert set(handle.drop_rates()) == {"encoder.0", "encoder.1"}
+    with pytest.raises(ValueError, match="CanineModel takes no token ids, or has no single embedding table for them"):
+        attnreg.GNetProvider.for_model(hf.CanineModel(hf.CanineConfig(**sizes)))
 
 
 def test_positions_of_images_are_not_those_of_tokens():
@@ -303,41 +228,19 @@ def test_positions_of_images_are_not_those_of_tokens():
     assert embedding_tables(model) == (model.text["tokens"], model.position_embedding, 0)
 
 
-def test_characters_have_no_table():
-    model = hf.CanineModel(
-        hf.CanineConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    )
-    with pytest.raises(ValueError, match="CanineModel takes no token ids, or has no single embedding table for them"):
-        attnreg.GNetProvider.for_model(model)
-
-
 @pytest.mark.parametrize(
-    ("batch", "error", "sentence"),
+    ("batch", "sentence"),
     [
-        ({"inputs_embeds": torch.zeros(1, 3, 16)}, ValueError, "hold no token ids, which G-Net reads"),
-        ({"input_ids": torch.ones(1, 600, dtype=torch.long)}, ValueError, "Expected at most 512 tokens, got 600"),
-        (
-            {"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 1, 3, 3)},
-            ValueError,
-            r"Expected `attention_mask` to have the shape of the token ids, got \(1, 1, 3, 3\)",
-        ),
+        ({"inputs_embeds": torch.zeros(1, 3, 16)}, "hold no token ids, which G-Net reads"),
+        ({"input_ids": torch.ones(1, 600, dtype=torch.long)}, "Expected at most 512 tokens, got 600"),
+        ({"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.ones(1, 1, 3, 3)},
+         r"Expected `attention_mask` to have the shape of the token ids, got \(1, 1, 3, 3\)"),
     ],
-)
-def test_inputs_that_do_not_fit(batch, error, sentence):
+)  # fmt: skip
+def test_inputs_that_do_not_fit(batch, sentence):
     model = CASES["bert"].build()
-    with attnreg.attach(model, attnreg.GNetProvider.for_model(model)), pytest.raises(error, match=sentence):
+    with attnreg.attach(model, attnreg.GNetProvider.for_model(model)), pytest.raises(ValueError, match=sentence):
         model(**batch)
-
-
-def test_a_forward_pass_may_begin_at_a_part_that_holds_all_attention():
-    model = CASES["bert"].build()
-    provider = attnreg.GNetProvider.for_model(model)
-    with attnreg.attach(model, provider) as handle:
-        for entry in (model.bert, model.forward, model.bert.forward):
-            provider.keep = None
-            entry(torch.ones(1, 3, dtype=torch.long))
-            assert provider.keep.shape == (1, 2, 1, 3, 3)
-            assert len(handle.drop_rates()) == 2
 
 
 def test_a_part_of_the_model_called_alone_is_an_error():
@@ -362,3 +265,94 @@ def test_another_number_of_layers_or_heads_is_refused(net, sentence):
     with pytest.raises(ValueError, match=sentence):
         attnreg.attach(model, attnreg.GNetProvider(40, 16, **{"num_layers": 2, **net}))
     assert not attnreg.is_attached(model)
+
+
+ragged = {
+    "input_ids": torch.tensor([[1, 5, 2, 5], [7, 5, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+}
+grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "word", "batch"])
+
+
+def units_of(values, decisions):
+    """The values, ``(B, L, N, N)``, of the units of each decision, by the number of the sample where each has its own."""
+    found = {}
+    for layer, (b, length) in itertools.product(range(3), enumerate([4, 2])):
+        for i, j in itertools.product(range(length), repeat=2):
+            token = int(ragged["input_ids"][b, j])
+            own = {
+                "unit": (b, layer, i, j),
+                "key": (b, layer, j),
+                "type": (layer, token),
+                "word": token,
+                "batch": layer,
+            }
+            found.setdefault(own[decisions], []).append(values[b, layer, i, j])
+    return {name: torch.stack(each) for name, each in found.items()}
+
+
+@grains
+@masks_and_heads
+@pytest.mark.parametrize("asked", [0.05, 0.5, 0.9])
+def test_the_first_batch_is_kept_at_the_rate_asked_for(decisions, masks, heads, asked):
+    """In every layer, however far apart the logits are, and counting real tokens alone."""
+    options = {"masks_per_layer": masks, "num_heads": heads, "decisions": decisions}
+    torch.manual_seed(0)
+    net = attnreg.GNetProvider(11, 6, 3, 8, initial_keep=asked, **options).double()
+    for parameter in net.network.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    net.prepare(ragged)
+    of_heads = [units_of(net.logits(ragged)[:, :, each], decisions).items() for each in range(heads)]
+    for layer in range(1 if decisions == "word" else 3):
+        place = {"unit": 1, "key": 1, "type": 0}.get(decisions)
+        chances = [
+            torch.sigmoid(own.mean())
+            for found in of_heads
+            for name, own in found
+            if decisions == "word" or layer == (name if place is None else name[place])
+        ]
+        assert torch.stack(chances).mean().item() == pytest.approx(asked, abs=1e-9)
+    bias = net.network.bias.clone()
+    net.prepare({"input_ids": torch.tensor([[9, 9, 8]])})
+    net.sample(ragged)
+    assert torch.equal(net.network.bias, bias)  # the first batch alone
+    saved = attnreg.GNetProvider(11, 6, 3, 8, **options).double()
+    saved.load_state_dict(net.state_dict())
+    saved.prepare({"input_ids": torch.tensor([[9, 9, 8]])})
+    assert torch.equal(saved.network.bias, bias)
+
+
+@grains
+@masks_and_heads
+def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, masks, heads):
+    net = small(masks_per_layer=masks, num_heads=heads, decisions=decisions)
+    torch.manual_seed(1)
+    value = net.sample(ragged)
+    keep, logits = net.keep, net.logits(ragged)
+    shares = {0: [], 1: []}  # of both samples
+    for m in range(masks * heads):
+        of_logits, of_masks = (units_of(each, decisions) for each in (logits[:, :, m // masks], keep[:, :, m]))
+        for name, kept in of_masks.items():
+            assert (kept == kept[0]).all()
+            logit = of_logits[name].mean()
+            for sample in [name[0]] if decisions in ("unit", "key") else [0, 1]:
+                shares[sample].append(torch.log(torch.sigmoid(logit if kept[0] else -logit)))
+    expected = torch.stack([torch.stack(each).mean() for each in shares.values()])
+    assert torch.allclose(value, expected, atol=1e-12)
+    padding = ~net.units(ragged)[:, None, None]
+    assert torch.equal(net.log_prob(ragged, keep ^ padding if decisions == "unit" else keep), value)
+    found, slow = (torch.autograd.grad(each.sum(), [*net.parameters()]) for each in (value, expected))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, slow, strict=True))
+
+
+@grains
+@masks_and_heads
+def test_decisions_come_as_often_as_they_are_probable(decisions, masks, heads):
+    torch.manual_seed(0)
+    net = small(decisions=decisions, masks_per_layer=masks, num_heads=heads)
+    real, mean = net.units(ragged)[:, None, None], 0
+    for _ in range(400):
+        net.prepare(ragged)
+        mean = mean + net.keep.double() / 400
+    expected = net.keep_probability(ragged).repeat_interleave(masks, 2)
+    assert ((mean - expected) * real).abs().max() < 5 * 0.5 / 20

@@ -1,15 +1,19 @@
-"""Options of recipes: each has a help text and a group, and agrees with the argument that it sets."""
+"""Options of recipes: each has a help text and a group, and agrees with the argument that it sets; presets of them."""
 
 import importlib
 import inspect
+import json
 
 import click
 import pytest
 
+from attnreg.experiments.compare.comparison import Comparison
+from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options.catalogue import recipe_files, summary
 from attnreg.experiments.options.option import argument
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.command import load_command
+from tests.commands import assert_sentence, ran
 from tests.recipe_cases import SOURCES
 
 OTHER_ON_PURPOSE = {
@@ -30,7 +34,8 @@ def signature_of(source):
 
 
 @pytest.mark.parametrize("recipe", recipe_files())
-def test_options_have_help_and_groups(recipe):
+def test_options_have_help_and_groups_and_recipes_a_short_summary(recipe):
+    assert len(summary(recipe_files()[recipe])) <= 90
     for parameter in load_command(recipe).params:
         assert parameter.help, parameter
         assert parameter.help[-1] == ".", parameter
@@ -54,7 +59,7 @@ def test_types_are_read_from_annotations():
     @argument("attnreg:AttributionProvider", "region")
     @argument("attnreg:AttributionProvider", "steps")
     @argument("attnreg.training:Rounds", "winner")
-    @argument("attnreg:GNetProvider", "feed_forward", "--with-feed-forward")
+    @argument("attnreg:GNetProvider", "causal")
     def command(**options):
         click.echo(repr(sorted(options.items())))
 
@@ -63,11 +68,6 @@ def test_types_are_read_from_annotations():
     assert (types["steps"].min, types["steps"].max) == (1, None)
     assert list(types["winner"].choices) == ["evidence", "greedy", "proportional", "none"]
     assert command.params[-1].is_flag
-
-
-def test_summaries_fit_a_line_of_the_list():
-    for path in recipe_files().values():
-        assert len(summary(path)) <= 90, path
 
 
 @pytest.mark.parametrize("command", [["recipe", "ad-drop"], ["compare"], ["search"]])
@@ -84,8 +84,6 @@ def test_help_names_the_options_of_every_run_and_help_all_describes_them(cli, co
     ("typed", "found"),
     [
         ("attnreg recipe finetune --task agr", ["agreement", "agreement-words", "agreement-completion"]),
-        ("attnreg evaluate run --task ha", ["hans"]),
-        ("attnreg recipe ad", ["ad-drop"]),
         ("attnreg compare att", ["attendout", "attention-layerdrop"]),
     ],
 )
@@ -100,8 +98,89 @@ def test_a_shell_completes_names(typed, found):
     assert all(each.value.startswith(last) for each in completed)
 
 
-def test_results_of_a_custom_task_are_named_after_its_data(tmp_path, monkeypatch):
-    settings = load_command("finetune").settings(
-        ["--task", "custom", "--text-columns", "text", "--data-dir", "reviews"]
-    )
-    assert str(settings.output_dir) == "runs/finetune-reviews-seed0"
+def test_results_of_a_custom_task_are_named_after_its_data():
+    args = ["--task", "custom", "--text-columns", "text", "--data-dir", "reviews"]
+    assert str(load_command("finetune").settings(args).output_dir) == "runs/finetune-reviews-seed0"
+
+
+PAPER = {
+    "batch_size": 16,
+    "epochs": 50,
+    "learning_rate": 1e-5,
+    "schedule": "constant",
+    "patience": 5,
+    "stop_on": "dev",
+    "select": "best",
+    "method": "gradient",
+    "first_pass": "train",
+    "max_grad_norm": 0.0,
+}
+
+
+def settings(*args):
+    chosen = load_command("ad-drop").settings(args).to_dict()
+    return {**chosen, **chosen["own"]}
+
+
+@pytest.mark.parametrize(("task", "own"), [([], {}), (["--task", "cola"], {"max_length": 47})])
+def test_a_preset_changes_defaults_and_nothing_else(task, own):
+    plain, chosen = settings(*task), settings(*task, "--regime", "paper")
+    changed = {name for name in plain if chosen[name] != plain[name]} - {"own", "flags", "method"}  # its usual one
+    assert changed == {*PAPER, *own} - {"method"}
+    assert chosen.items() >= {**PAPER, **own}.items()
+
+
+@pytest.mark.parametrize("args", [("--regime", "paper", "--task", "mrpc"), ("--task", "mrpc", "--regime", "paper")])
+def test_defaults_may_depend_on_the_task(args):
+    assert settings(*args)["method"] == "integrated_gradients"
+    assert settings(*args, "--method", "attention")["method"] == "attention"
+
+
+OF_TRAINER = {"learning_rate": 2e-5, "schedule": "linear", "lr_warmup": 0.0, "patience": None, "max_grad_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "values"),  # as in the scripts of the official code; tasks of tokens train as the Trainer does
+    [
+        ("mnli", {**PAPER, "epochs": 10, "patience": 3, "max_length": 128}),
+        ("qnli", {**PAPER, "epochs": 10, "patience": 3, "max_length": 128}),
+        ("qqp", {**PAPER, "epochs": 10, "patience": 3, "max_length": 120}),
+        ("sst2", {**PAPER, "epochs": 20, "max_length": 120}),
+        ("stsb", {**PAPER, "max_length": 100}),
+        ("rte", {**PAPER, "max_length": 128}),
+        ("conll2003", {**OF_TRAINER, "epochs": 9, "batch_size": 32, "p": 0.8, "q": 0.1}),
+        ("wmt16-en-ro", {**OF_TRAINER, "epochs": 5, "batch_size": 16, "p": 0.2, "q": 0.2}),
+        ("wmt16-tr-en", {**OF_TRAINER, "epochs": 5, "batch_size": 16, "p": 0.6, "q": 0.1}),
+    ],
+)
+def test_each_task_has_the_values_of_its_script(task, values):
+    assert settings("--task", task, "--regime", "paper").items() >= values.items()
+
+
+@pytest.mark.parametrize(("name", "given"), [("epochs", "3"), ("schedule", "linear"), ("method", "random")])
+def test_an_option_that_is_given_wins_before_and_after_it(name, given):
+    words = [f"--{name}", given]
+    for args in (["--regime", "paper", *words], [*words, "--regime", "paper"]):
+        got = settings(*args)
+        assert str(got.pop(name)) == given
+        assert {**got, name: PAPER[name]}.items() >= PAPER.items()
+
+
+def test_it_trains_and_writes_the_resulting_values(cli, tmp_path):
+    small = ["--epochs", 2, "--train-size", 64, "--output-dir", "out"]
+    result = ran(cli("recipe", "ad-drop", "--regime", "paper", *small))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert {**config, **config["own"]}.items() >= {**PAPER, "epochs": 2, "train_size": 64}.items()
+    assert "Warning: --stop-on dev" in result.output
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 2 * 4
+    ran(cli("recipe", "ad-drop", "--regime", "paper", *small, "--resume"))
+    assert_sentence(cli("recipe", "ad-drop", *small, "--resume"), 1, "other options: resume with --batch-size 16")
+
+
+def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):
+    args = ["finetune", "ad-drop --regime paper", "--seeds", 1, "--launcher", "commands", "--output-dir", "study"]
+    printed = ran(cli("compare", *args)).stdout
+    assert "--schedule" not in printed
+    comparison = Comparison([method := Method("ad-drop --regime paper")], method, {"epochs": 7}, tmp_path, seeds=1)
+    (run,) = comparison.runs()
+    assert (run.settings.schedule, run.settings.patience, run.settings.epochs) == ("constant", 5, 7)

@@ -17,7 +17,7 @@ from tests.test_compare_study import write
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-METHODS = ["finetune", "mine.py", "regularize --provider p.yaml"]
+METHODS = ["finetune", "mine.py", "regularize --provider p.py:Mine(0.1)"]
 
 
 def changes():
@@ -25,7 +25,7 @@ def changes():
     return {
         "the data": (lambda: edit("data/validation.jsonl", '"label": 1', '"label": 0'), METHODS),
         "the recipe's file": (lambda: edit("mine.py", "q=0.2", "q=0.3"), ["mine.py"]),
-        "the provider's file": (lambda: edit("p.yaml", "0.1", "0.2"), METHODS[2:]),
+        "the provider's file": (lambda: edit("p.py", "0.1", "0.2"), METHODS[2:]),
         "attnreg's version": (lambda: None, METHODS),
     }
 
@@ -45,7 +45,7 @@ def files(cli, tmp_path):
     ran(cli("copy", "ad-drop", "mine.py"))
     text = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(f"{text}\n# q=0.2\n")
-    (tmp_path / "p.yaml").write_text("- DropHead: {p: 0.1}\n")
+    (tmp_path / "p.py").write_text("import attnreg\n\nclass Mine(attnreg.DropHead):\n    share = 0.1\n")
     return tmp_path
 
 

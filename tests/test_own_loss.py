@@ -8,8 +8,7 @@ import torch.nn.functional as F
 import transformers as hf
 
 import attnreg
-from attnreg.training import FineTuning, GradientCredit
-from attnreg.training.method import Updater
+from attnreg.training import FineTuning
 from tests.commands import ran, read_lines
 from tests.method_cases import bert, sgd
 from tests.test_r_drop import BATCH, IDS
@@ -59,20 +58,6 @@ def test_the_penalty_of_a_provider_is_added():
     expected = squared(copy.deepcopy(model).train()(input_ids=IDS), BATCH).item() + 0.25
     method = FineTuning(model, sgd(model), Priced(), loss_function=squared)
     assert method.step(BATCH).loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_credit_by_gradient_follows_it():
-    torch.manual_seed(0)
-    model = bert(dropout=0.0)
-    generator = attnreg.GNetProvider.for_model(model)
-    attnreg.attach(model, generator)
-    teacher = GradientCredit().teacher(
-        generator, Updater(), attacker=model, reward_batch=lambda number: BATCH, loss_function=squared
-    )
-    found = teacher._direction(BATCH)
-    expected = torch.autograd.grad(squared(model.eval()(input_ids=IDS), BATCH), model.classifier.weight)[0]
-    cosine = F.cosine_similarity(found["classifier.weight"].flatten(), expected.flatten(), dim=0)
-    assert cosine.item() == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, torch.zeros(3)])

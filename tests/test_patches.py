@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.attendout.credit import Teacher
 from attnreg.attendout.network import GeneratorNetwork, PatchTokens
 from attnreg.training import Reinforce
 from attnreg.training.method import Updater
@@ -105,7 +106,7 @@ def batch():
 def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(decisions):
     torch.manual_seed(0)
     generator = attnreg.GNetProvider(1, 32, 2, 5, initial_keep=0.8, decisions=decisions, patch=[3, 4, 4])
-    teacher = Reinforce(per="sample", baseline="leave-one-out").teacher(generator, Updater())
+    teacher = Teacher(Reinforce(per="sample", baseline="leave-one-out"), generator, Updater())
     generator.calibrate(batch()[0])
     for _ in range(60):
         gaps = []
@@ -114,7 +115,7 @@ def test_rewarded_for_dropping_bright_patches_it_drops_these_more_than_others(de
             teacher.draw(inputs)
             dropped = 1 - generator.keep.float().mean((1, 2, 3))  # of each key, over layers and queries
             gaps.append(dropped[torch.arange(16), bright])
-        teacher.update([torch.cat(gaps)])
+        teacher.update(torch.cat(gaps))
     inputs, bright = batch()
     dropped = 1 - generator.keep_probability(inputs)[:, :, 0].mean((1, 2))
     is_bright = torch.nn.functional.one_hot(bright, 5).bool()
@@ -180,9 +181,9 @@ def test_patches_in_another_order_are_refused():
 
 
 def test_what_does_not_fit_is_one_sentence():
-    with pytest.raises(ValueError, match="has no table of token embeddings to share: leave out `share_embeddings`"):
-        attnreg.GNetProvider.for_model(vit(), share_embeddings=True)
-    with pytest.raises(ValueError, match=r"`patch` must be \(channels, height, width\), got \[4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"`patch` must be \(channels, height, width\), without `causal`, got \[4, 4\]"
+    ):
         attnreg.GNetProvider(1, 8, 2, patch=[4, 4])
     generator = attnreg.GNetProvider.for_model(vit())
     for inputs, got in (({"pixel_values": torch.zeros(2, 1, 8, 8)}, r"\(2, 1, 8, 8\)"), ({}, "none")):

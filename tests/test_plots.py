@@ -19,7 +19,7 @@ from tests import task_data
 from tests.commands import assert_sentence, invoke, ran
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
-RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1, "--watch", "robot"], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
+RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
 PICTURES = {
     "finetune": ["convergence"],
     "ad-drop": ["attention", "convergence", "drop_rates"],
@@ -88,7 +88,7 @@ def test_drop_rates_are_those_of_the_telemetry(runs, drawn):
 
 
 def test_the_game_is_that_of_the_rounds(runs, drawn):
-    scores, rewards, wins, watched = drawn["attendout"][1]["game"].axes
+    scores, rewards, wins = drawn["attendout"][1]["game"].axes
     rounds = RunReader(runs / "attendout").rounds
     assert list(scores.lines[0].get_ydata()) == [line["attacker_score"] for line in rounds]
     assert list(scores.lines[2].get_ydata()) == [line["defender_score"] for line in rounds]
@@ -100,8 +100,6 @@ def test_the_game_is_that_of_the_rounds(runs, drawn):
     ]
     assert list(rewards.lines[-1].get_ydata()) == [line["baseline"] for line in rounds]
     assert list(wins.lines[1].get_ydata()) == [line["attacker_chance"] for line in rounds]
-    assert list(watched.lines[0].get_ydata()) == [line["watched.0"] for line in rounds]
-    assert list(watched.lines[-1].get_ydata()) == [line["others.2"] for line in rounds]
 
 
 def test_convergence_has_both_networks_and_the_baseline(runs, drawn):

@@ -1,4 +1,4 @@
-"""REINFORCE with rewards per sample, leave-one-out baselines, antithetic masks and scaled rewards, by the formula."""
+"""REINFORCE with rewards per sample, leave-one-out baselines and scaled rewards, by the formula."""
 
 import copy
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.attendout.credit import sparse_embeddings
+from attnreg.attendout.credit import Teacher, sparse_embeddings
 from attnreg.errors import InputError
-from attnreg.training import AttackerDefender, GradientCredit, Reinforce, Rewards, Rounds
+from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Updater
-from tests.method_cases import weights
-from tests.test_attacker_defender import adamw, make_batches, make_game, make_model
+from tests.method_cases import adamw, bert, weights
+from tests.test_attacker_defender import make_batches, make_game
 
 
 def generator(**options):
@@ -28,7 +28,7 @@ def sgd(net):
 
 def teacher_of(net, updater=None, **options):
     credit = Reinforce(**{"reward": "gap", "optimizer_factory": sgd, **options})
-    return credit.teacher(net, updater or Updater(), max_grad_norm=None)
+    return Teacher(credit, net, updater or Updater(), max_grad_norm=None)
 
 
 def assert_updated(net, twin):
@@ -46,13 +46,7 @@ def test_masks_survive_packing():
 
 
 @pytest.mark.parametrize(
-    ("kind", "decisions"),
-    [
-        (k, d)
-        for k in ("moving", "leave-one-out")
-        for d in ("unit", "key", "type", "batch")
-        if k == "moving" or d in ("unit", "key")
-    ],
+    ("kind", "decisions"), [("moving", "unit"), ("moving", "type"), ("moving", "batch"), ("leave-one-out", "key")]
 )
 def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
     net = generator(decisions=decisions)
@@ -64,7 +58,7 @@ def test_each_sample_is_weighted_by_its_own_advantage(kind, decisions):
         teacher.draw(batch)
         keeps.append(net.keep)
     rewards = torch.randn(12, dtype=torch.float64)
-    teacher.update([rewards])
+    teacher.update(rewards)
     loss = 0.0
     for number, reward in enumerate(rewards):
         others = [float(r) for i, r in enumerate(rewards) if i != number]
@@ -93,7 +87,7 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
     for _ in range(2):
         torch.manual_seed(3)
         teacher.draw(batch)
-    teacher.update([torch.tensor([-1.0]) if per == "sample" else torch.tensor(-1.0)])
+    teacher.update(torch.tensor([-1.0]))
     assert sum(kinds) == 4  # tokens and positions, in both steps
     assert not net.network.tokens.sparse
     twin.log_prob(batch, net.keep).mean().backward()
@@ -101,20 +95,6 @@ def test_only_the_rows_of_embeddings_that_a_batch_uses_are_touched(monkeypatch, 
     with pytest.raises(KeyError), sparse_embeddings(net):
         raise KeyError
     assert not net.network.tokens.sparse
-
-
-def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
-    updated = []
-    for rewards in (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, -2.0, 0.5, 1.0, -2.0, 0.5, 1.0, -2.0])):
-        net = generator()
-        teacher = teacher_of(net, per="sample")
-        teacher.rounds = 1
-        torch.manual_seed(3)
-        for batch in make_batches(2):
-            teacher.draw(batch)
-        teacher.update([rewards])
-        updated.append(weights(net))
-    assert torch.allclose(*updated)
 
 
 class Second(Updater):
@@ -129,42 +109,21 @@ class Second(Updater):
         pass
 
 
-def test_each_process_pairs_its_own_samples():
-    rewards, updated = torch.randn(13), []
-    for updater, given in ((Second(), rewards), (Updater(), rewards[5:])):
-        net = generator()
-        teacher = teacher_of(net, updater, per="sample")
-        teacher.rounds = 1
-        torch.manual_seed(3)
-        for batch in make_batches(2):
-            teacher.draw(batch)
-        teacher.update([given])
-        updated.append(weights(net))
-    assert torch.allclose(*updated)
-
-
-def test_antithetic_masks_are_opposites_and_both_are_rewarded():
-    net = generator()
-    twin = copy.deepcopy(net)
-    teacher = teacher_of(net, antithetic=True)
-    teacher.baseline, teacher.rounds = 0.25, 1
-    keeps, batches = [], make_batches(2)
-    for batch in batches:
-        teacher.draw(batch)
-        keeps.append((net.keep, net.opposite_keep))
-    teacher.update([torch.tensor(1.5), torch.tensor(-0.5)])
-    loss = 0.0
-    for batch, (first, second) in zip(batches, keeps, strict=True):
-        loss = loss - (1.5 - 0.25) * twin.log_prob(batch, first).mean() / 4
-        loss = loss - (-0.5 - 0.25) * twin.log_prob(batch, second).mean() / 4
-    loss.backward()
-    assert_updated(net, twin)
-    together = (torch.stack([k[0] for k in keeps]).double() + torch.stack([k[1] for k in keeps])).mean()
-    assert together == pytest.approx(1.2, abs=0.05)  # each keeps 0.6
-    for batch, (first, second) in zip(batches, keeps, strict=True):
-        likely = twin.keep_probability(batch) > 0.5
-        assert (first | second)[likely].all()  # above one half, one of the two always keeps
-        assert not (first & second)[~likely].any()
+def test_rewards_of_other_rows_are_paired_in_order_and_again_from_the_first():
+    """Each process pairs its own samples."""
+    few, many = torch.randn(3), torch.randn(13)
+    for pairs in ([(Updater(), few), (Updater(), few.repeat(3)[:8])], [(Second(), many), (Updater(), many[5:])]):
+        updated = []
+        for updater, rewards in pairs:
+            net = generator()
+            teacher = teacher_of(net, updater, per="sample")
+            teacher.rounds = 1
+            torch.manual_seed(3)
+            for batch in make_batches(2):
+                teacher.draw(batch)
+            teacher.update(rewards)
+            updated.append(weights(net))
+        assert torch.allclose(*updated)
 
 
 def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
@@ -173,27 +132,17 @@ def test_scaled_rewards_keep_their_scale_and_no_difference_gives_no_update():
     before = weights(net)
     for reward in (0.7, 0.7, 0.7):  # always the same: no difference to the baseline
         teacher.draw(make_batches(1)[0])
-        teacher.update([torch.tensor(reward)])
+        teacher.update(torch.tensor(reward))
     assert torch.equal(weights(net), before)
     sizes = []
     for reward in (1e-3, -1e-3, 1e-6):
         teacher.baseline = 0.0
-        sizes.append(float(teacher._scaled([torch.tensor(reward)])[0]))
+        sizes.append(float(teacher._scaled(torch.tensor(reward))))
     assert sizes[0] == pytest.approx(1.0)
     assert sizes[1] == pytest.approx(-1.0)
     assert abs(sizes[2]) < 2e-3
     square = (0.1 * 0.9**2 + 0.1 * 0.9 + 0) * 1e-6 / (1 - 0.9**3)
     assert sizes[2] == pytest.approx(1e-6 / square**0.5, rel=1e-3)
-
-
-def test_both_attackers_begin_each_round_alike_and_part_under_opposite_masks():
-    credit = Reinforce(antithetic=True)
-    game = make_game(make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), steps=2, credit=credit)
-    for number, batch in enumerate(make_batches(6)):
-        game.step(batch)
-        alike = torch.equal(weights(game.attacker.model), weights(game.twin.model))
-        assert alike == (number % 2 == 1)
-    assert len(game.learners) == 3
 
 
 def test_a_custom_reward_per_sample_works_in_the_game():
@@ -217,49 +166,24 @@ def test_a_custom_reward_per_sample_works_in_the_game():
 
 
 @pytest.mark.parametrize(
-    ("credit", "options", "sentence"),
-    [
-        (Reinforce, {"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
-        (Reinforce, {"per": "x"}, "Expected `per` to be one of round, sample"),
-        (Reinforce, {"momentum": 1.0}, r"Expected `momentum` to be a probability in \[0, 1\)"),
-        (Reinforce, {"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
-        (Reinforce, {"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
-        (Reinforce, {"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
-        (Reinforce, {"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function, got 'adam'"),
-        (GradientCredit, {"share": 0.0}, "Expected `share`"),
-        (GradientCredit, {"price": -1.0}, "Expected `price`"),
-        (GradientCredit, {"averaging": 1.0}, "Expected `averaging`"),
-    ],
-)
-def test_settings_that_do_not_fit(credit, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        credit(**options)
-
-
-@pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"batches": None, "credit": GradientCredit()},
-            "Expected `batches` of `rewards` with GradientCredit, got None",
-        ),
-        (
-            {"variant": {"share_embeddings": True}, "credit": Reinforce(per="sample")},
-            "`per` 'round' with shared embeddings",
-        ),
-        (
-            {"variant": {"decisions": "type"}, "credit": Reinforce(per="sample", baseline="leave-one-out")},
-            "Baseline 'leave-one-out' needs decisions for each sample",
-        ),
+        ({"reward": "x"}, "Expected `reward` to be a function or one of scaled, gap, sign, standardized"),
+        ({"per": "x"}, "Expected `per` to be one of round, sample"),
+        ({"momentum": 1.0}, r"Expected `momentum` to be a probability in \[0, 1\)"),
+        ({"baseline": "leave-one-out"}, "Expected `per` 'sample' with baseline 'leave-one-out'"),
+        ({"reward": "standardized", "per": "sample"}, "Expected `per` 'round' with reward 'standardized'"),
+        ({"learning_rate": -1.0}, "Expected `learning_rate` to be 0 or more"),
+        ({"optimizer_factory": "adam"}, "Expected `optimizer_factory` to be a function of"),
     ],
 )
-def test_options_that_do_not_fit(options, sentence):
+def test_settings_that_do_not_fit(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        make_game(**options)
+        Reinforce(**options)
 
 
 def test_the_generator_of_a_composition_learns_under_it():
-    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert(dropout=0.0)
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
     game = AttackerDefender(
         model, net & attnreg.AttentionDropout(0.5, "scores"),
@@ -274,12 +198,8 @@ def test_the_generator_of_a_composition_learns_under_it():
     assert not torch.equal(weights(net), before)
     assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
     for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net), attnreg.CrossTuning(net)):
-        with pytest.raises(
-            InputError, match=r"Expected one Generator, .* alone or in a composition `a & b`, got [02] in"
-        ):
-            AttackerDefender(make_model(), none, adamw)
-    with pytest.raises(InputError, match="Expected the Generator alone with `antithetic`, got a composition"):
-        AttackerDefender(make_model(), net & attnreg.AttentionDropout(0.1), adamw, credit=Reinforce(antithetic=True))
+        with pytest.raises(InputError, match=r"Expected one Generator, .* alone or in a composition .*, got [02] in"):
+            AttackerDefender(bert(), none, adamw)
 
 
 class Peeks(attnreg.MaskProvider):
@@ -293,22 +213,13 @@ class Peeks(attnreg.MaskProvider):
 
 
 def test_masks_that_another_pass_took_are_an_error():
-    for other, fails in ((Peeks(), True), (attnreg.AttributionProvider(0.5, 0.5, first_pass="train"), False)):
-        model = make_model()
-        net = attnreg.GNetProvider.for_model(model)
-        game = AttackerDefender(model, net & other, adamw)
-        if fails:
-            with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
-                game.step(make_batches(1)[0])
-        else:  # AD-DROP's first pass is not masked, so it draws no masks
-            game.step(make_batches(1)[0])
-
-
-def test_credit_by_gradient_makes_passes_that_ad_drop_does_not_know():
-    model = make_model()
-    both = attnreg.GNetProvider.for_model(model) & attnreg.AttributionProvider()
-    with pytest.raises(InputError, match="AttributionProvider cannot be used with GradientCredit"):
-        AttackerDefender(model, both, adamw, rewards=Rewards(make_batches(1)), credit=GradientCredit())
+    model = bert()
+    game = AttackerDefender(model, attnreg.GNetProvider.for_model(model) & Peeks(), adamw)
+    with pytest.raises(InputError, match="Another forward pass took the Generator's masks"):
+        game.step(make_batches(1)[0])
+    first_pass = attnreg.AttributionProvider(0.5, 0.5, first_pass="train")  # is not masked, so it draws no masks
+    model = bert()
+    AttackerDefender(model, attnreg.GNetProvider.for_model(model) & first_pass, adamw).step(make_batches(1)[0])
 
 
 def test_the_choices_of_a_row_share_its_reward():
@@ -318,19 +229,13 @@ def test_the_choices_of_a_row_share_its_reward():
     teacher.rounds = 1
     batch = {"input_ids": torch.randint(1, 20, (2, 3, 5)), "labels": torch.tensor([0, 1])}
     teacher.draw(batch)
-    teacher.update([torch.tensor([1.0, 0.0])])
+    teacher.update(torch.tensor([1.0, 0.0]))
     (-twin.log_prob(batch, net.keep)[:3].mean() / 2).backward()
     assert_updated(net, twin)
 
 
-@pytest.mark.parametrize("credit", [Reinforce(), GradientCredit()])
-def test_without_a_generator_a_credit_is_refused(credit):
-    with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
-        AttackerDefender(make_model(), None, adamw, credit=credit)
-
-
 def test_a_game_without_masks_is_one_of_selection():
-    model = make_model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = bert(dropout=0.0)
     game = AttackerDefender(model, None, adamw, rounds=Rounds(2))
     for batch in make_batches(4):
         result = game.step(batch)
@@ -338,6 +243,8 @@ def test_a_game_without_masks_is_one_of_selection():
     assert game.rounds == 2
     assert "baseline" not in result.logs
     assert game.drop_rates() == {}
+    with pytest.raises(InputError, match="`credit` has no effect without a Generator"):
+        AttackerDefender(bert(), None, adamw, credit=Reinforce())
 
 
 def test_a_game_without_selection_copies_nobody():

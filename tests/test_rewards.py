@@ -19,7 +19,8 @@ from attnreg.attendout.rewards import (
     standardized_gap,
 )
 from attnreg.errors import InputError
-from attnreg.training import GradientCredit, Reinforce
+from attnreg.training import Reinforce
+from tests.method_cases import bert
 from tests.test_attacker_defender import make_batches, make_game
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
@@ -71,29 +72,26 @@ def test_exact_expectation_of_the_estimate_is_the_gradient_of_the_expected_rewar
     assert (expectation - exact_gradient(net)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 1]), torch.tensor([0.5, 1.0, -2.0])])
+@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 1]), torch.tensor([0.5, 1.0, -2.0], dtype=torch.float64)])
 def test_scores_are_per_sample(labels):
-    config = hf.BertConfig(
-        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=1 if labels.is_floating_point() else 2,
-    )  # fmt: skip
-    model = hf.BertForSequenceClassification(config).eval()
+    model = bert(num_labels=1 if labels.is_floating_point() else 2).eval()
     batch = {"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "labels": labels}
     with torch.no_grad():
         score = negative_loss(model, batch)
         assert score.shape == (3,)
-        assert score.mean().item() == pytest.approx(-model(**batch).loss.item(), abs=1e-6)
+        assert score.mean().item() == pytest.approx(-model(**batch).loss.item(), abs=1e-12)
         if not labels.is_floating_point():
             right = model(**batch).logits.argmax(1) == labels
             assert torch.equal(correctness(model, batch), right.float())
 
 
-def test_token_scores_leave_out_ignored_labels():
-    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
-    model = hf.BertForTokenClassification(config).eval()
+def test_token_scores_leave_out_ignored_labels_and_have_no_metric():
+    model = bert(hf.BertForTokenClassification, num_labels=3).eval()
     batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[0, -100, 2]])}
     with torch.no_grad():
-        assert negative_loss(model, batch).item() == pytest.approx(-model(**batch).loss.item(), abs=1e-6)
+        assert negative_loss(model, batch).item() == pytest.approx(-model(**batch).loss.item(), abs=1e-12)
+    with pytest.raises(InputError, match=r"A metric needs one label per row, got labels of shape \(1, 3\)"):
+        MetricScore(lambda a, b: 0.0)(model, batch)
 
 
 def test_rewards_and_winners():
@@ -122,10 +120,8 @@ def test_rewards_and_winners():
     [
         (0.6, 0.2, 0.75),
         (0.3, 0.0, 1.0),
-        (0.0, 0.3, 0.0),
         (0.0, 0.0, 0.5),
         (0.2, -0.1, 1.0),
-        (-0.1, 0.2, 0.0),
         (-0.2, -0.6, 0.75),
         (-0.1, -0.1, 0.5),
         (0.0, -0.4, 1.0),
@@ -135,14 +131,6 @@ def test_the_proportional_winner_is_defined_for_scores_of_any_sign(attacker, def
     a, d = torch.tensor([attacker]), torch.tensor([defender])
     assert float(proportional(a, d)) == pytest.approx(chance)
     assert float(proportional(d, a)) == pytest.approx(1 - chance)
-
-
-def test_a_better_score_never_lowers_the_proportional_chance():
-    scores = torch.linspace(-1, 1, 41)
-    for d in scores:
-        chances = torch.stack([proportional(a[None], d[None]) for a in scores])
-        assert (chances.diff() >= -1e-6).all()
-        assert ((chances >= 0) & (chances <= 1)).all()
 
 
 def test_a_metric_scores_all_rows_of_a_round_together():
@@ -164,15 +152,7 @@ def test_a_metric_scores_all_rows_of_a_round_together():
         make_game(score=MetricScore(metric), credit=Reinforce(per="sample"))
 
 
-def test_a_metric_needs_one_label_per_row():
-    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
-    batch = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[0, -100, 2]])}
-    with pytest.raises(InputError, match=r"A metric needs one label per row, got labels of shape \(1, 3\)"):
-        MetricScore(lambda a, b: 0.0)(hf.BertForTokenClassification(config), batch)
-
-
-@pytest.mark.parametrize("credit", [None, GradientCredit()])
-def test_each_round_may_have_rows_of_its_own(credit):
+def test_each_round_may_have_rows_of_its_own():
     rounds, asked = make_batches(4, seed=9), []
 
     def rows(number):
@@ -185,7 +165,7 @@ def test_each_round_may_have_rows_of_its_own(credit):
         seen.append(id(batch))
         return torch.zeros(len(batch["labels"]))
 
-    game = make_game(steps=2, batches=rows, score=score, credit=credit)
+    game = make_game(steps=2, batches=rows, score=score)
     for batch in make_batches(6):
         game.step(batch)
     assert asked == [0, 1, 2]

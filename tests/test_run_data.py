@@ -1,29 +1,26 @@
-"""Which rows a run trains on, is scored on and holds out."""
+"""Which rows a run trains on, is scored on and holds out: all, by share of the class, by number per class, by fold."""
 
+from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments import Run
 from attnreg.experiments.options.settings import Settings
+from attnreg.experiments.setup.sampling import stratified
+from attnreg.experiments.tasks import get_task, load_splits
 from attnreg.training import FineTuning
+from tests.commands import assert_sentence, ran, read_lines
+
+DEFAULTS = {"recipe": "finetune", "task": "agreement", "epochs": 4, "batch_size": 32, "learning_rate": 1e-3}
 
 
 def make(tmp_path, **options):
-    defaults = {
-        "recipe": "finetune",
-        "task": "agreement",
-        "epochs": 4,
-        "batch_size": 32,
-        "learning_rate": 1e-3,
-        "max_length": 32,
-        "train_size": 200,
-        "device": "cpu",
-        "output_dir": tmp_path / "run",
-    }
-    return Run(Settings(**{**defaults, **options}))
+    usual = {**DEFAULTS, "max_length": 32, "train_size": 200, "device": "cpu", "output_dir": tmp_path / "run"}
+    return Run(Settings(**{**usual, **options}))
 
 
 def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_path):
@@ -45,21 +42,15 @@ def trained_on(run, epoch):
     return sum(len(batch["labels"]) for batch in run.train_batches(epoch).epoch(epoch))
 
 
-def test_rows_held_out_for_some_epochs_come_back(tmp_path):
+@pytest.mark.parametrize(("epochs", "rows"), [(3, [160, 160, 160, 200]), (None, [160] * 4)])
+def test_rows_held_out_for_some_epochs_come_back(tmp_path, epochs, rows):
     run = make(tmp_path)
-    held = run.rows_in_order(run.hold_out_rows(40, epochs=3))
+    held = run.rows_in_order(run.hold_out_rows(40, epochs=epochs))
     assert sum(len(batch["labels"]) for batch in held) == 40
-    assert [trained_on(run, epoch) for epoch in range(4)] == [160, 160, 160, 200]
-    assert run.total_steps == 3 * 5 + 7
+    assert [trained_on(run, epoch) for epoch in range(4)] == rows
+    assert run.total_steps == sum(-(-each // 32) for each in rows)
     assert run.steps_in(3) == 15
-    assert len(run.train_rows) == 200
-
-
-def test_rows_held_out_for_good(tmp_path):
-    run = make(tmp_path)
-    run.hold_out_rows(40)
-    assert [trained_on(run, epoch) for epoch in range(4)] == [160] * 4
-    assert len(run.train_rows) == 160
+    assert len(run.train_rows) == rows[-1]
 
 
 def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
@@ -71,3 +62,67 @@ def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
     small = make(tmp_path, validation_rows=300)
     assert texts(small.train_rows) == everything[:200]  # the rows that a run of this size has anyway
     assert texts(small.dev_rows) == everything[-300:]
+
+
+def labels(run):
+    return Counter(run.train_rows["labels"][:])
+
+
+def test_shares_are_kept_up_to_rounding():
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        given = draw.integers(0, 4, 200).tolist()
+        size = int(draw.integers(1, 201))
+        chosen = stratified(given, size)
+        assert len(chosen) == len(set(chosen)) == size
+        assert chosen == sorted(chosen)
+        whole, some = Counter(given), Counter(given[row] for row in chosen)
+        assert all(abs(some[label] - size * count / 200) < 1 for label, count in whole.items())
+        for label in whole:  # the first rows of each class
+            rows = [row for row, each in enumerate(given) if each == label]
+            assert rows[: some[label]] == [row for row in chosen if given[row] == label]
+
+
+def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path):
+    first, again, other = (make(tmp_path, train_size=None, shots=7, seed=seed) for seed in (0, 0, 1))
+    assert labels(first) == {0: 7, 1: 7}
+    assert texts(first.train_rows) == texts(again.train_rows) != texts(other.train_rows)
+    share = np.mean(load_splits(get_task("agreement"))["train"]["label"])
+    assert labels(make(tmp_path, train_size=101, stratified=True))[1] == pytest.approx(101 * share, abs=1)
+
+
+def test_folds_divide_train_and_each_is_scored_on_once(tmp_path):
+    runs = [make(tmp_path, train_size=None, folds=4, seed=seed) for seed in range(4)]
+    everything = sorted(texts(make(tmp_path, train_size=None).train_rows))
+    assert sorted(row for run in runs for row in texts(run.dev_rows)) == everything
+    for run in runs:
+        assert sorted(texts(run.train_rows) + texts(run.dev_rows)) == everything
+        assert run.scored_on == "held-out"
+    same = make(tmp_path, train_size=None, folds=4, seed=4)  # the first part again, in another order
+    assert texts(same.dev_rows) == texts(runs[0].dev_rows)
+    assert texts(same.train_rows) != texts(runs[0].train_rows)
+    nested = make(tmp_path, train_size=None, folds=4, seed=1, validation_rows=50)
+    assert len(nested.dev_rows) == 50
+    assert not set(map(tuple, texts(nested.dev_rows))) <= set(map(tuple, texts(runs[1].dev_rows)))
+
+
+def test_what_does_not_fit_is_said(tmp_path):
+    for options, kind, says in [
+        ({"shots": 5000, "train_size": None}, InputError, "Expected --shots of at most .*, the rows of class . in train"),
+        ({"shots": 5}, UsageError, "--shots and --train-size both say how many rows"),
+        ({"folds": 5000}, InputError, "Expected --folds of at most 2000"),
+        ({"task": "agreement-words", "stratified": True}, UsageError, "--stratified is for classification"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=says):
+            make(tmp_path, **options)
+
+
+def test_on_the_command_line(cli, tmp_path):
+    small = ["--shots", 8, "--folds", 20, "--epochs", 1, "--device", "cpu"]
+    output = ran(cli("recipe", "finetune", *small, "--seed", 3, "--output-dir", "out")).output
+    assert "on held-out rows, seed 3" in output
+    assert len(read_lines(tmp_path / "out" / "predictions.jsonl")) == 100
+    again = ran(cli("compare", "finetune", "ad-drop", *small, "--stratified", "--dry-run")).output
+    assert "10 runs in all" in again
+    result = cli("compare", "finetune", "ad-drop --shots 4", "--epochs", 1)
+    assert_sentence(result, 2, "--shots must be the same for all methods")

@@ -22,10 +22,6 @@ QUICK = ("finetune", "attendout", "ad-drop", "scheduled-bernoulli", "r-drop")  #
 MEASURED = {"training_cpu_seconds", "seconds", "training_seconds", "peak_memory"}  # differ from run to run
 
 
-def without_times(records):
-    return [{k: v for k, v in record.items() if "seconds" not in k} for record in records]
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, request):
     """One finished run of each recipe that a test asks for."""
@@ -75,28 +71,15 @@ def test_run_folder(finished, recipe):
 
 @recipes(*QUICK)
 def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
-    from attnreg.experiments import evaluate
-    from attnreg.experiments.setup.batches import in_order
-    from attnreg.experiments.tasks.kinds import kind_class
-
     run = finished[0] / recipe
-    model = hf.AutoModelForSequenceClassification.from_pretrained(run / "model")
-    tokenizer = hf.AutoTokenizer.from_pretrained(run / "model")
-    kind = kind_class("classification")(get_task("agreement"), tokenizer, 32)
-    rows = kind.encode(load_splits(get_task("agreement"))["validation"])
+    hf.AutoModelForSequenceClassification.from_pretrained(run / "model")
+    ran(invoke("evaluate", run))
+    got = json.loads((run / "evaluations" / "agreement.json").read_text())["metrics"]["matthews_correlation"]
     network = "attacker" if recipe == "attendout" else "model"
     last = [r["matthews_correlation"] for r in read_lines(run / "metrics.jsonl") if r["network"] == network][-1]
-    got = evaluate(model, in_order(rows, len(rows), kind, torch.device("cpu")), kind)["matthews_correlation"]
     assert got == pytest.approx(last, abs=2e-3)  # padding to another length moves the last bits
     if recipe in WITH_PROVIDER:
         attnreg.Regularizer.from_pretrained(run / "provider")
-
-
-def test_drop_rates_are_those_asked_for(finished):
-    rates = read_lines(finished[0] / "scheduled-bernoulli" / "telemetry.jsonl")
-    mean = [sum(record["drop_rate"].values()) / 3 for record in rates]
-    assert mean[0] > mean[-1]
-    assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
 
 
 @recipes("attendout")
@@ -160,15 +143,13 @@ def test_resuming_a_finished_run_shows_its_report_again(finished, cli):
 
 def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, tmp_path):
     args = ["recipe", "attendout", *SMALL[:-1], "--epochs", 1, "--round-steps", 2, "--output-dir", "out"]
-    output = ran(cli(*args)).output
+    ran(cli(*args))
     assert not list((tmp_path / "out").rglob("checkpoints"))
     (tmp_path / "new").touch()
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert {path.stat().st_mode for path in files} == {(tmp_path / "new").stat().st_mode}
-    assert any(path.suffix == ".safetensors" for path in files)
     again = ran(cli(*args, "--resume")).output
     assert again.strip() == (tmp_path / "out" / "report.md").read_text().strip()
-    assert "attacker" in output
 
 
 def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):
@@ -190,12 +171,14 @@ def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(fin
     assert read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
 
 
-def test_ad_drop_drops_p_q_in_every_other_epoch(finished):
+def test_drop_rates_are_those_asked_for(finished):
     folder, outputs = finished
-    plain, masked = read_lines(folder / "ad-drop" / "metrics.jsonl")
+    mean = [sum(line["drop_rate"].values()) / 3 for line in read_lines(folder / "scheduled-bernoulli/telemetry.jsonl")]
+    assert mean[0] > mean[-1]
+    assert mean[0] == pytest.approx(0.3 - 0.2 * 4 / 16, abs=0.02)
+    plain, masked = read_lines(folder / "ad-drop" / "metrics.jsonl")  # AD-DROP masks every other epoch
     assert plain["drop_rate"] == {}
     assert list(masked["drop_rate"].values())[:2] == [pytest.approx(0.5 * 0.4, abs=0.05)] * 2  # p n is rounded up
-    assert "epoch 1/2  model     dev loss" in outputs["ad-drop"]
     assert re.search(r"epoch 1/2 .* nothing dropped .*\nepoch 2/2 .* drop rate 0\.1", outputs["ad-drop"])
 
 
@@ -207,35 +190,6 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
     ran(cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out"))
     rates = read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
-
-
-def test_rewards_from_the_dev_set_are_warned_of(cli, tmp_path):
-    options = ["--reward-data", "dev", "--no-baseline", "--output-dir", "out", "--round-steps", 1]
-    result = ran(cli("recipe", "attendout", "--epochs", 1, "--train-size", 64, *options))
-    assert "Warning: rewards came from the dev set" in result.stderr
-    assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()
-
-
-VARIANTS = {
-    "heads": (["--generator", "GNetProvider(num_heads='heads')"], {"num_heads": 6, "masks_per_layer": 1}),
-    "shared": (["--generator", "GNetProvider(share_embeddings=True)"], {"shared_tables": ["tokens", "positions"]}),
-    "feed-forward": (
-        ["--generator", "GNetProvider(feed_forward=True, masks_per_layer='heads')"],
-        {"feed_forward": True, "num_heads": 1, "masks_per_layer": 6},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "config"), [pytest.param(*each, id=name, marks=[] if name == "heads" else pytest.mark.slow) for name, each in VARIANTS.items()]
-)  # fmt: skip
-def test_variants_of_the_generator(cli, undrawn, tmp_path, options, config):
-    args = ["--epochs", 1, "--train-size", 128, "--no-baseline", "--round-steps", 1, "--game", 1, "--output-dir", "out"]
-    ran(cli("recipe", "attendout", *args, *options))
-    generator = attnreg.GNetProvider.from_pretrained(tmp_path / "out" / "provider")
-    assert {name: generator.config[name] for name in config} == config
-    assert all(0 < rate < 1 for rate in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"].values())
-    assert cli("plot", "out").exit_code == 0  # which attaches what was saved
 
 
 @recipes("finetune", "attendout", "ad-drop")

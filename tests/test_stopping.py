@@ -1,8 +1,10 @@
-"""Runs that end before their time: asked to, diverged, or unable to write. Nothing is lost, nothing half-written."""
+"""Runs that end before their time: asked to, diverged, unable to write, or because the score no longer rises."""
 
 import hashlib
 import json
+import math
 import os
+import random
 import re
 import resource
 import shlex
@@ -10,15 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import attnreg
 from attnreg.experiments.compare import launch
 from attnreg.experiments.runs.checkpoint import read_state
-from attnreg.experiments.runs.progress import Progress
+from attnreg.experiments.runs.loop import Progress
+from attnreg.experiments.setup.stopping import Selection
+from attnreg.training import StepResult
 from tests.commands import invoke, ran, read_lines
+from tests.test_run_data import make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
 SMALL += ["--keep-checkpoints", "--output-dir", "out"]
@@ -50,6 +58,22 @@ def at_step(monkeypatch, number, what):
     monkeypatch.setattr(Progress, "step", step)
 
 
+def assert_goes_on(cli, monkeypatch, args, step, folder, number=signal.SIGINT):
+    """Stopped by a signal at a step, a run in ``out`` goes on to the end of the one in a folder, which was not stopped."""
+    with monkeypatch.context() as patched:
+        at_step(patched, step, lambda: signal.raise_signal(number))
+        stopped = cli(*args)
+    assert read_state(Path("out/checkpoints"))["history"]["step"] == step
+    command = re.search(r"^To continue: (.*--resume.*)$", stopped.stderr, re.M)[1]
+    ran(cli(*shlex.split(command)[1:]))
+    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
+        assert read_lines(Path("out", file)) == read_lines(folder / file)
+    mine, theirs = (read_state(run / "checkpoints") for run in (Path("out"), folder))
+    for key in ("best", "method"):
+        assert json.dumps(mine[key], default=contents) == json.dumps(theirs[key], default=contents)
+    return stopped
+
+
 def assert_stopped(result, code, says):
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
@@ -78,56 +102,26 @@ def whole(tmp_path_factory):
         *(pytest.param("SIGINT", recipe, marks=pytest.mark.slow) for recipe in RECIPES if recipe != "attendout"),
     ],
 )
-def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, tmp_path, monkeypatch, recipe, name):
+def test_stopped_by_a_signal_it_goes_on_to_the_same_end(whole, cli, monkeypatch, recipe, name):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     args = ["recipe", recipe, *SMALL, *RECIPES[recipe]]
-    with monkeypatch.context() as patched:
-        at_step(patched, 3, lambda: signal.raise_signal(getattr(signal, name)))
-        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-        stopped = cli(*args)
-        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    stopped = assert_goes_on(cli, monkeypatch, args, 3, whole / recipe, getattr(signal, name))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     says = rf"Stopped by {name} after step 3\. The run is saved in out\."
     assert_stopped(stopped, 128 + getattr(signal, name), says)
-    command = re.search(r"^To continue: (.*)$", stopped.stderr, re.M)[1]
-    assert "--resume" in command
-    assert read_state(tmp_path / "out" / "checkpoints")["history"]["step"] == 3
-    ran(cli(*shlex.split(command)[1:]))
-    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        assert read_lines(tmp_path / "out" / file) == read_lines(whole / recipe / file)
-    a, b = (read_state(run / "checkpoints")["method"] for run in (tmp_path / "out", whole / recipe))
-    assert json.dumps(a, default=contents) == json.dumps(b, default=contents)
 
 
-def test_a_second_signal_ends_it_at_once(cli, tmp_path, monkeypatch):
-    def twice():
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-
-    at_step(monkeypatch, 3, twice)
-    result = cli("recipe", "finetune", *SMALL)
-    assert result.exit_code == 1
-    assert "Aborted!" in result.output  # click's word for KeyboardInterrupt
-    assert not (tmp_path / "out" / "checkpoints").exists()
-
-
-def test_killed_before_its_first_checkpoint_it_starts_anew(cli, tmp_path, monkeypatch):
+def test_a_second_signal_ends_it_at_once_and_without_a_checkpoint_it_starts_anew(cli, tmp_path, monkeypatch):
     args = ["recipe", "finetune", *SMALL]
     with monkeypatch.context() as patched:
         at_step(patched, 3, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
-        cli(*args)
+        result = cli(*args)
+    assert result.exit_code == 1
+    assert "Aborted!" in result.output  # click's word for KeyboardInterrupt
+    assert not (tmp_path / "out" / "checkpoints").exists()
     assert cli(*args, "--resume").exit_code == 0
     assert [record["step"] for record in read_lines(tmp_path / "out" / "metrics.jsonl")] == [4, 8]
     assert [record["step"] for record in read_lines(tmp_path / "out" / "telemetry.jsonl")] == [4, 8]
-
-
-def test_ctrl_c_in_the_terminal(spawn, tmp_path):
-    process = spawn("recipe", "finetune", "--epochs", 50, "--output-dir", "out")
-    while not (tmp_path / "out" / "telemetry.jsonl").is_file() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    assert "To continue: attnreg recipe finetune --epochs 50 --output-dir out --resume" in output
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -147,19 +141,12 @@ def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(c
 def test_a_loss_that_is_not_finite_is_told_with_its_step(cli, monkeypatch):
     from attnreg.training.fine_tuning import FineTuning
 
-    step, count = FineTuning.step, [0]
-
-    def bad(self, batch):
-        result = step(self, batch)
-        count[0] += 1
-        return type(result)(result.loss * float("nan")) if count[0] == 6 else result
-
-    monkeypatch.setattr(FineTuning, "step", bad)
-    result = cli("recipe", "finetune", *SMALL)
+    step, losses = FineTuning.step, iter([1.0] * 5 + [math.nan] + [1.0] * 9)
+    monkeypatch.setattr(FineTuning, "step", lambda self, batch: StepResult(step(self, batch).loss * next(losses)))
     says = (
         r"Training diverged: the loss is nan at step 6\. .* The last good checkpoint \(step 4\) is in out/checkpoints\."
     )
-    assert_stopped(result, 1, says)
+    assert_stopped(cli("recipe", "finetune", *SMALL), 1, says)
 
 
 def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn, tmp_path):
@@ -221,3 +208,142 @@ def test_a_run_that_is_being_started_as_a_comparison_is_stopped(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         launch.local(1, 1)([run(0), run(1)], watcher)
     assert [child.returncode for child in started] == [-signal.SIGTERM]
+
+
+LONG = ["--epochs", 8, "--train-size", 128, "--batch-size", 32, "--device", "cpu", "--metric", "accuracy", "--keep-checkpoints"]  # fmt: skip
+EARLY = {
+    "finetune": ["--patience", 2],
+    "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5, "--no-baseline"],
+}
+
+
+def result_of(run):
+    return json.loads((run / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory):
+    """One run of each recipe that stops early by held-out rows; and fine-tuning by dev, and without patience."""
+    folder = tmp_path_factory.mktemp("early")
+    outputs = {}
+    for recipe, options in EARLY.items():
+        outputs[recipe] = ran(invoke("recipe", recipe, *LONG, *options, "--output-dir", folder / recipe)).output
+    dev = [*EARLY["finetune"], "--stop-on", "dev"]
+    for name, options in {"dev": dev, "plain": []}.items():
+        outputs[name] = ran(invoke("recipe", "finetune", *LONG, *options, "--output-dir", folder / name)).output
+    return folder, outputs
+
+
+def expected_end(scores, patience):
+    """The epochs, from 1, at which a run stops and to which it returns: counted one by one."""
+    best, returned, waited = -math.inf, 0, 0
+    for epoch, score in enumerate(scores, 1):
+        if score > best:
+            best, returned, waited = score, epoch, 0
+        else:
+            waited += 1
+        if waited == patience:
+            return epoch, returned
+    return len(scores), returned
+
+
+def test_a_selection_counts_as_one_by_one():
+    draw = random.Random(0)
+    for _ in range(200):
+        scores = [draw.choice([0.1, 0.2, 0.3, 0.4, math.nan]) for _ in range(draw.randint(1, 12))]
+        scores[0] = 0.2
+        patience = draw.randint(1, 4)
+        selection = Selection("x", patience)
+        records = [{"x": score} for score in scores]
+        seen = next((n for n in range(1, len(records)) if selection.is_over(records[:n])), len(records))
+        assert (seen, records.index(selection.best(records[:seen])) + 1) == expected_end(scores, patience)
+
+
+def test_by_dev_it_is_the_plain_run_until_it_stops(early):
+    folder, outputs = early
+    every, stopped = (read_lines(folder / name / "metrics.jsonl") for name in ("plain", "dev"))
+    end, best = expected_end([record["accuracy"] for record in every], 2)
+    assert 1 < end < 8, "choose other rows: this run does not stop early"
+    assert stopped == every[:end]
+    got = result_of(folder / "dev")
+    assert got["dev"]["accuracy"] == every[best - 1]["accuracy"]
+    assert got["dev"]["loss"] == every[best - 1]["loss"]
+    assert got["stopping"] == {"rows": None, "score": got["dev"]["accuracy"], "last_epoch": end, "returned_epoch": best}
+    assert result_of(folder / "plain")["stopping"] is None
+    says = f"Stopped after epoch {end} of 8: no better score on dev rows in 2 evaluations. The network of epoch {best}"
+    report = (folder / "dev" / "report.md").read_text()
+    for text in (outputs["dev"], report):
+        assert says in text
+        assert "Warning: --stop-on dev chooses the epoch by its dev score, so this score is biased upward." in text
+    assert "returned epoch" not in outputs["plain"]
+
+
+@pytest.mark.parametrize("recipe", EARLY)
+def test_by_held_out_rows_dev_decides_nothing(early, recipe):
+    folder, outputs = early
+    network = "attacker" if recipe == "attendout" else "model"
+    records = [record for record in read_lines(folder / recipe / "metrics.jsonl") if record["network"] == network]
+    end, best = expected_end([record["stopping_accuracy"] for record in records] + [0] * 8, EARLY[recipe][1])
+    assert len(records) == end < 8
+    got = result_of(folder / recipe)
+    assert (got["stopping"]["last_epoch"], got["stopping"]["returned_epoch"]) == (end, best)
+    assert got["dev"]["loss"] == records[best - 1]["loss"]
+    assert got["rows"] + got["stopping"]["rows"] == 128
+    assert got["stopping"]["rows"] == 12  # a tenth
+    assert "no better score on 12 rows held out of train in" in outputs[recipe]
+    assert "Warning: --stop-on" not in outputs[recipe]
+    saved = load_file(folder / recipe / "model" / "model.safetensors")
+    best_weights = read_state(folder / recipe / "checkpoints")["best"]
+    assert all(torch.equal(saved[name], best_weights[name]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "when"),
+    [
+        pytest.param("finetune", "before the end", marks=pytest.mark.slow),
+        ("finetune", "at the end"),
+        pytest.param("attendout", "before the end", marks=pytest.mark.slow),
+    ],
+)
+def test_stopped_by_hand_it_goes_on_to_the_same_end(early, cli, tmp_path, monkeypatch, recipe, when):
+    folder = early[0] / recipe
+    steps = read_lines(folder / "metrics.jsonl")[-1]["step"]
+    args = ["recipe", recipe, *LONG, *EARLY[recipe], "--output-dir", "out"]
+    assert_goes_on(cli, monkeypatch, args, steps - 2 if when == "before the end" else steps, folder)
+    assert read_state(tmp_path / "out/checkpoints")["best"]
+    ran(cli(*args, "--resume"))  # a finished run does not go on
+    assert read_lines(tmp_path / "out" / "metrics.jsonl") == read_lines(folder / "metrics.jsonl")
+    assert result_of(tmp_path / "out")["dev"] == result_of(folder)["dev"]
+
+
+def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
+    plain = make(tmp_path, train_size=None)
+    run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stopping_rows=70)
+    everything = texts(plain.train_rows)
+    held = [
+        tuple(ids[seen.bool()].tolist())
+        for batch in run.stopping.batches
+        for ids, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    ]
+    assert texts(run.dev_rows) == everything[-300:]
+    assert held == everything[-370:-300]
+    assert len(run.stopping.references) == 70
+    reward = sum(len(batch["labels"]) for batch in run.rows_in_order(run.hold_out_rows(40, epochs=2)))
+    assert texts(run.train_rows) == everything[:-370]
+    assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
+    assert make(tmp_path, patience=1, stop_on="dev").stopping is None
+    assert len(make(tmp_path, train_size=None, patience=1).stopping.references) == min(256, len(everything) // 10)
+
+
+@pytest.mark.slow
+def test_two_processes_stop_at_the_same_epoch(warm, tmp_path):
+    args = ["-m", "attnreg", "recipe", "finetune", *LONG, *EARLY["finetune"], "--output-dir"]
+    for processes in (1, 2):
+        code, output = warm.run(*args, f"out{processes}", cwd=tmp_path, timeout=200, processes=processes)
+        assert code == 0, output
+        assert output.count("Stopped after epoch") == 1
+    one, two = (result_of(tmp_path / f"out{processes}")["stopping"] for processes in (1, 2))
+    assert one["rows"] == two["rows"]
+    records = read_lines(tmp_path / "out2" / "metrics.jsonl")
+    end, best = expected_end([record["stopping_accuracy"] for record in records] + [0] * 8, 2)
+    assert (two["last_epoch"], two["returned_epoch"]) == (end, best)

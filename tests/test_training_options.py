@@ -1,18 +1,21 @@
-"""Options of training that all recipes share: what they reach, what they refuse, and what they change."""
+"""Options of training that all recipes share, and the device: what they reach, what they refuse, what they change."""
 
-import math
+import json
 from typing import get_args
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import attnreg
 from attnreg.errors import InputError
+from attnreg.experiments.compare import launch
 from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
 from attnreg.experiments.runs import loop
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
+from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.training import FineTuning, named_optimizer
 from attnreg.training.optim import OptimizerName
 from tests.commands import assert_sentence, ran, read_lines
@@ -40,36 +43,13 @@ def test_weight_decay_is_that_of_the_matrices_only(made):
         assert [group["weight_decay"] for group in groups[2:]] == [0.0]  # of the provider
 
 
-def test_the_command_line_offers_the_optimizers_that_there_are():
-    assert get_args(OptimizerName) == OPTIMIZERS
-
-
-def one_step(name, weight, gradient, lr, decay):
-    """The first step of an optimizer on a matrix, by its formula."""
-    coupled = gradient + decay * weight
-    if name == "adamw":  # both moments are corrected to those of the first gradient
-        return weight * (1 - lr * decay) - lr * gradient / (gradient.abs() + 1e-8)
-    if name == "sgd":
-        return weight - lr * coupled
-    if name == "adagrad":
-        return weight - lr * coupled / (coupled.abs() + 1e-10)
-    if name == "rmsprop":
-        return weight - lr * coupled / ((0.01 * coupled**2).sqrt() + 1e-8)
-    square = gradient**2 + 1e-30  # Adafactor: rows and columns of the squared gradient, and updates of norm 1 at most
-    rows, columns = square.mean(1, keepdim=True), square.mean(0, keepdim=True)
-    update = gradient / (rows / rows.mean() * columns).sqrt()
-    update = update / max(1.0, float(update.square().mean().sqrt()))
-    return weight * (1 - lr * decay) - lr * update
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_of_a_named_optimizer_is_its_formula(name):
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 4).double()
-    weight = layer.weight.detach().clone()
-    layer.weight.grad = torch.randn(4, 3, dtype=torch.float64)
-    named_optimizer(name, layer, 0.1, weight_decay=0.2).step()
-    torch.testing.assert_close(layer.weight.data, one_step(name, weight, layer.weight.grad, 0.1, 0.2))
+@pytest.mark.parametrize("name", sorted({*OPTIMIZERS, *get_args(OptimizerName)}))
+def test_an_optimizer_has_its_name_rate_and_decay(name):
+    optimizer = named_optimizer(name, nn.Linear(3, 4), 0.1, weight_decay=0.2)
+    assert type(optimizer).__name__.lower() == name
+    groups = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert groups == [(0.1, 0.2), (0.1, 0.0)]
+    assert not any(optimizer.defaults.get(own) for own in ("momentum", "scale_parameter", "relative_step"))
 
 
 def test_an_unknown_optimizer_is_refused():
@@ -107,34 +87,18 @@ def test_a_game_with_another_optimizer_goes_on_to_the_same_end(cli, tmp_path, mo
     assert whole == half
 
 
-def rate_of(name, step, warmup, steps):
-    """The learning rate of a step, counted from 0, as a share of its peak: transformers' formulas, written out."""
-    if name == "constant":
-        return 1.0
-    if step < warmup:
-        return step / warmup
-    done = (step - warmup) / (steps - warmup)
-    return {
-        "linear": 1 - done,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-        "inverse_sqrt": math.sqrt(warmup / step),
-        "constant_with_warmup": 1.0,
-    }[name]
-
-
 @pytest.mark.parametrize("warmup", [None, 0.5])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_learning_rates_follow_the_named_schedule(made, name, warmup):
     given = [] if warmup is None or name == "constant" else ["--lr-warmup", warmup]
     run = made("--schedule", name, *given, "--epochs", 5)
-    optimizer = run.optimizer(run.model)
-    schedule, rates = run.schedule(optimizer), []
+    optimizers = run.optimizer(run.model), torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=run.settings.learning_rate)
+    theirs = transformers.get_scheduler(name, optimizers[1], 2 if warmup is None else 10, 20)
+    schedule = run.schedule(optimizers[0])
     for _ in range(20):
-        rates.append(optimizer.param_groups[0]["lr"] / run.settings.learning_rate)
-        optimizer.step()
-        schedule.step()
-    steps = 2 if warmup is None else 10
-    assert rates == [pytest.approx(rate_of(name, step, steps, 20), abs=1e-12) for step in range(20)]
+        assert len({optimizer.param_groups[0]["lr"] for optimizer in optimizers}) == 1
+        for step in (optimizers[0], optimizers[1], schedule, theirs):
+            step.step()
 
 
 def test_a_warm_up_without_one_in_the_schedule_is_refused(cli):
@@ -160,3 +124,60 @@ def test_trackers_get_the_options_of_the_recipe(made, monkeypatch):
     monkeypatch.setattr("attnreg.experiments.setup.setup.tracked", lambda accelerator, options: seen.update(options))
     made("--drop-rate", 0.3, recipe="attention-layerdrop").tracked()
     assert (seen["recipe"], seen["seed"], seen["p"]) == ("attention-layerdrop", 0, 0.3)
+
+
+@pytest.fixture
+def built_for_cuda(monkeypatch):
+    """Torch's usual build for Linux, on a machine without a GPU or its driver."""
+
+    def current_accelerator(check_available=False):
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_a_build_for_cuda_without_a_gpu_runs_on_the_cpu(cli, built_for_cuda):
+    assert choose_device() == choose_device("cpu") == torch.device("cpu")
+    ran(cli("recipe", "finetune", "--epochs", 1, "--train-size", 32, "--output-dir", "out"))
+    ran(cli("evaluate", "out"))
+    assert_sentence(cli("evaluate", "out", "--device", "cuda"), 1, "No cuda device found. Use --device cpu")
+    for name in ("foo", "cuda:1"):
+        assert_sentence(cli("evaluate", "out", "--device", name), 2, f"'{name}' is not one of 'cpu', 'cuda', 'mps'")
+
+
+def test_an_accelerator_is_used_unless_the_cpu_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **options: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert choose_device() == choose_device("mps") == torch.device("mps")
+    assert choose_device("cpu") == torch.device("cpu")
+    hint = r"\. To choose a GPU, set CUDA_VISIBLE_DEVICES\."
+    for name, says in (("cuda", r"\."), ("foo", r"\."), ("", r"\."), ("cuda:1", hint)):
+        with pytest.raises(
+            InputError, match=rf"^No {name} device found\. Use --device cpu, or leave --device out{says}$"
+        ):
+            choose_device(name)
+    assert launch.usual_jobs(threads=1, on_cpu=False) == 1
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 3)
+    assert launch.usual_jobs(threads=1, on_cpu=True) == 3
+
+
+def test_a_small_model_trains_with_one_thread_unless_told_otherwise(cli, tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    few = ("recipe", "finetune", "--epochs", 1, "--train-size", 32, "--device", "cpu")
+    try:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        for threads, options, variable in ((1, (), None), (3, ("--threads", 3), None), (2, (), "2")):
+            torch.set_num_threads(2)
+            if variable is not None:
+                monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            out = f"out{threads}"
+            ran(cli(*few, *options, "--output-dir", out))
+            assert json.loads((tmp_path / out / "result.json").read_text())["environment"]["threads"] == threads
+            assert f"CPU threads: {threads} (--threads)." in (tmp_path / out / "report.md").read_text()
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        torch.set_num_threads(2)
+        assert set_threads(None, 5_000_001) == 2
+    finally:
+        torch.set_num_threads(before)

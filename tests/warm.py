@@ -99,29 +99,21 @@ class Process:
         return self.returncode
 
     def wait(self, timeout=None):
-        """Its exit code, when it has ended."""
         if not connection.wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return self.poll()
 
     def communicate(self, timeout=None):
-        """What it has printed, when it has ended; and ``None``, as errors are printed to the same place."""
         self.wait(timeout)
         self._kept.seek(0)
         return self._kept.read().decode(), None
 
-    def send_signal(self, number):
-        """Send it a signal, unless it has ended."""
+    def terminate(self, number=signal.SIGTERM):
         if self.poll() is None:
             os.kill(self.pid, number)
 
-    def terminate(self):
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
     def kill(self):
-        """End it."""
-        self.send_signal(signal.SIGKILL)
+        self.terminate(signal.SIGKILL)
 
 
 def be(words, processes, source, output, environment, folder):
@@ -192,11 +184,8 @@ def warm_up():
     without_fingerprints()
     without_devices()
 
-    for name in (
-        "integrations",
-        *(f"experiments.{name}" for name in ("cli.main", "compare.launch", "compare.study", "results.plots.run")),
-        *(f"experiments.{name}" for name in ("runs.run", "tasks.metrics")),
-    ):
+    inner = ("cli.main", "compare.launch", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
+    for name in ("integrations", *(f"experiments.{each}" for each in inner)):
         importlib.import_module(f"attnreg.{name}")
     for name in ("AutoTokenizer", "BertForSequenceClassification", "Trainer", "get_linear_schedule_with_warmup"):
         getattr(transformers, name)

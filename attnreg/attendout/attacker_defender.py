@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from attnreg.arguments import Count, Index, a_function, one_of, whole_number
-from attnreg.attendout.credit import Credit, Reinforce, Teacher
+from attnreg.attendout.credit import Reinforce, Teacher
 from attnreg.attendout.gnet import GNetProvider
 from attnreg.attendout.rewards import Referee, Rewards, Score, ScoreName, Winner, WinnerName
 from attnreg.errors import InputError
@@ -76,12 +76,10 @@ class AttackerDefender(TrainingMethod):
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
             ``GNetProvider(...) & AdversarialAttention(...)``, the others act on the Attacker, whose loss trains their
             parameters. ``None``: no masks, a game of selection alone. A Generator of your own needs
-            :class:`attnreg.GNetProvider`'s ``sample``; ``log_prob`` and ``keep`` for rewards per sample or step;
-            ``sample_opposites``, ``opposite_keep`` and ``opposite`` for antithetic masks; and ``relaxed`` for
-            :class:`GradientCredit`.
+            :class:`attnreg.GNetProvider`'s ``sample``; and ``log_prob`` and ``keep`` for rewards per sample or step.
         optimizer_factory: makes the optimizer of a network; called once for each.
         provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
-        credit: how the Generator learns: :class:`Reinforce` (the paper's, and the default) or :class:`GradientCredit`.
+        credit: how the Generator learns.
         rewards: the rows that both networks are scored on, and the score.
         rounds: how long a round and the game are, and who wins a round.
         returns: network to keep after training, "attacker" or "defender".
@@ -120,7 +118,7 @@ class AttackerDefender(TrainingMethod):
         generator: Regularizer | None,
         optimizer_factory: Callable[[nn.Module], Optimizer],
         *,
-        credit: Credit | None = None,
+        credit: Reinforce | None = None,
         rewards: Rewards | None = None,
         rounds: Rounds | None = None,
         returns: Returned = "attacker",
@@ -157,22 +155,13 @@ class AttackerDefender(TrainingMethod):
             return FineTuning(network, optimizer, provider, scheduler=scheduler, **shared)
 
         self.attacker = learner(copy.deepcopy(model), generator)
-        self.twin = learner(copy.deepcopy(model), self.generator.opposite()) if credit.antithetic else None
-        self._attackers = [each for each in (self.attacker, self.twin) if each is not None]
         self.defender = learner(model, None)
-        self._teacher = Teacher()
+        self._teacher: Teacher | None = None
         if generator is not None:
             self._updater.share(generator)
-            self._teacher = credit.teacher(
-                self.generator,
-                self._updater,
-                max_grad_norm=max_grad_norm,
-                attacker=self.attacker.model,
-                reward_batch=self._referee.next_batch,
-                loss_function=loss_function,
-            )
-        self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker, "teacher": self._teacher}
-        self._parts |= {} if self.twin is None else {"twin": self.twin}
+            self._teacher = Teacher(credit, self.generator, self._updater, max_grad_norm)
+        self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker}
+        self._parts |= {} if self._teacher is None else {"teacher": self._teacher}
         self._moves = self.steps = 0  # of the round, of training
         #: Number of rounds that each network has won; with winner ``"none"``, the better one.
         self.wins = {"attacker": 0, "defender": 0}
@@ -237,7 +226,7 @@ class AttackerDefender(TrainingMethod):
     @property
     @override
     def learners(self) -> list[nn.Module]:
-        return [learner.model for learner in (self.defender, *self._attackers)]
+        return [self.defender.model, self.attacker.model]
 
     @property
     def _alone(self) -> bool:
@@ -262,14 +251,16 @@ class AttackerDefender(TrainingMethod):
             if self.provider is not None:
                 self.provider.step()  # schedules follow all of training
             if self.steps == self.course.warmup_steps:
-                self._copy_to_others(self.defender)
+                copy_learner(self.defender, self.attacker)
             return StepResult(defender.loss, {"defender_loss": defender.loss})
         if self._updater.processes > 1 and not getattr(self.generator, "calibrated", True):
             self.generator.calibrate(batch)
             self._updater.share(self.generator)  # all processes begin the game with the same Generator
-        self._teacher.draw(batch)
-        attacker, *_ = [each.step(batch) for each in self._attackers]
-        self._teacher.check_drawn()
+        if self._teacher is not None:
+            self._teacher.draw(batch)
+        attacker = self.attacker.step(batch)
+        if self._teacher is not None:
+            self._teacher.check_drawn()
         self._moves += 1
         self._referee.note(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
@@ -278,15 +269,13 @@ class AttackerDefender(TrainingMethod):
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
     def _finish_round(self, logs: dict[str, Tensor | float]) -> str:
-        verdict = self._referee.judge(self.defender.model, [each.model for each in self._attackers])
+        verdict = self._referee.judge(self.defender.model, self.attacker.model)
         winner = "attacker" if verdict.attacker_wins else "defender"
-        reward = self._teacher.update(verdict.gaps)
-        if (baseline := self._teacher.used_baseline) is not None:
-            logs["baseline"] = baseline
+        reward = float(verdict.gaps.mean()) if self._teacher is None else self._teacher.update(verdict.gaps)
+        if self._teacher is not None and self._teacher.credit.baseline == "moving":
+            logs["baseline"] = self._teacher.baseline
         if self._referee.copies:
-            self._copy_to_others(self._parts[winner])
-        elif self.twin is not None:
-            copy_learner(self.attacker, self.twin)
+            copy_learner(self._parts[winner], self.defender if verdict.attacker_wins else self.attacker)
         self._moves = 0
         self.wins[winner] += 1
         logs.update(
@@ -297,11 +286,6 @@ class AttackerDefender(TrainingMethod):
             **({} if self.on_round is None else self.on_round()),
         )
         return winner
-
-    def _copy_to_others(self, source: FineTuning) -> None:
-        for each in (self.defender, *self._attackers):
-            if each is not source:
-                copy_learner(source, each)
 
     @override
     def state_dict(self) -> dict[str, Any]:

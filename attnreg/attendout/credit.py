@@ -1,95 +1,34 @@
-"""How AttendOut's Generator learns: credits hold settings, such as REINFORCE's; their teachers apply them in a game."""
+"""How AttendOut's Generator learns: by REINFORCE, whose settings a teacher applies in a game."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
-from typing_extensions import override
 
-from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, one_of, probability, true_or_false
+from attnreg.arguments import (
+    NotNegative,
+    ProbabilityBelowOne,
+    a_function,
+    not_negative,
+    one_of,
+    probability,
+)
 from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
-from attnreg.regularizer.base import Compose, Regularizer
+from attnreg.regularizer.base import Regularizer
 from attnreg.training.bits import pack, unpack
 from attnreg.training.method import Batch, Updater
 
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
-
-
-@dataclass(frozen=True, kw_only=True)
-class Credit(ABC):
-    """How the Generator of :class:`attnreg.training.AttackerDefender` learns.
-
-    Args:
-        learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
-        bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
-        optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
-    """
-
-    learning_rate: NotNegative | None = None
-    bias_learning_rate: NotNegative = 5e-2
-    optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
-    #: whether a second Attacker trains under the opposite masks
-    antithetic: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        not_negative("learning_rate", 0.0 if self.learning_rate is None else self.learning_rate)
-        not_negative("bias_learning_rate", self.bias_learning_rate)
-        if self.optimizer_factory is not None and not callable(self.optimizer_factory):
-            raise InputError(f"Expected `optimizer_factory` to be a function, got {self.optimizer_factory!r}.")
-
-    def optimizer(self, generator: nn.Module) -> Optimizer:
-        """Make the Generator's optimizer."""
-        if self.optimizer_factory is not None:
-            return self.optimizer_factory(generator)
-        return generator_adam(generator, self.learning_rate, self.bias_learning_rate)
-
-    def check(self, provider: Regularizer, rewards: Rewards) -> None:
-        """Refuse what does not fit the credit: ``provider`` is the Generator, alone or in a composition."""
-
-    @abstractmethod
-    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> Teacher:
-        """Make the teacher of a Generator, or refuse a Generator that cannot be taught in this way.
-
-        ``game`` are ``max_grad_norm``; ``attacker``, the model that the Generator masks; ``reward_batch``, which
-        returns the reward batch of an update, numbered from 0; and the Attacker's ``loss_function``.
-        """
-
-
-class Teacher:
-    """Teaches a Generator in one game; this base class is for games without one."""
-
-    @property
-    def used_baseline(self) -> float | None:
-        """The moving average of rewards, if there is one."""
-        return None
-
-    def draw(self, batch: Batch) -> None:
-        """Draw the masks of the Attackers' training step on a batch."""
-
-    def check_drawn(self) -> None:
-        """Check that the Attacker trained under the masks drawn for it."""
-
-    def update(self, gaps: Sequence[Tensor]) -> float:
-        """Learn at the end of a round from each Attacker's gaps, ``(n,)``; return the mean reward of the first."""
-        return float(gaps[0].mean())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
 
 
 def generator_adam(generator: nn.Module, learning_rate: float | None = None, bias_learning_rate: float = 5e-2) -> Adam:
@@ -123,12 +62,12 @@ Baseline = Literal["moving", "leave-one-out"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reinforce(Credit):
+class Reinforce:
     r"""Teach the Generator by REINFORCE: :math:`-\log P(a)\,(r - b)`, a mean over units, samples and steps of a round.
 
     A reward comes from the gaps: the Attacker's scores minus the Defender's on the same rows. Scaled rewards keep their
-    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample,
-    ``"leave-one-out"`` and ``antithetic`` lower the variance, as do fewer ``decisions`` of the Generator.
+    scale from round to round; a standardized gap is as large for noise as for a difference. Rewards per sample and
+    ``"leave-one-out"`` lower the variance, as do fewer ``decisions`` of the Generator.
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
@@ -141,9 +80,9 @@ class Reinforce(Credit):
         baseline: what is subtracted from rewards: ``"moving"`` (a moving average, which the first round sets) or
             ``"leave-one-out"`` (the mean of the other samples' rewards).
         momentum: momentum of the moving average, and of the running deviation of ``"scaled"``.
-        antithetic: draw masks in opposite pairs: a second Attacker, which never wins, begins each round with the
-            first one's weights and trains under the opposite masks.
-        learning_rate, bias_learning_rate, optimizer_factory: as in :class:`Credit`.
+        learning_rate: learning rate of the Generator, as in :func:`attnreg.training.generator_adam`.
+        bias_learning_rate: learning rate of its biases, which set the drop rate of each layer.
+        optimizer_factory: makes the Generator's optimizer, instead of Adam with these learning rates.
 
     Raises:
         InputError: if an argument is unknown or out of range, or two do not fit together.
@@ -161,15 +100,19 @@ class Reinforce(Credit):
     per: RewardPer = "round"
     baseline: Baseline = "moving"
     momentum: ProbabilityBelowOne = 0.9
-    antithetic: bool = False  # type: ignore[misc]
+    learning_rate: NotNegative | None = None
+    bias_learning_rate: NotNegative = 5e-2
+    optimizer_factory: Callable[[nn.Module], Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        not_negative("learning_rate", 0.0 if self.learning_rate is None else self.learning_rate)
+        not_negative("bias_learning_rate", self.bias_learning_rate)
+        if self.optimizer_factory is not None:
+            a_function("optimizer_factory", self.optimizer_factory, "the G-Net, such as `generator_adam`")
         a_function_or("reward", self.reward, get_args(RewardName))
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
         probability("momentum", self.momentum, "[0, 1)")
-        true_or_false("antithetic", self.antithetic)
         if self.reward == "standardized" and self.per != "round":
             raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
         if self.baseline == "leave-one-out" and self.per != "sample":
@@ -190,10 +133,8 @@ class Reinforce(Credit):
             )
         return reward
 
-    @override
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
-        if self.antithetic and isinstance(provider, Compose):
-            raise InputError("Expected the Generator alone with `antithetic`, got a composition.")
+        """Refuse what does not fit: ``provider`` is the Generator, alone or in a composition."""
         if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
             raise InputError(f"{alone[0]} makes training passes of its own, without the Generator's masks: remove it.")
         if self.per != "round" and hasattr(rewards.score, "over"):
@@ -201,61 +142,49 @@ class Reinforce(Credit):
         if self.per == "step" and rewards.batches is None:
             raise InputError("Expected `batches` of `rewards` with `per` 'step': one row for each step of a round.")
 
-    @override
-    def teacher(self, generator: nn.Module, updater: Updater, **game: Any) -> ReinforceTeacher:
-        return ReinforceTeacher(self, generator, updater, game.get("max_grad_norm", 1.0))
 
-
-class ReinforceTeacher(Teacher):
-    """Updates a Generator by REINFORCE.
+class Teacher:
+    """Updates a Generator by REINFORCE in one game.
 
     With one reward per round, the gradient is that reward times a sum over steps, which is accumulated while masks are
     drawn, so that memory does not grow. With more rewards, batches and packed masks are kept until they are known.
     """
 
-    def __init__(self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None) -> None:
+    def __init__(
+        self, credit: Reinforce, generator: nn.Module, updater: Updater, max_grad_norm: float | None = 1.0
+    ) -> None:
         if credit.baseline == "leave-one-out" and getattr(generator, "decides_for_batch", False):
             raise InputError("Baseline 'leave-one-out' needs decisions for each sample: use decisions 'unit' or 'key'.")
-        cached = credit.per != "round"
-        if cached and getattr(generator, "shared_tables", None):
-            raise InputError("Expected `per` 'round' with shared embeddings, which change within a round.")
-        needed = ["sample"] + ["log_prob"] * cached + ["sample_opposites", "opposite"] * credit.antithetic
-        if missing := [name for name in needed if not hasattr(generator, name)]:
-            raise InputError(f"{type(generator).__name__} cannot be the Generator: it has no `{missing[0]}`.")
+        if credit.per != "round" and not hasattr(generator, "log_prob"):
+            raise InputError(f"{type(generator).__name__} has no `log_prob`, which `per` {credit.per!r} needs.")
         self.credit = credit
-        self.optimizer = credit.optimizer(generator)
+        make, rates = credit.optimizer_factory, (credit.learning_rate, credit.bias_learning_rate)
+        self.optimizer = generator_adam(generator, *rates) if make is None else make(generator)
         self.baseline = 0.0  # the first round sets it
         self.rounds = 0
         self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
         self._generator: Any = generator
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
-        self._gradients: list[list[Tensor | None]] = []  # one list per Attacker, summed over the round's steps
-        self._draws: list[list[Any]] = []  # pairs: a batch, and packed masks per Attacker
+        self._gradients: list[Tensor | None] = []  # summed over the round's steps
+        self._draws: list[list[Any]] = []  # pairs: a batch, and its packed masks
         self._drawn: Tensor | None = None  # the masks of the latest draw
         self.steps = 0  # of the current round
 
-    @property
-    @override
-    def used_baseline(self) -> float | None:
-        return self.baseline if self.credit.baseline == "moving" else None
-
-    @override
     def draw(self, batch: Batch) -> None:
+        """Draw the masks of the Attacker's training step on a batch."""
         self.steps += 1
-        generator, cached, antithetic = self._generator, self.credit.per != "round", self.credit.antithetic
+        generator, cached = self._generator, self.credit.per != "round"
         with torch.set_grad_enabled(not cached), self._updater.autocast(), sparse_embeddings(generator):
-            log_probs = generator.sample_opposites(batch) if antithetic else [generator.sample(batch)]
+            log_prob = generator.sample(batch)
         self._drawn = getattr(generator, "keep", None)
         if cached:
-            masks = [generator.keep, generator.opposite_keep] if antithetic else [generator.keep]
-            self._draws.append([dict(batch), [pack(mask) for mask in masks]])
-            return
-        for attacker, log_prob in enumerate(log_probs):
-            self._accumulate(attacker, log_prob, 1.0, keep_graph=attacker + 1 < len(log_probs))
+            self._draws.append([dict(batch), pack(generator.keep)])
+        else:
+            self._accumulate(log_prob, 1.0)
 
-    @override
     def check_drawn(self) -> None:
+        """Check that the Attacker trained under the masks drawn for it."""
         drawn, self._drawn = self._drawn, None
         if getattr(self._generator, "keep", None) is not drawn:
             raise InputError(
@@ -263,80 +192,68 @@ class ReinforceTeacher(Teacher):
                 "be rewarded: train without the provider that makes this pass."
             )
 
-    def _accumulate(
-        self, attacker: int, log_prob: Tensor, advantage: Tensor | float, *, keep_graph: bool = False
-    ) -> None:
-        """Add the gradient of REINFORCE's loss to an Attacker's sum, which is dense; that of a table may be sparse."""
+    def _accumulate(self, log_prob: Tensor, advantage: Tensor | float) -> None:
+        """Add the gradient of REINFORCE's loss to the sum, which is dense; that of a table may be sparse."""
         parameters, loss = list(self._generator.parameters()), reinforce_loss(log_prob, advantage)
-        gradients = torch.autograd.grad(loss, parameters, retain_graph=keep_graph, allow_unused=True)
-        if attacker == len(self._gradients):
-            self._gradients.append([None] * len(parameters))
-        sums = self._gradients[attacker]
-        for number, new in enumerate(gradients):
+        sums = self._gradients = self._gradients or [None] * len(parameters)
+        for number, new in enumerate(torch.autograd.grad(loss, parameters, allow_unused=True)):
             if (total := sums[number]) is None:
                 sums[number] = new.to_dense() if new is not None and new.is_sparse else new
             elif new is not None:
                 total.add_(new)
 
-    @override
-    def update(self, gaps: Sequence[Tensor]) -> float:
+    def update(self, gaps: Tensor) -> float:
+        """Learn at the end of a round from the gaps, ``(n,)``; return the mean reward."""
         if self.credit.per == "step":  # a last round may be shorter than the others
-            if (rows := len(gaps[0])) < self.steps:
+            if len(gaps) < self.steps:
                 raise InputError(
-                    f"Expected a reward row for each step with `per` 'step', got {rows} rows for {self.steps} steps."
+                    f"Expected a reward row for each step with `per` 'step', got {len(gaps)} rows for {self.steps} "
+                    "steps."
                 )
-            gaps = [each[: self.steps] for each in gaps]
-        rewards = [self.credit.rewards(each) for each in gaps]
-        mean = sum(float(reward.mean()) for reward in rewards) / len(rewards)
+            gaps = gaps[: self.steps]
+        rewards = self.credit.rewards(gaps)
+        mean = float(rewards.mean())
         if not self.rounds:
             self.baseline = mean
         self.rounds += 1
-        advantages = self._scaled(
-            [reward - self.baseline for reward in rewards]
-            if self.credit.baseline == "moving"
-            else [reward - (reward.sum() - reward) / max(1, len(reward) - 1) for reward in rewards]
-        )
+        is_moving = self.credit.baseline == "moving"
+        others = (rewards.sum() - rewards) / max(1, rewards.numel() - 1)
+        advantages = self._scaled(rewards - (self.baseline if is_moving else others))
         if self.credit.per != "round":
             self._accumulate_draws(advantages)
-        weights = [float(each) for each in advantages] if self.credit.per == "round" else [1.0] * len(rewards)
-        for number, parameter in enumerate(self._generator.parameters()):
-            parameter.grad = None
-            for weight, gradients in zip(weights, self._gradients, strict=True):
-                if (gradient := gradients[number]) is not None:
-                    gradient.mul_(weight / (self.steps * len(rewards)))
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        weight = float(advantages) if self.credit.per == "round" else 1.0
+        for parameter, gradient in zip(self._generator.parameters(), self._gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.mul_(weight / self.steps)
         self._updater.average_gradients(self._generator.parameters())
         self._own_updater.step(self._generator, self.optimizer)
         self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
         self.steps, self._gradients, self._draws = 0, [], []
-        return float(rewards[0].mean())
+        return mean
 
-    def _scaled(self, advantages: list[Tensor]) -> list[Tensor]:
+    def _scaled(self, advantages: Tensor) -> Tensor:
         if self.credit.reward != "scaled":
             return advantages
-        momentum = self.credit.momentum
-        square = sum(float((each**2).mean()) for each in advantages) / len(advantages)
+        momentum, square = self.credit.momentum, float((advantages**2).mean())
         if square or self._squares:  # before the first difference, there is no scale
             self._squares += 1
             self._square = momentum * self._square + (1 - momentum) * square
         deviation = math.sqrt(self._square / (1 - momentum**self._squares)) if self._squares else 0.0
-        return [each / deviation if deviation else torch.zeros_like(each) for each in advantages]
+        return advantages / deviation if deviation else torch.zeros_like(advantages)
 
-    def _accumulate_draws(self, advantages: Sequence[Tensor]) -> None:
+    def _accumulate_draws(self, advantages: Tensor) -> None:
         sizes = self._updater.gathered([sum(rows_of(batch) for batch, _ in self._draws)])
-        for attacker, each in enumerate(advantages):
-            begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
-            for step, (batch, masks) in enumerate(self._draws):
-                with self._updater.autocast(), sparse_embeddings(self._generator):
-                    log_prob = self._generator.log_prob(batch, unpack(masks[attacker]))
-                log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
-                rows = torch.arange(begin, begin + len(log_prob)) % len(each)
-                own = each[step] if self.credit.per == "step" else each[rows]
-                self._accumulate(attacker, log_prob, own.to(log_prob.device))
-                begin += len(log_prob)
+        begin = sum(sizes[: self._updater.rank])  # the rewards of all processes follow each other
+        for step, (batch, masks) in enumerate(self._draws):
+            with self._updater.autocast(), sparse_embeddings(self._generator):
+                log_prob = self._generator.log_prob(batch, unpack(masks))
+            log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
+            rows = torch.arange(begin, begin + len(log_prob)) % len(advantages)
+            own = advantages[step] if self.credit.per == "step" else advantages[rows]
+            self._accumulate(log_prob, own.to(log_prob.device))
+            begin += len(log_prob)
 
-    @override
     def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to resume."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "baseline": self.baseline,
@@ -348,8 +265,8 @@ class ReinforceTeacher(Teacher):
             "draws": self._updater.gathered([send_to_device(self._draws, "cpu")]),
         }
 
-    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.baseline, self.steps = state["baseline"], state["steps"]
         self.rounds, (self._square, self._squares) = state["rounds"], state["squares"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,25 +16,6 @@ Granularity = Literal["unit", "key", "type", "word", "batch"]
 REMEMBERED = 64  # passes
 # Dimensions of the logits over which a decision is shared.
 SHARED = {"unit": (), "key": (3,), "type": (3,), "word": (1, 3), "batch": (0, 3, 4)}
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """Hard decisions, of which a random share is replaced by values drawn evenly from [0, 1].
-
-    The mean slope over [0, 1] is the difference between keeping and dropping, so that the slope at such a value
-    estimates the gradient of the hard decision, without bias as far as the other decisions are hard, too.
-    """
-
-    logits: Tensor  # phi of each draw, with the Generator's graph
-    valid: Tensor  # in the same shape
-    masks: list[Tensor]  # the values of each layer, (B, M, N, N), leaves of the graph
-    weights: Tensor  # sigma'(phi) over the share where the value was drawn from [0, 1], and 0 elsewhere
-    total: Callable[[Tensor], Tensor]  # sums over the units of each decision
-
-    def gradient(self, slopes: Sequence[Tensor]) -> Tensor:
-        """Return the gradient of the logits from the slopes of the masks, ``(B, M, N, N)`` for each layer."""
-        return self.total(torch.stack(list(slopes), 1)) * self.weights
 
 
 class Decisions:
@@ -69,19 +48,15 @@ class Decisions:
             self.valid = count > 0
 
     @torch.no_grad()
-    def draw(self, *, opposite: bool = False) -> list[Tensor]:
-        """Draw masks; with ``opposite`` twice, from noise u and from 1 - u."""
+    def draw(self) -> Tensor:
+        """Draw masks."""
         batch, layers, heads, *rest = self.logits.shape
-        shape = batch, layers, heads * self._draws, *rest
-        masks = [self.logits.new_empty(shape, dtype=torch.bool) for _ in range(1 + opposite)]
+        keep = self.logits.new_empty((batch, layers, heads * self._draws, *rest), dtype=torch.bool)
         for layer in range(layers):  # one layer at a time, because the float noise takes memory
             each = self.logits[:, layer].repeat_interleave(self._draws, 1)
-            uniform = _uniform_like(each)
-            if opposite:
-                masks[0][:, layer], masks[1][:, layer] = functional.opposite_draws(each, uniform)
-            else:
-                masks[0][:, layer] = functional.sample_keep(each, uniform=uniform)
-        return [self._of_units(mask) for mask in masks]
+            uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
+            keep[:, layer] = functional.sample_keep(each, uniform=uniform)
+        return self._of_units(keep)
 
     def log_prob(self, keep: Tensor) -> Tensor:
         """Return the mean log-probability of each sample's decisions, ``(B,)``."""
@@ -91,18 +66,6 @@ class Decisions:
             keep = self._of_types(keep.long(), self._types) > 0
         kept = keep.unflatten(2, (-1, self._draws)).sum(3)
         return functional.bernoulli_log_prob(self.logits, kept, self.valid, self._draws).expand(self._shape[0])
-
-    def draw_relaxed(self, share: float) -> Relaxed:
-        """Draw decisions, and for a share of them values between 0 and 1."""
-        each = self.logits.repeat_interleave(self._draws, 2)
-        with torch.no_grad():
-            keep = functional.sample_keep(each, uniform=_uniform_like(each))
-            chosen = _uniform_like(each) < share
-            values = torch.where(chosen, _uniform_like(each), keep.to(each.dtype))
-            probability = torch.sigmoid(each)
-            weights = (probability * (1 - probability) * chosen / share).masked_fill(~self.valid, 0.0)
-        masks = [layer.clone().requires_grad_() for layer in self._of_units(values).unbind(1)]
-        return Relaxed(each, self.valid.expand(each.shape), masks, weights, self._total)
 
     def probability(self) -> Tensor:
         """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
@@ -124,10 +87,6 @@ class Decisions:
         if self._types is not None:
             values = values[0][..., self._types].movedim(-2, 0)
         return values.expand(*self._shape[:2], values.shape[2], *self._shape[3:])
-
-
-def _uniform_like(logits: Tensor) -> Tensor:
-    return draws_of_pass().uniform(logits.shape, device=logits.device, dtype=logits.dtype)
 
 
 def shift_to(probability: float, logits: Tensor) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -13,9 +12,9 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
-from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, Relaxed, shift_to
+from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, shift_to
 from attnreg.attendout.network import GeneratorNetwork, Reading, read_images, read_tokens
-from attnreg.attendout.sizes import measured, tables_to_share
+from attnreg.attendout.sizes import measured
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -52,13 +51,9 @@ class GNetProvider(MaskProvider):
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
             of its own, then masks head h of the model.
-        feed_forward: pass each :math:`x_{l+1}` through :math:`\mathrm{LN}(x + W_2\, \mathrm{GELU}(W_1 x))`, with the
-            same weights in all layers and an inner size of 4 d; the paper's G-Net has no such block.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        shared_tables: which embeddings to read from the model that it was last attached to: any of ``"tokens"`` and
-            ``"positions"`` (default: none). No gradient reaches them, and they are not in the ``state_dict``.
         patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
             patches, such as the class token.
 
@@ -68,9 +63,7 @@ class GNetProvider(MaskProvider):
 
     Raises:
         InputError: if an argument is out of range, or two do not fit together; when attached, if the model has another
-            number of layers or heads, or embeddings to share of another size; in a forward pass, if the inputs have no
-            token ids or are too long.
-        RuntimeError: if it has ``shared_tables`` and is used before it is attached.
+            number of layers or heads; in a forward pass, if the inputs have no token ids or are too long.
 
     Reference:
         AttendOut (arXiv 2104.04692), Section 4.1.
@@ -95,11 +88,9 @@ class GNetProvider(MaskProvider):
         decisions: Granularity = "unit",
         masks_per_layer: int = 1,
         num_heads: int = 1,
-        feed_forward: bool = False,
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
-        shared_tables: Sequence[str] = (),
         patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
@@ -117,17 +108,13 @@ class GNetProvider(MaskProvider):
                 f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
                 f"already, got {masks_per_layer}."
             )
-        self.feed_forward = true_or_false("feed_forward", feed_forward)
         self.causal = true_or_false("causal", causal)
         self._stack = "decoder" if causal else "encoder"
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = pad_token_id
         self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
-        if self.patch is not None and (len(self.patch) != 3 or causal or shared_tables):
-            raise InputError(
-                f"`patch` must be (channels, height, width), got {self.patch}; it cannot be combined with `causal` or "
-                "`shared_tables`."
-            )
+        if self.patch is not None and (len(self.patch) != 3 or causal):
+            raise InputError(f"`patch` must be (channels, height, width), without `causal`, got {self.patch}.")
         self.network = GeneratorNetwork(
             vocab_size,
             hidden_size,
@@ -136,17 +123,12 @@ class GNetProvider(MaskProvider):
             num_heads,
             initial_logit=None if initial_keep is None else math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
-            feed_forward=feed_forward,
-            shared_tables=shared_tables,
             patch=self.patch,
         )
-        self.shared_tables = list(shared_tables)
         self.keep: Tensor | None = None
-        self.opposite_keep: Tensor | None = None
         self._given = GivenMasks()
         #: whether the biases have been set to ``initial_keep``, or there are none
         self.calibrated = initial_keep is None
-        self._relaxed: Relaxed | None = None
 
     @classmethod
     def for_model(
@@ -157,8 +139,6 @@ class GNetProvider(MaskProvider):
         decisions: Granularity = "unit",
         masks_per_layer: int | str = 1,
         num_heads: int | str = 1,
-        feed_forward: bool = False,
-        share_embeddings: bool = False,
         example_inputs: Any = None,
     ) -> GNetProvider:
         """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
@@ -170,8 +150,6 @@ class GNetProvider(MaskProvider):
             decisions: likewise.
             masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
             num_heads: likewise.
-            feed_forward: likewise.
-            share_embeddings: read the model's embeddings instead of copying them.
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
@@ -186,17 +164,14 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length, generator.masks_per_layer
             (3, 8, 512, 2)
         """
-        true_or_false("share_embeddings", share_embeddings)
-        found = measured(model, example_inputs, share_embeddings=share_embeddings)
+        found = measured(model, example_inputs)
         generator = cls(
             **found.sizes,
             initial_keep=initial_keep,
             decisions=decisions,
             masks_per_layer=found.number("masks_per_layer", masks_per_layer),
             num_heads=found.number("num_heads", num_heads),
-            feed_forward=feed_forward,
         )
-        generator._read_tables(model)
         with torch.no_grad():
             for name, weight in found.weights.items():
                 generator.network.get_parameter(name).copy_(weight)
@@ -204,17 +179,10 @@ class GNetProvider(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        return self.mask_of(site, self.keep)
-
-    def mask_of(self, site: AttentionSite, keep: Tensor | None) -> Mask | None:
-        """Return the mask of a site from masks of all layers, ``(B, L, M, N, N)``, or from relaxed ones."""
         if site.stack != self._stack:
             return None
         self._check_heads(site)
-        if self._relaxed is not None:
-            mask = self._relaxed.masks[site.layer]
-            return Mask(normalized=mask, kept=mask.detach() > 0.5)
-        if keep is None:
+        if (keep := self.keep) is None:
             raise RuntimeError("No masks were drawn for this forward pass: call the attached model, not a part of it.")
         if (site.shape[0], *site.shape[2:]) != (keep.shape[0], *keep.shape[3:]):
             raise InputError(
@@ -234,7 +202,6 @@ class GNetProvider(MaskProvider):
             )
         for site in sites:
             self._check_heads(site)
-        self._read_tables(model)
 
     def _check_heads(self, site: SiteInfo) -> None:
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
@@ -243,12 +210,6 @@ class GNetProvider(MaskProvider):
                     f"Expected `{name}` to be 1 or {site.heads}, the number of heads at {site.name}, got {number}."
                 )
 
-    def _read_tables(self, model: nn.Module) -> None:
-        if self.shared_tables:
-            rows = {"tokens": self.vocab_size, "positions": self.max_length + self.position_offset}
-            shapes = {name: (rows[name], self.hidden_size) for name in self.shared_tables}
-            self.network.tables = tables_to_share(model, shapes)
-
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
         return []
@@ -256,35 +217,15 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
-        if not self._given.taken() and self._relaxed is None:
-            (self.keep,) = self._calibrated_decisions(inputs).draw()
+        if not self._given.taken():
+            self.keep = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
         decisions = self._calibrated_decisions(inputs)
-        (self.keep,) = decisions.draw()
+        self.keep = decisions.draw()
         self._given.give()
         return decisions.log_prob(self.keep)
-
-    def sample_opposites(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Draw masks and their opposites, for the next passes of two models, and return the log-probability of each."""
-        decisions = self._calibrated_decisions(inputs)
-        self.keep, self.opposite_keep = decisions.draw(opposite=True)
-        self._given.give()
-        return decisions.log_prob(self.keep), decisions.log_prob(self.opposite_keep)
-
-    def opposite(self) -> MaskProvider:
-        """Return a provider that masks another model with the opposites drawn by :meth:`sample_opposites`."""
-        return Opposite(self)
-
-    @contextmanager
-    def relaxed(self, inputs: Mapping[str, Any], share: float) -> Iterator[Relaxed]:
-        """Draw masks for all passes within the block, a share evenly from [0, 1]: factors, normalized again."""
-        self._relaxed = self._calibrated_decisions(inputs).draw_relaxed(share)
-        try:
-            yield self._relaxed
-        finally:
-            self._relaxed = None
 
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -353,15 +294,3 @@ class GNetProvider(MaskProvider):
         ``keep`` are the masks drawn for these inputs of the main model, bool, ``(B, L, M, N, N)``.
         """
         return self._decisions(inputs).log_prob(keep)
-
-
-class Opposite(MaskProvider):
-    """Masks another model with the opposites that a G-Net drew."""
-
-    def __init__(self, generator: GNetProvider) -> None:
-        super().__init__()
-        self._generator = (generator,)  # no submodule: it is saved and learned with the model that it masks itself
-
-    @override
-    def forward(self, site: AttentionSite) -> Mask | None:
-        return self._generator[0].mask_of(site, self._generator[0].opposite_keep)

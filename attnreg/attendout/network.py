@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
-
-TABLES = ("tokens", "positions")
 
 
 class Reading(NamedTuple):
@@ -78,7 +76,7 @@ class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
     The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases are 0 and not
-    learned; ``shared_tables`` are read from :attr:`tables`.
+    learned.
     """
 
     def __init__(
@@ -90,8 +88,6 @@ class GeneratorNetwork(nn.Module):
         num_heads: int,
         initial_logit: float | None,
         position_offset: int = 0,
-        feed_forward: bool = False,
-        shared_tables: Collection[str] = (),
         patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
@@ -100,28 +96,20 @@ class GeneratorNetwork(nn.Module):
                 f"Expected `num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings), got "
                 f"{num_heads}."
             )
-        if isinstance(shared_tables, str) or not set(shared_tables) <= set(TABLES):
-            raise InputError(f"Expected `shared_tables` to list some of {', '.join(TABLES)}, got {shared_tables!r}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
-        self.tokens: nn.Module | None = None
-        if patch is not None:
-            self.tokens = PatchTokens(hidden_size, patch, vocab_size)
-        elif "tokens" not in shared_tables:
-            self.tokens = nn.Embedding(vocab_size, hidden_size)
-        self.positions = None if "positions" in shared_tables else nn.Embedding(num_positions, hidden_size)
+        self.tokens = (
+            nn.Embedding(vocab_size, hidden_size) if patch is None else PatchTokens(hidden_size, patch, vocab_size)
+        )
+        self.positions = nn.Embedding(num_positions, hidden_size)
         for embedding in (self.tokens, self.positions):
             if isinstance(embedding, nn.Embedding):
                 nn.init.normal_(embedding.weight, std=0.02)
-        # Modules, because their weights may be replaced; in a dict, because as attributes they would be submodules.
-        # A copy or a pickle of provider and model together refers to the tables of the new model.
-        self.tables: dict[str, nn.Embedding] = {}
         # Without it, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
         self.embedding_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
         self.norm = nn.LayerNorm(hidden_size)
-        self.block = _FeedForward(hidden_size) if feed_forward else nn.Identity()
         self.bias: Tensor
         if initial_logit is None:
             self.register_buffer("bias", torch.zeros(num_layers))
@@ -130,9 +118,9 @@ class GeneratorNetwork(nn.Module):
 
     def forward(self, values: Tensor, allowed: Tensor) -> Tensor:
         """Return the logits of keeping, ``(B, L, G, N, N)``, from the parts of a :class:`Reading`."""
-        tokens = self._embed("tokens", values)
+        tokens = self.tokens(values)
         steps = torch.arange(tokens.shape[-2], device=values.device) + self.position_offset
-        x = self.embedding_norm(tokens + self._embed("positions", steps))
+        x = self.embedding_norm(tokens + self.positions(steps))
         attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
         logits = []
         for layer in range(len(self.bias)):
@@ -141,20 +129,8 @@ class GeneratorNetwork(nn.Module):
             logits.append(scores + self.bias[layer])
             if layer < len(self.bias) - 1:
                 weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
-                x = self.block(self.norm(x + attention.mixed(weights, x)))
+                x = self.norm(x + attention.mixed(weights, x))
         return torch.stack(logits, dim=1)
-
-    def _embed(self, name: str, indices: Tensor) -> Tensor:
-        own: nn.Module | None = getattr(self, name)
-        if own is not None:
-            embedded: Tensor = own(indices)
-            return embedded
-        if name not in self.tables:
-            raise RuntimeError(
-                "A G-Net with shared embeddings must be attached to a model first: call `attnreg.attach(model, "
-                "provider)`."
-            )
-        return F.embedding(indices, self.tables[name].weight.detach()).to(self.bias.dtype)
 
 
 class PatchTokens(nn.Module):
@@ -211,14 +187,3 @@ class _OneHead:
             # The weights of a row sum to 1, so the values' bias is the same in all rows.
             self._value_out = self._out.weight @ self._wv, F.linear(self._bv, self._out.weight, self._out.bias)
         return F.linear(weights[:, 0].to(x.dtype) @ x, *self._value_out)
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(hidden_size, 4 * hidden_size)
-        self.outer = nn.Linear(4 * hidden_size, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + self.outer(F.gelu(self.inner(x))))

@@ -171,7 +171,7 @@ class Verdict(NamedTuple):
 
     attacker: float  # mean scores
     defender: float
-    gaps: list[Tensor]  # of each Attacker: its scores minus the Defender's, (n,)
+    gaps: Tensor  # the Attacker's scores minus the Defender's, (n,)
     chance: float  # the probability that the Attacker wins
     attacker_wins: bool
 
@@ -188,23 +188,22 @@ class Referee:
         self._updater = updater
         self.number = 0  # of the round
         self._played: list[Batch] = []  # its own batches, if it is scored on them
-        self._drawn: dict[int, Sequence[Batch]] = {}  # the reward batches of the round, by its number
 
     def note(self, batch: Batch) -> None:
         """Take note of a training batch."""
         if self.rewards.batches is None:
             self._played.append(batch)
 
-    def judge(self, defender: nn.Module, attackers: Sequence[nn.Module]) -> Verdict:
-        """Score the networks in eval mode and draw the winner, which is never the second Attacker, a twin."""
-        per_batch = [[self._scores(each, batch) for each in (defender, *attackers)] for batch in self._batches()]
+    def judge(self, defender: nn.Module, attacker: nn.Module) -> Verdict:
+        """Score the networks in eval mode and draw the winner."""
+        per_batch = [[self._scores(each, batch) for each in (defender, attacker)] for batch in self._batches()]
         self.number, self._played = self.number + 1, []
-        d, *a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
+        d, a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         if (over := getattr(self.score, "over", None)) is not None:
-            d, *a = (over(scores) for scores in (d, *a))
-        chance = float(self.winner(a[0], d))
+            d, a = over(d), over(a)
+        chance = float(self.winner(a, d))
         wins = self._updater.gathered([float(torch.rand(()))])[0] < chance
-        return Verdict(float(a[0].mean()), float(d.mean()), [each - d for each in a], chance, wins)
+        return Verdict(float(a.mean()), float(d.mean()), a - d, chance, wins)
 
     @torch.no_grad()
     def _scores(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -214,24 +213,13 @@ class Referee:
         return scores
 
     def _batches(self) -> list[Batch]:
-        if self.rewards.batches is None:
+        if (given := self.rewards.batches) is None:
             return self._played
-        batches = self._of_round()
+        batches = given(self.number) if callable(given) else given
         size = min(self.rewards.batches_per_round or len(batches), len(batches))
-        first = 0 if callable(self.rewards.batches) else self.number * size
+        first = 0 if callable(given) else self.number * size
         mine = range(self._updater.rank, size, self._updater.processes)
         return [batches[(first + i) % len(batches)] for i in mine]
-
-    def _of_round(self) -> Any:
-        given = self.rewards.batches
-        if callable(given) and self.number not in self._drawn:
-            self._drawn = {self.number: given(self.number)}
-        return self._drawn[self.number] if callable(given) else given
-
-    def next_batch(self, number: int) -> Batch:
-        """Return one of the round's reward batches, another one for each number and process."""
-        batches = self._of_round()
-        return batches[(number * self._updater.processes + self._updater.rank) % len(batches)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnreg.attendout.network import TABLES, image_in, number_of_patches
+from attnreg.attendout.network import image_in, number_of_patches
 from attnreg.errors import InputError
 from attnreg.injection import discover, undisturbed
 from attnreg.injection.discovery.blocks import Block
@@ -36,15 +36,14 @@ class Measured(NamedTuple):
         return self.heads
 
 
-def measured(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -> Measured:
+def measured(model: nn.Module, example_inputs: Any) -> Measured:
     """Measure a model that takes token ids, or a Vision Transformer."""
     try:
         tokens, positions, offset = embedding_tables(model)
     except InputError:
         if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
             raise
-        return _of_images(model, example_inputs, share_embeddings=share_embeddings)
-    present = {"tokens": tokens} if positions is None else {"tokens": tokens, "positions": positions}
+        return _of_images(model, example_inputs)
     found = [site.info for site in discover(model, example_inputs).sites]
     stack = "encoder" if any(site.stack == "encoder" for site in found) else "decoder"
     sites = [site for site in found if site.stack == stack]
@@ -56,18 +55,14 @@ def measured(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -
         "causal": stack == "decoder",
         "position_offset": offset,
         "pad_token_id": getattr(getattr(model, "config", None), "pad_token_id", None),
-        "shared_tables": list(present) if share_embeddings else (),
     }
-    weights = {} if share_embeddings else {f"{name}.weight": table.weight for name, table in present.items()}
+    weights: dict[str, Tensor] = {"tokens.weight": tokens.weight}
+    weights |= {} if positions is None else {"positions.weight": positions.weight}
     return Measured(sizes, weights, tokens.weight.device, _heads_of(model, sites))
 
 
-def _of_images(model: nn.Module, example_inputs: Any, *, share_embeddings: bool) -> Measured:
+def _of_images(model: nn.Module, example_inputs: Any) -> Measured:
     """Measure a Vision Transformer, whose tokens must be the patches of one convolution, perhaps after other tokens."""
-    if share_embeddings:
-        raise InputError(
-            f"{type(model).__name__} has no table of token embeddings to share: leave out `share_embeddings`."
-        )
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     projection, found = convolutions[0], discover(model, example_inputs)
     is_cut = len(convolutions) == projection.groups == 1 and projection.kernel_size == projection.stride
@@ -133,19 +128,6 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
         return tokens, None, 0
     first = -1 if positions.padding_idx is None else positions.padding_idx
     return tokens, positions, getattr(positions, "offset", first + 1)
-
-
-def tables_to_share(model: nn.Module, shapes: Mapping[str, tuple[int, int]]) -> dict[str, nn.Embedding]:
-    """Return a model's embeddings by name, or raise if they have other shapes."""
-    found: dict[str, Any] = dict(zip(TABLES, embedding_tables(model), strict=False))
-    for name, shape in shapes.items():
-        if found[name] is None or found[name].weight.shape != shape:
-            has = "none" if found[name] is None else tuple(found[name].weight.shape)
-            raise InputError(
-                f"This G-Net was made for embeddings of {name} of shape {shape}, but the model has {has}: use "
-                "`GNetProvider.for_model(model, share_embeddings=True)`."
-            )
-    return {name: found[name] for name in shapes}
 
 
 def _is_table(module: Any) -> bool:

@@ -1,9 +1,7 @@
 from attnreg.attendout.attacker_defender import AttackerDefender as AttackerDefender
 from attnreg.attendout.attacker_defender import Rounds as Rounds
-from attnreg.attendout.credit import Credit as Credit
 from attnreg.attendout.credit import Reinforce as Reinforce
 from attnreg.attendout.credit import generator_adam as generator_adam
-from attnreg.attendout.gradient_credit import GradientCredit as GradientCredit
 from attnreg.attendout.rewards import MetricScore as MetricScore
 from attnreg.attendout.rewards import Rewards as Rewards
 from attnreg.training.averaged import Averaged as Averaged

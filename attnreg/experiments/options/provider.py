@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
-from attnreg.errors import InputError, one_line
+from attnreg.errors import InputError
 from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
 
@@ -21,19 +20,17 @@ if TYPE_CHECKING:
 
     from attnreg.regularizer.base import Regularizer
 
-SUFFIXES = (".yaml", ".yml")
-
 
 def provider_option(*, required: bool = True, summary: str = "Provider") -> Callable[[Any], Any]:
-    """Make the options ``--provider``, an expression or a YAML file, and ``--provider-lr``.
+    """Make the options ``--provider``, an expression, and ``--provider-lr``.
 
     Args:
         required: whether the provider must be given; if not, the recipe may receive ``None``.
         summary: the beginning of the help text.
     """
-    text = f"{summary}: of `attnreg list providers`, FILE.py:CLASS(...), several joined by &, or a YAML file."
-    reader, shown = f"{__name__}:read_provider", "EXPRESSION|FILE.yaml"
-    provider = expression_option("--provider", reader, required=required, metavar=shown, help=text)
+    text = f"{summary}: of `attnreg list providers`, or FILE.py:CLASS(...); several joined by &."
+    reader = f"{__name__}:read_provider"
+    provider = expression_option("--provider", reader, required=required, metavar="EXPRESSION", help=text)
     rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
                   help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
     return lambda function: provider(rate(function))
@@ -61,12 +58,10 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 
 def read_provider(text: str) -> str:
-    """Read and check a provider expression, or a ``.yaml`` file with an expression or a list of providers."""
-    from attnreg.regularizer.expressions import checked_expression, within_depth  # late: they import torch
+    """Read and check a provider expression."""
+    from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
 
-    with within_depth(text):
-        text = _of_yaml(Path(text)) if text.lower().endswith(SUFFIXES) else text
-        checked = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own_classes([text]))
+    checked = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own_classes([text]))
     for file, name in set(CLASS_IN_FILE.findall(text)):
         checked = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), checked)
     return checked
@@ -99,35 +94,3 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
             )
         found[name] = file, known[name]
     return [cls for _, cls in found.values()]
-
-
-def _of_yaml(file: Path) -> str:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Cannot read a provider from {file}: {one_line(error)}") from error
-    return _spelled(content["provider"] if isinstance(content, dict) and [*content] == ["provider"] else content, file)
-
-
-def _spelled(content: Any, file: Path) -> str:
-    match content:
-        case str():
-            return content if "(" in content else f"{content}()"
-        case [_, *_]:
-            return " & ".join(_spelled(item, file) for item in content)
-        case dict() if len(content) == 1:
-            ((name, arguments),) = content.items()
-            if isinstance(arguments, list):
-                return f"{name}({', '.join(_argument(value, file) for value in arguments)})"
-            if isinstance(arguments, dict | None):
-                named = (f"{key}={_argument(value, file)}" for key, value in (arguments or {}).items())
-                return f"{name}({', '.join(named)})"
-    raise InputError(
-        f"Expected providers in {file} as a list of entries like `AttentionLayerDrop: {{p: 0.2}}`, or an expression, "
-        f"got {content!r}."
-    )
-
-
-def _argument(value: Any, file: Path) -> str:
-    is_provider = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
-    return _spelled(value, file) if is_provider else repr(value)

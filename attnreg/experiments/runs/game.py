@@ -1,4 +1,4 @@
-"""AttendOut's game in a run: its rounds, the rows that it is scored on, and a word to watch."""
+"""AttendOut's game in a run: its rounds, and the rows that it is scored on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any, Literal
 import torch
 
 from attnreg.arguments import whole_number
-from attnreg.attendout.credit import Credit, Reinforce
-from attnreg.attendout.gnet import GNetProvider
-from attnreg.attendout.gradient_credit import GradientCredit
+from attnreg.attendout.credit import Reinforce
 from attnreg.attendout.rewards import MetricScore, Rewards, Score
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.provider import read_provider
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.expressions import parse_call
-from attnreg.training.method import Batch
 
 RewardData = Literal["held-out", "dev", "half-dev", "train"]
 ROUNDS, FEW_ROUNDS, LONGEST_ROUND = 30, 10, 8
-WATCHED_ROWS = 64
 
 
 def read_generator(text: str) -> str:
@@ -29,9 +25,9 @@ def read_generator(text: str) -> str:
     return text if text == "none" else read_provider(text)
 
 
-def credit_of(text: str) -> Credit:
+def credit_of(text: str) -> Reinforce:
     """Make a credit from an expression, the value of ``--credit``."""
-    return parse_call(text, {"Reinforce": Reinforce, "GradientCredit": GradientCredit})
+    return parse_call(text, {"Reinforce": Reinforce})
 
 
 def rewards_of(text: str, metric: Callable[[], Any] = lambda: "loss") -> tuple[Rewards, int | str | None]:
@@ -75,68 +71,52 @@ def too_few(rounds: int) -> str | None:
     )
 
 
-class RewardRows:
-    """The rows that the rounds of a run are scored on; ``rows`` may be held out."""
+def choose_reward_rows(run: Setup, data: RewardData, size: int, epochs: int) -> tuple[Any, str | None]:
+    """Choose the rows that the rounds of a run are scored on; held-out ones are so in these epochs.
 
-    def __init__(self, run: Setup, data: RewardData, rows: int, epochs: int) -> None:
-        self._run, self._data = run, data
-        self.note: str | None = None  #: a sentence for the report, if the scores are biased
-        self._rows: Any = None if data == "train" else self._chosen(rows, epochs)
+    Returns the rows, ``None`` for those of the round itself, and a sentence for the report if the scores are biased.
+    """
+    if data == "train":
+        return None, None
+    if data == "held-out":
+        return run.hold_out_rows(min(size, max(1, len(run.train_rows) // 10)), epochs), None
+    if data == "dev":
+        note = "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
+        return run.dev_rows, note
+    if run.kind.has_windows:
+        raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
+    shuffled = run.dev_rows.shuffle(seed=0)
+    half = len(shuffled) // 2
+    if not half:
+        raise UsageError("--reward-data half-dev needs at least two dev rows.")
+    run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
+    return shuffled.select(range(half)), (
+        "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held out. "
+        "Those of the other half begin with unseen_ in result.json."
+    )
 
-    def _batches(self, fresh: int | None) -> Any:
-        run, chosen = self._run, self._rows
-        if fresh is None:
-            return None if chosen is None else run.rows_in_order(chosen)
-        if chosen is None:
-            raise UsageError(
-                "`fresh_rows` in --rewards needs rows besides the round's own: remove it for --reward-data "
-                f"{self._data}."
-            )
-        if fresh > len(chosen):
-            raise UsageError(
-                f"Expected `fresh_rows` in --rewards of at most {len(chosen)}, the number of reward rows, got {fresh}."
-            )
 
-        def drawn(number: int) -> Any:
-            generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
-            return run.rows_in_order(chosen.select(torch.randperm(len(chosen), generator=generator)[:fresh].tolist()))
-
-        return drawn
-
-    def _chosen(self, rows: int, epochs: int) -> Any:
-        run = self._run
-        if self._data == "held-out":
-            return run.hold_out_rows(min(rows, max(1, len(run.train_rows) // 10)), epochs)
-        if self._data == "dev":
-            self.note = (
-                "Warning: rewards came from the dev set (--reward-data dev), so the dev scores are not held out."
-            )
-            return run.dev_rows
-        if run.kind.has_windows:
-            raise UsageError("--reward-data half-dev would divide windows of the same question: use held-out.")
-        shuffled = run.dev_rows.shuffle(seed=0)
-        half = len(shuffled) // 2
-        if not half:
-            raise UsageError("--reward-data half-dev needs at least two dev rows.")
-        run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
-        self.note = (
-            "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held "
-            "out. Those of the other half begin with unseen_ in result.json."
+def rewards_from(run: Setup, rows: Any, text: str, round_steps: int) -> Rewards:
+    """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
+    wanted, number = rewards_of(text, lambda: metric_score(run))
+    if wanted.score == "accuracy" and run.kind.one_number_per_row:
+        raise _expected_loss(run, "accuracy")
+    if number is None:
+        batches = None if rows is None else run.rows_in_order(rows)
+        return Rewards(batches, wanted.score, wanted.batches_per_round or max(1, round_steps // 2))
+    fresh = round_steps if isinstance(number, str) else number
+    if rows is None:
+        raise UsageError("`fresh_rows` in --rewards needs rows besides the round's own: change --reward-data.")
+    if fresh > len(rows):
+        raise UsageError(
+            f"Expected `fresh_rows` in --rewards of at most {len(rows)}, the number of reward rows, got {fresh}."
         )
-        return shuffled.select(range(half))
 
-    def rewards(self, text: str, round_steps: int) -> Rewards:
-        """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
-        run = self._run
-        wanted, number = rewards_of(text, lambda: metric_score(run))
-        fresh = round_steps if isinstance(number, str) else number
-        if wanted.score == "accuracy" and run.kind.one_number_per_row:
-            raise _expected_loss(run, "accuracy")
-        return Rewards(
-            self._batches(fresh),
-            wanted.score,
-            None if fresh else wanted.batches_per_round or max(1, round_steps // 2),
-        )
+    def drawn(number: int) -> Any:
+        generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
+        return run.rows_in_order(rows.select(torch.randperm(len(rows), generator=generator)[:fresh].tolist()))
+
+    return Rewards(drawn, wanted.score)
 
 
 def metric_score(run: Setup) -> Score:
@@ -159,44 +139,3 @@ def _expected_loss(run: Setup, score: str) -> UsageError:
     return UsageError(
         f"Expected score 'loss' in --rewards for the {run.task.kind} task {run.task.name}, got {score!r}."
     )
-
-
-class WatchedWord:
-    """The drop rate of a word's keys, and that of all other keys, in some dev rows that contain the word."""
-
-    def __init__(self, run: Setup, generator: GNetProvider, word: str) -> None:
-        if run.kind.reads_images:
-            raise InputError(f"--watch is for text, but {run.task.name} is of kind {run.task.kind}: remove it.")
-        tokens = run.tokenizer(word, add_special_tokens=False)["input_ids"]
-        if not tokens or (tokens[0] == run.tokenizer.unk_token_id and word != run.tokenizer.unk_token):
-            raise InputError(f"The model's tokenizer does not know the word {word!r} of --watch: choose another.")
-        inside = run.tokenizer(f"a {word}", add_special_tokens=False)["input_ids"]  # as within a sentence
-        if len(tokens) > 1 and len(inside) > 2:
-            pieces = ", ".join(run.tokenizer.convert_ids_to_tokens(tokens))
-            raise InputError(
-                f"The model's tokenizer splits the word {word!r} of --watch into {pieces}: choose another."
-            )
-        self.token = inside[-1]
-        having = [n for n, ids in enumerate(run.dev_rows["input_ids"]) if self.token in torch.tensor(ids).flatten()]
-        if not having:
-            raise InputError(f"No dev row contains the word {word!r} of --watch: choose another.")
-        self.generator = generator
-        self.batches: list[Batch] = run.rows_in_order(run.dev_rows.select(having[:WATCHED_ROWS]))
-
-    @torch.no_grad()
-    def __call__(self) -> dict[str, float]:
-        """Return the rates by layer: ``watched.N`` and ``others.N``."""
-        sums: dict[str, Any] = {"watched": 0.0, "others": 0.0}
-        counts = dict.fromkeys(sums, 0)
-        for batch in self.batches:
-            dropped = 1 - self.generator.keep_probability(batch).mean(2)  # (B, L, N, N), mean over heads
-            units = self.generator.units(batch)
-            is_word = (batch["input_ids"].flatten(0, -2) == self.token)[:, None]
-            for name, chosen in (("watched", units & is_word), ("others", units & ~is_word)):
-                sums[name] = sums[name] + (dropped * chosen[:, None]).sum((0, 2, 3)).double()
-                counts[name] += int(chosen.sum())
-        return {
-            f"{name}.{layer}": float(rate) / max(1, counts[name])
-            for name, total in sums.items()
-            for layer, rate in enumerate(total)
-        }

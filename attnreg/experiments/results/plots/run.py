@@ -118,16 +118,11 @@ def _drops(site: str, line: Mapping[str, Any]) -> bool:
 
 
 def plot_game(run: RunReader, path: Path) -> None:
-    """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning.
-
-    If the run watched a word, a fourth panel shows how often its keys are dropped, and all other keys, by layer.
-    """
+    """Plot scores and winner of each round, the reward and its baseline, and the Attacker's probability of winning."""
     rounds = run.rounds
     number = list(range(1, len(rounds) + 1))
-    layers = sum(name.startswith("watched.") for name in rounds[0])
-    panels = 4 if layers else 3
     alone = point_alone(rounds)
-    with picture(path, width=9.0, height=7.0 * panels / 3, rows=panels) as (scores, rewards, wins, *watched):
+    with picture(path, width=9.0, height=7.0, rows=3) as (scores, rewards, wins):
         for name, dash, marker, color, note in (
             ("Attacker", "-", "^", COLORS[2], " (masked in training)"),
             ("Defender", "--", "o", COLORS[1], ""),
@@ -151,15 +146,8 @@ def plot_game(run: RunReader, path: Path) -> None:
         wins.plot(number, moving_mean(wins_of_attacker, window), "-", marker=alone, color=COLORS[0],
                   label=f"fraction won, last {window}")  # fmt: skip
         wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
-        for axes in watched:
-            for layer, color in enumerate(sequence(layers)):
-                for name, whose, style in (("watched", "watched", "-"), ("others", "other", ":")):
-                    rates = [line[f"{name}.{layer}"] for line in rounds]
-                    label = f"layer {layer}, {whose} keys"
-                    axes.plot(number, rates, style, marker=alone, color=color, label=label)
-            axes.set(ylabel="drop rate", xlabel="round", ylim=(0, 1))
-        legend_beside(scores, rewards, wins, *watched)
-        count_axis(scores, rewards, wins, *watched)
+        legend_beside(scores, rewards, wins)
+        count_axis(scores, rewards, wins)
 
 
 Point = tuple[float, float, float]
