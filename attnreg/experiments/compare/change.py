@@ -60,7 +60,10 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
                 f"--data-dir {folder} has no folder for any task of the study ({', '.join(without)}): give a folder "
                 "with one for each task, or another --task."
             )
-    entries = [{**entry, **{name: value for name, value in options.items() if name in entry}} for entry in entries]
+    entries = [
+        {**entry, **{name: value for name, value in options.items() if name in entry and name != "score_on"}}
+        for entry in entries
+    ]
     whole |= {"options": {**common, **options}, "tasks": _once(entries) if "model" in options else entries}
     if whole.get("report_on") and not all(_is_scored(whole, entry) for entry in whole["tasks"]):
         notes.append(f"The report is on dev, since there is no {whole.pop('report_on')} for all tasks.")

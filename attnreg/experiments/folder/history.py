@@ -29,6 +29,8 @@ class History:
     returned: str = ""  #: name of the network that is returned, once training has finished.
     #: what became of training rows with a wrong label, once training has finished; ``None`` without any.
     mislabelled: dict[str, Any] | None = None
+    #: scores on the text of ``--score-on``, ``"before"`` and, once training has finished, ``"after"``.
+    other_text: dict[str, Any] | None = None
     #: whether the returned network predicts the same class for all dev rows, once training has finished.
     collapsed: bool = False
     #: scores of a predictor that ignores its input, once training has finished; ``None`` if there is none.

@@ -120,6 +120,11 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
         )
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
+    if shared["score_on"] is not None and (task.kind != "causal-lm" or shared["model"] is None):
+        raise UsageError(
+            "--score-on needs a score before training, which only a pretrained --model for causal-lm has here: the "
+            "heads of other kinds are new, so score the finished run with `attnreg evaluate`."
+        )
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
     is_stopped = shared["patience"] is not None or shared["select"] == "best"
     for is_there, needed, names in (

@@ -24,7 +24,7 @@ from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.document import say
-from attnreg.experiments.results.evaluation import evaluate_all
+from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
@@ -82,6 +82,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             loop.restore()
         else:
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
+            if run.other_text is not None:
+                loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
         loop.progress = Progress(run, loop.history)
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):

@@ -72,6 +72,8 @@ def fit(groups: Sequence[Group], baseline: Group) -> Table:
         row = {"method": group.name, **_gap(*(group.mean(split, group.metric) for split in ("train", "dev")))}
         row |= {f"{split} loss": f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")}
         row["calibration error"] = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
+        if group.first.get("other_text"):
+            row["forgetting"] = f"{group.mean('other_text', 'forgetting'):+.4f}"
         for name in ("memorized", "recovered") if noisy else ():
             row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
