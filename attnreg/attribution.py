@@ -219,10 +219,9 @@ class _Pass:
     labels: Sequence[str]
     target: Target
     steps: int
-    steps_per_forward: int
 
-    def output(self, **tensors: Tensor) -> Any:
-        return self.model(**{**self.batch, **tensors})
+    def output(self) -> Any:
+        return self.model(**self.batch)
 
 
 def explain(
@@ -234,7 +233,6 @@ def explain(
     method: str = "gradient",
     target: Target | None = None,
     steps: int = 20,
-    steps_per_forward: int = 1,
     training: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Attributions:
@@ -255,7 +253,7 @@ def explain(
     model = extract_model_from_parallel(model)
     batch = a_batch(model, batch)
     target = (target or Target()).for_model(model)
-    run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
+    run = _Pass(model, batch, handle, labels, target, steps)
     with ExitStack() as stack:
         stack.enter_context(undisturbed(model, training=training))
         if training:
@@ -306,27 +304,21 @@ def integrated_gradients(run: _Pass) -> Found:
 
     weights, output = _weights(run)
     classes = run.target.classes(output, run.batch)
-    tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
-    size = len(next(iter(tensors.values())))
-    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples in one dimension
-    tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
     found = {}
     for label, a in weights.items():
         tap = Tap()
 
-        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor, tap: Tap = tap) -> Tensor:
+        def score(replacement: Tensor, tap: Tap = tap) -> Tensor:
             tap.replacement = replacement
-            batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
-            return run.target.score(run.output(**batch), batch, classes)
+            return run.target.score(run.output(), run.batch, classes)
 
         with run.handle.tapped({label: tap}):  # backward passes too, since gradient checkpointing recomputes in them
             found[label] = IntegratedGradients(score).attribute(
                 a,
                 baselines=0.0,
-                additional_forward_args=(classes, *tensors.values()),
                 n_steps=run.steps,
                 method="riemann_right",
-                internal_batch_size=(1 if is_packed else run.steps_per_forward) * len(a),
+                internal_batch_size=len(a),  # one step per forward pass
             )
     return found
 

@@ -1,21 +1,16 @@
 """Options of training that all recipes share: what they reach, what they refuse, and what they change."""
 
 import math
-from typing import get_args
 
 import pytest
-import torch
-from torch import nn
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
-from attnreg.experiments.runs import loop
+from attnreg.experiments.options.settings import SCHEDULES
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
-from attnreg.training import FineTuning, named_optimizer
-from attnreg.training.optim import OptimizerName
-from tests.commands import assert_sentence, ran, read_lines
+from attnreg.training import FineTuning
+from tests.commands import assert_sentence, ran
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
 
@@ -40,43 +35,6 @@ def test_weight_decay_is_that_of_the_matrices_only(made):
         assert [group["weight_decay"] for group in groups[2:]] == [0.0]  # of the provider
 
 
-def test_the_command_line_offers_the_optimizers_that_there_are():
-    assert get_args(OptimizerName) == OPTIMIZERS
-
-
-def one_step(name, weight, gradient, lr, decay):
-    """The first step of an optimizer on a matrix, by its formula."""
-    coupled = gradient + decay * weight
-    if name == "adamw":  # both moments are corrected to those of the first gradient
-        return weight * (1 - lr * decay) - lr * gradient / (gradient.abs() + 1e-8)
-    if name == "sgd":
-        return weight - lr * coupled
-    if name == "adagrad":
-        return weight - lr * coupled / (coupled.abs() + 1e-10)
-    if name == "rmsprop":
-        return weight - lr * coupled / ((0.01 * coupled**2).sqrt() + 1e-8)
-    square = gradient**2 + 1e-30  # Adafactor: rows and columns of the squared gradient, and updates of norm 1 at most
-    rows, columns = square.mean(1, keepdim=True), square.mean(0, keepdim=True)
-    update = gradient / (rows / rows.mean() * columns).sqrt()
-    update = update / max(1.0, float(update.square().mean().sqrt()))
-    return weight * (1 - lr * decay) - lr * update
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_of_a_named_optimizer_is_its_formula(name):
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 4).double()
-    weight = layer.weight.detach().clone()
-    layer.weight.grad = torch.randn(4, 3, dtype=torch.float64)
-    named_optimizer(name, layer, 0.1, weight_decay=0.2).step()
-    torch.testing.assert_close(layer.weight.data, one_step(name, weight, layer.weight.grad, 0.1, 0.2))
-
-
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match=r"Expected `name` to be one of adamw, .*Did you mean adamw\?"):
-        named_optimizer("adamv", nn.Linear(2, 2), 0.1)
-
-
 @pytest.mark.parametrize(("typed", "norm"), [("none", None), ("0", None), ("0.5", 0.5), (None, 1.0)])
 def test_gradients_are_clipped_as_asked(made, typed, norm):
     run = made(*([] if typed is None else ["--max-grad-norm", typed]))
@@ -89,22 +47,6 @@ def test_gradients_are_clipped_as_asked(made, typed, norm):
         del run.fit
         with pytest.raises(InputError, match=f"made with max_grad_norm={norm} .*it would ignore --max-grad-norm"):
             run.fit(FineTuning(run.model, run.optimizer(run.model), accelerator=run.accelerator))
-
-
-@pytest.mark.slow
-def test_a_game_with_another_optimizer_goes_on_to_the_same_end(cli, tmp_path, monkeypatch):
-    own = ["--no-baseline", "--round-steps", 1, "--warmup", 0, "--game", 1, "--save-steps", 3, "--keep-checkpoints"]
-    args = ["recipe", "attendout", *TINY, *own, "--optimizer", "adafactor", "--learning-rate", 1e-3]
-    ran(cli(*args, "--output-dir", "whole"))
-    keep = loop.write_state
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "write_state", lambda folder, step, state: step < 4 and keep(folder, step, state))
-        ran(cli(*args, "--output-dir", "half"))
-    (tmp_path / "half" / "result.json").unlink()
-    assert [path.name for path in (tmp_path / "half" / "checkpoints").iterdir()] == ["step-0000003"]
-    ran(cli(*args, "--output-dir", "half", "--resume"))
-    whole, half = (read_lines(tmp_path / folder / "metrics.jsonl") for folder in ("whole", "half"))
-    assert whole == half
 
 
 def rate_of(name, step, warmup, steps):

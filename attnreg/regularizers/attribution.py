@@ -14,7 +14,6 @@ from attnreg.attribution import Attributions, Target
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizers._parts.speed import warn_if_slower
 from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
@@ -49,10 +48,8 @@ class AttributionProvider(MaskProvider):
         target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
         shift_labels: whether logits predict the label of the next position (default: inferred from the model's loss).
         steps: steps of integrated gradients; only for that method.
-        steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
-            It warns once on a CPU where products in it are slower than in float32.
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
@@ -84,7 +81,6 @@ class AttributionProvider(MaskProvider):
         target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
         shift_labels: bool | None = None,
         steps: Count = 20,
-        steps_per_forward: Count = 1,
         first_pass: FirstPass = "eval",
         first_pass_dtype: HalfPrecision | None = None,
     ) -> None:
@@ -97,7 +93,6 @@ class AttributionProvider(MaskProvider):
         self.target = Target(target).kind
         self.shift_labels = None if shift_labels is None else true_or_false("shift_labels", shift_labels)
         self.steps = whole_number("steps", steps)
-        self.steps_per_forward = whole_number("steps_per_forward", steps_per_forward)
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
@@ -129,9 +124,6 @@ class AttributionProvider(MaskProvider):
         self.clear()
         if self.method == "random":
             return
-        dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
-        if dtype is not None and (one := next(model.parameters())).is_cpu and one.dtype == torch.float32:
-            warn_if_slower(dtype)
         self.attributions = self._passes.explain(
             self,
             model,
@@ -140,9 +132,8 @@ class AttributionProvider(MaskProvider):
             method=self.method,
             target=Target(self.target, shift_labels=self.shift_labels),
             steps=self.steps,
-            steps_per_forward=self.steps_per_forward,
             training=self.first_pass == "train",
-            dtype=dtype,
+            dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
         )
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ import click
 
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
-from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, names_like, option
+from attnreg.experiments.options.option import as_typed, attribute_texts, flag_of, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
@@ -24,7 +24,6 @@ from attnreg.experiments.tasks.task import Task
 LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
-OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
 DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
@@ -106,8 +105,6 @@ class Settings:
     """Schedule of the learning rate, by transformers' name; all but constant begin with a warm-up."""
     lr_warmup: Share = 0.1
     """Fraction of the steps, from the start, in which the learning rate rises from zero to its peak."""
-    optimizer: Annotated[str, click.Choice(OPTIMIZERS)] = "adamw"
-    """Optimizer of the model, as the Hugging Face Trainer makes it; choose --learning-rate to fit it."""
     weight_decay: NotNegative = 0.01
     """Weight decay of the model's matrices; biases and normalization weights have none."""
     max_grad_norm: Annotated[float, _Norm(min=0)] = 1.0
@@ -129,8 +126,6 @@ class Settings:
     (classification; default: all the same)."""
     label_smoothing: BelowOne = 0.0
     """Share of each label that the training loss spreads over all classes."""
-    prompt_weight: NotNegative = 0.0
-    """Weight of a prompt's tokens in the training loss, relative to those of its completion (causal-lm)."""
     model_dropout: BelowOne | None = None
     """Rate of the model's own dropout, in attention and elsewhere (default: as configured)."""
     pooling: Annotated[str | None, click.Choice(POOLINGS)] = None
@@ -144,10 +139,9 @@ class Settings:
     """Scale of the adapters, divided by their rank (default: the rank)."""
     lora_dropout: BelowOne = 0.0
     """Rate of dropout on the adapters' inputs."""
-    lora_matrix_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
-    """Rate at which input and output features of the adapters' matrices are dropped, or rates by pattern of module
-    names, such as query=0.5,value=0.1."""
-    lora_rank_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
+    lora_matrix_dropout: BelowOne = 0.0
+    """Rate at which input and output features of the adapters' matrices are dropped."""
+    lora_rank_dropout: BelowOne = 0.0
     """Rate at which ranks of the adapters are dropped, or rates by pattern."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
     """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
