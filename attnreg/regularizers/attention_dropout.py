@@ -14,7 +14,7 @@ from attnreg.arguments import Probability, one_of, probability, true_or_false, w
 from attnreg.errors import InputError
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.containers import Knots, Line
-from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import check_shared_keys
 
 Placement = Literal["weights", "scores"]
 

@@ -36,14 +36,6 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *,
         >>> sorted({group["lr"] for group in adamw(model, 0.1, layerwise_decay=0.5).param_groups})
         [0.05, 0.1]
     """
-    # Fused: one pass over memory instead of about twelve.
-    return AdamW(_groups(model, learning_rate, weight_decay, layerwise_decay), lr=learning_rate, fused=True)
-
-
-def _groups(
-    model: nn.Module, learning_rate: float, weight_decay: float, layerwise_decay: float
-) -> list[dict[str, Any]]:
-    """Return the trainable parameters in groups: matrices with weight decay, vectors without, for each rate."""
     if not isinstance(model, nn.Module):
         raise InputError(f"Expected the model, whose parameters are to be trained, got a {type(model).__name__}.")
     if not 0 < layerwise_decay <= 1:
@@ -57,4 +49,4 @@ def _groups(
         for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
             own = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
             groups += [{"params": own, "weight_decay": decay, "lr": rate}] if own or alike else []
-    return groups
+    return AdamW(groups, lr=learning_rate, fused=True)  # fused: one pass over memory instead of about twelve
