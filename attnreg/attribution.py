@@ -33,13 +33,12 @@ class Target:
     * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`.
 
     The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
-    model shifts its labels one position to the left, as causal language models do, so does the target.
+    model shifts its labels one position to the left, as causal language models do, so does the target. The model's
+    own loss tells whether it does; if it fits neither reading, the model's class.
 
     Args:
         kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the score of
             each sample, ``(B,)``, or of the batch.
-        shift_labels: whether the logits at a position predict the label of the next position. By default, both readings
-            are compared with the model's own loss; if neither matches it, the model's class decides.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 2, and its official code.
@@ -52,13 +51,11 @@ class Target:
         tensor([5.])
     """
 
-    def __init__(
-        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool | None = None
-    ) -> None:
+    def __init__(self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted") -> None:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
-        self.shift_labels = shift_labels
+        self.shifts_labels: bool | None = None  # unknown before the first output
         self._by_class = False
 
     def for_model(self, model: nn.Module) -> Target:
@@ -70,7 +67,7 @@ class Target:
                 f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
                 "function that scores the labels to explain."
             )
-        target = Target(self.kind, shift_labels=self.shift_labels)
+        target = Target(self.kind)
         target._by_class = shifts_labels(model)
         return target
 
@@ -78,10 +75,10 @@ class Target:
         labels: Any = labels_of(batch, logits_of(output))
         if not isinstance(labels, Tensor) or batch.get("labels") is None:
             return labels
-        if self.shift_labels is None:
+        if self.shifts_labels is None:
             shifts = _shifts_labels(output, batch)
-            self.shift_labels = self._by_class if shifts is None else shifts
-        return moved_labels(labels) if self.shift_labels else labels
+            self.shifts_labels = self._by_class if shifts is None else shifts
+        return moved_labels(labels) if self.shifts_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""

@@ -128,27 +128,6 @@ def test_only_the_layers_asked_for():
     assert list(inner.attributions) == ["encoder.1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p": 1.1}, r"Expected `p` to be a probability in \[0, 1\], got 1.1"),
-        ({"q": -0.1}, r"Expected `q` to be a probability"),
-        ({"method": "saliency"}, "Expected `method` to be one of gradient, integrated_gradients, attention, random, got"),
-        ({"region": "middle"}, "Expected `region` to be one of high, low, got 'middle'"),
-        ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
-        ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
-        ({"steps": 1.5}, "Expected `steps` to be a whole number, got 1.5"),
-        ({"layers": ["a", 5]}, r"Expected `layers` of AttributionProvider to be whole numbers, got \['a', 5\]"),
-        ({"layers": []}, r"Expected `layers` of AttributionProvider to be a list with at least one index, got \[\]"),
-        ({"first_pass_dtype": "int8"}, "Expected `first_pass_dtype` to be one of bfloat16, float16, got 'int8'"),
-        ({"first_pass": "both"}, "Expected `first_pass` to be one of eval, train, got 'both'"),
-    ],
-)  # fmt: skip
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        attnreg.AttributionProvider(**options)
-
-
 def test_bad_use():
     model = bert().train()
     with pytest.raises(ValueError, match=r"Expected layers among \[0, 1\] in AttributionProvider, got \[7\]"):

@@ -159,10 +159,6 @@ def two_sizes():
 
 
 test_what_does_not_fit_is_refused = refused(
-    (lambda: attnreg.AdversarialAttention(2, 0, 3), "Expected `num_heads` to be at least 1"),
-    (lambda: attnreg.AdversarialAttention(2, 4, 3, 0), "Expected `generator_size` to be at least 1"),
-    (lambda: attnreg.AdversarialAttention(2, 4, 3, initial_keep=1), "Expected `initial_keep` to be a probability"),
-    (lambda: attnreg.AdversarialAttention(2, 4, 3, price=-1), "Expected `price` to be 0 or more"),
     (lambda: attnreg.AdversarialAttention(3, 4, 3).check([site()], None), "This AdversarialAttention was made for"),
     (lambda: attnreg.AdversarialAttention(2, 4, 3)(site()), "AdversarialAttention needs queries, but attention exposes only its scores"),
     (lambda: attnreg.AdversarialAttention(2, 5, 3)(looked_at()), "made for 5 heads of size 3, but attention has 4 of size 3"),

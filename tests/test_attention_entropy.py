@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg import AttentionEntropy, functional
-from tests.cases import MODELS, output, refused
+from tests.cases import MODELS, output
 from tests.test_contract import without_dropout
 
 BERT = MODELS[0]
@@ -95,9 +95,6 @@ def test_with_it_attention_becomes_flatter():
             penalty.backward()
             optimizer.step()
     assert seen == sorted(seen, reverse=True)
-
-
-test_what_is_refused = refused((lambda: AttentionEntropy(-1.0), "Expected `alpha` to be 0 or more"))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:None of the inputs:UserWarning")  # which advise against it

@@ -201,12 +201,10 @@ def test_labels_are_moved_where_the_models_own_loss_moves_them(name):
     target = Target("predicted").for_model(model)
     output = model(**batch)
     assert torch.allclose(target.score(output, batch, target.classes(output, batch)), expected.reshape(1), atol=1e-9)
-    assert target.shift_labels is shifted
-    # By its class, where the loss is not to be had; or as one is told.
+    assert target.shifts_labels is shifted
+    # By its class, where the loss is not to be had.
     output = {"logits": output.logits}
     assert Target("label").for_model(model).classes(output, batch)[1, 3] == (labels[1, 4] if shifted else labels[1, 3])
-    told = Target("label", shift_labels=not shifted).for_model(model)
-    assert told.classes(output, batch)[1, 3] == (labels[1, 3] if shifted else labels[1, 4])
 
 
 def test_a_loss_with_something_else_in_it_does_not_decide():
@@ -216,11 +214,4 @@ def test_a_loss_with_something_else_in_it_does_not_decide():
     output.loss = output.loss + 0.5
     target = Target("label").for_model(model)
     assert torch.equal(target.classes(output, {"labels": ids})[:, :-1], ids[:, 1:])
-    assert target.shift_labels is True
-
-
-def test_the_provider_takes_it_too():
-    provider = attnreg.AttributionProvider(shift_labels=False)
-    assert attnreg.AttributionProvider(**provider.config).shift_labels is False
-    with pytest.raises(ValueError, match="Expected `shift_labels` to be True or False"):
-        attnreg.AttributionProvider(shift_labels="yes")
+    assert target.shifts_labels is True

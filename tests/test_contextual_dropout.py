@@ -146,11 +146,6 @@ def test_state_survives_copies_and_folders(tmp_path):
 
 
 test_what_does_not_fit_is_refused = refused(
-    (lambda: attnreg.ContextualDropout(2, 0), "Expected `head_size` to be at least 1, got 0"),
-    (lambda: attnreg.ContextualDropout(2, 3, 1.0), r"Expected `p` to be a probability in \(0, 1\), got 1.0"),
-    (lambda: attnreg.ContextualDropout(2, 3, prior=0), r"Expected `prior` to be a probability in \(0, 1\), got 0"),
-    (lambda: attnreg.ContextualDropout(2, 3, hidden_size=0), "Expected `hidden_size` to be at least 1"),
-    (lambda: attnreg.ContextualDropout(2, 3, regularizer=-1), "Expected `regularizer` to be 0 or more"),
     (lambda: attnreg.ContextualDropout(3, 3).check([site()], None), "This ContextualDropout was made for"),
     (lambda: attnreg.ContextualDropout(2, 3)(site()), "ContextualDropout needs queries, but attention exposes only its scores"),
     (lambda: attnreg.ContextualDropout(2, 4)(looked_at()), r"heads of size 4, but attention has 4 of size 3"),

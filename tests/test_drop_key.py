@@ -8,7 +8,6 @@ from torch import nn
 
 import attnreg
 from attnreg.draws import Draws
-from tests.cases import refused
 from tests.reference import close
 
 SHAPE = (40, 4, 30, 30)
@@ -55,10 +54,3 @@ def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
                 for j, weight in weights.items():
                     out[b, i, part] += weight * v[b, j, part]
     assert (got - out @ attention.out_proj.weight.T).abs().max() < 1e-12
-
-
-test_arguments_out_of_range = refused(
-    (lambda: attnreg.DropKey(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-    (lambda: attnreg.DropKey(share_heads="x"), "Expected `share_heads` to be True or False, got 'x'"),
-    (lambda: attnreg.DropKey(share_queries=0), "Expected `share_queries` to be True or False, got 0"),
-)

@@ -3,7 +3,7 @@
 import torch
 
 import attnreg
-from tests.cases import MODELS, refused
+from tests.cases import MODELS
 from tests.test_contract import run, same
 
 BERT = MODELS[0]
@@ -30,9 +30,3 @@ def test_the_output_of_unidrop_is_that_of_the_last_block():
     got, expected = both(attnreg.UniDrop(output=0.2), parts & attnreg.OnLayers(attnreg.HiddenDropout(0.2), [-1]))
     assert same(got[0], expected[0])
     assert got[1] == ["encoder.0", "encoder.1", "encoder.1.output"]
-
-
-test_what_is_refused = refused(
-    (lambda: attnreg.HiddenKey(1.1), "Expected `p` to be a probability"),
-    (lambda: attnreg.UniDrop(output=2.0), "Expected `output` to be a probability"),
-)

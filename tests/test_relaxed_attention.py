@@ -5,7 +5,7 @@ import torch
 
 import attnreg
 from attnreg import Mask, RelaxedAttention, functional
-from tests.cases import MODELS, output, refused
+from tests.cases import MODELS, output
 from tests.test_contract import run, without_dropout
 
 G = 0.3
@@ -108,9 +108,6 @@ def test_without_dropout_of_its_own_attention_is_not_written_out(monkeypatch):
             output(model, MODELS[0].batch())  # its own dropout is of relaxed weights
         without_dropout(model)
         output(model, MODELS[0].batch())
-
-
-test_what_is_refused = refused((lambda: RelaxedAttention(1.1), "Expected `gamma` to be a probability"))
 
 
 @pytest.mark.parametrize("relaxed", [torch.tensor(True), torch.rand(2, 2)])

@@ -98,19 +98,3 @@ def test_unidrop_in_eval_mode_does_nothing():
     provider = attnreg.UniDrop(1.0, 1.0, 1.0, 0.0).eval()
     assert provider(SITE) is None
     assert provider.skip_at(SITE, SITE.draws) is None
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: attnreg.TokenDropout(1.5), "p"),
-        (lambda: attnreg.TokenDropout(0.1, keep_whole=-1), "keep_whole"),
-        (lambda: attnreg.UniDrop(attention=2), "attention"),
-        (lambda: attnreg.UniDrop(block=-0.1), "block"),
-        (lambda: attnreg.UniDrop(token="x"), "token"),
-        (lambda: attnreg.UniDrop(keep_whole=float("nan")), "keep_whole"),
-    ],
-)
-def test_arguments_out_of_range(make, name):
-    with pytest.raises(ValueError, match=f"Expected `{name}` to be a probability"):
-        make()
