@@ -10,7 +10,7 @@ from transformers.utils import ModelOutput
 import attnreg
 from attnreg import functional
 from tests.cases import refused
-from tests.learning import Toy, assert_penalty, assert_survives, batch, site, train
+from tests.learning import Toy, assert_penalty, batch, site, train
 from tests.test_contextual_dropout import looked_at
 
 
@@ -143,13 +143,6 @@ def test_no_gradient_reaches_queries_and_keys():
     provider = learned()
     (provider(place).normalized.sum() + provider.penalty()).backward()
     assert all(x.grad is None for x in tensors)
-
-
-def test_state_survives_copies_and_folders(tmp_path):
-    provider = learned(5, 0.6, price=2.0, sampled=False)
-    provider(looked_at())
-    provider.penalty().backward()
-    assert_survives(provider, tmp_path / "p")
 
 
 def two_sizes():

@@ -7,7 +7,7 @@ import torch
 
 import attnreg
 from tests.cases import refused
-from tests.learning import Toy, assert_survives, batch, site, train
+from tests.learning import Toy, batch, site, train
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
@@ -85,13 +85,6 @@ def test_extreme_rates_stay_finite():
         (weights.half().sum() + provider.penalty()).backward()
         assert weights.half().isfinite().all()
         assert provider.logits.grad.isfinite().all()
-
-
-def test_state_survives_copies_and_folders(tmp_path):
-    provider = attnreg.ConcreteDropout({"encoder": 2, "decoder": 2}, 0.3, "head", 4)
-    provider.logits.data += torch.randn(4, 4)
-    provider(site(stack="decoder", layer=1))
-    assert_survives(provider, tmp_path / "p")
 
 
 test_what_does_not_fit_is_refused = refused(

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests.cases import refused
-from tests.learning import TEXT, Toy, assert_penalty, assert_survives, batch, bert, site, train
+from tests.learning import TEXT, Toy, assert_penalty, batch, bert, site, train
 
 
 def looked_at(shape=(2, 4, 5, 6), dtype=torch.float32, **options):
@@ -136,13 +136,6 @@ def test_the_penalty_under_gradient_checkpointing(cls, reentrant):
     assert any(grad.abs().max() > 0 for grad in found[0])
     for plain, again in zip(*found, strict=True):
         torch.testing.assert_close(again, plain, rtol=1e-4, atol=1e-7)
-
-
-def test_state_survives_copies_and_folders(tmp_path):
-    provider = learned(0.3, 0.2, 5)
-    provider(looked_at())
-    provider.penalty().backward()
-    assert_survives(provider, tmp_path / "p")
 
 
 test_what_does_not_fit_is_refused = refused(
