@@ -142,7 +142,7 @@ class Settings:
     lora_matrix_dropout: BelowOne = 0.0
     """Rate at which input and output features of the adapters' matrices are dropped."""
     lora_rank_dropout: BelowOne = 0.0
-    """Rate at which ranks of the adapters are dropped, or rates by pattern."""
+    """Rate at which ranks of the adapters are dropped."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
     """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
     evaluate_every: Positive = 1
