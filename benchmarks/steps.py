@@ -24,6 +24,8 @@ from accelerate import Accelerator
 from arms import LONG, MEMORY, ON_GPUS, ROWS, Arm, Row
 from common import CLOCKS, DEVICES, SHAPES, Shape, grown, hardware, timed
 
+from attnreg.regularizers._parts.speed import times_float32
+
 
 def ratios_to(
     base: Callable[[], object], arms: Sequence[tuple[Callable[[], object], int]], rounds: int, clock: str
@@ -95,7 +97,7 @@ def main() -> None:
         return
 
     print(f"{shape}, {hardware(options.device)}, {options.threads} threads, precision {options.mixed_precision}")
-    print()
+    print(f"A product of matrices in bfloat16 takes {times_float32(torch.bfloat16):.2f} times float32's on this CPU.\n")
     print("| step | seconds | over plain | ratios of | over by hand |\n| --- | ---: | ---: | ---: | --- |")
     for name, row in {
         **ROWS,

@@ -62,6 +62,22 @@ def test_a_pass_is_the_formula_with_masks_of_its_own(p, ranks, bias, monkeypatch
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("argument", ["p", "ranks"])
+def test_rates_by_pattern_are_those_of_the_first_that_matches(argument):
+    model = adapted(r=16)
+    patterns = {r"layer\.1\..*query": 0.75, "query": 0.25, r"0\.attention\.self\.(key|value)": 0.5}
+    LoRADropout(model, **{"p": 0.0, argument: patterns})
+    x = torch.eye(16, dtype=torch.float64)
+    for layer, rates in ((0, {"query": 0.25, "value": 0.5}), (1, {"query": 0.75, "value": 0.0})):
+        for name, rate in rates.items():
+            a = model.get_submodule(QUERY.replace("0", str(layer)).replace("query", name)).lora_A["default"].train()
+            passes = torch.stack([a(x).T for _ in range(400)])  # (passes, ranks, features)
+            of_units = passes.ne(0).any(1 if argument == "p" else 2).double()
+            assert abs(of_units.mean() - (1 - rate)) <= 5 * (rate * (1 - rate) / of_units.numel()) ** 0.5
+            torch.testing.assert_close(passes, torch.where(passes == 0, 0.0, a.weight / (1 - rate)))
+
+
 def test_in_expectation_it_is_the_adapter():
     model = adapted()
     layer, x = model.get_submodule(QUERY), torch.randn(1, 1, 16, dtype=torch.float64)
@@ -131,14 +147,6 @@ class Attends(nn.Module):
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
 
 
-def replaced(side):
-    """A model whose second layer has something else in the place of a matrix's forward."""
-    model = adapted()
-    matrix = model.get_submodule(f"{QUERY.replace('0', '1')}.lora_{side}.default")
-    matrix.forward = lambda x: x
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -150,8 +158,7 @@ def replaced(side):
         (lambda: adapted(["conv"], nn.ModuleDict({"conv": nn.Conv1d(2, 2, 1)})), "an adapter of Conv1d"),
         (lambda: adapted([], moe(), target_parameters=["experts.down_proj"]), "an adapter of ParamWrapper"),
         (lambda: (model := adapted(), model.merge_adapter())[0], "merged into the weights"),
-        (lambda: replaced("A"), r"cannot replace the forward of base_model.*layer\.1\.attention\.self\.query\.default"),
-        (lambda: replaced("B"), r"cannot replace the forward of base_model.*layer\.1\.attention\.self\.query\.default"),
+        (lambda: (model := adapted(), LoRADropout(model))[0], "cannot replace the forward of base_model"),
     ],
 )
 def test_what_is_refused(make, says):
@@ -168,19 +175,46 @@ def test_arguments_out_of_range(wrong):
         LoRADropout(adapted(), **wrong)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        (
+            {"query": 0.1, "uery": 0.1},
+            "Pattern 'uery' of `ranks` gives no adapter its rate: .* such as .*self.query, do",
+        ),
+        ({"query": 0.1, "self.query": 0.1}, "or an earlier pattern matches them"),
+        ({"(query": 0.1}, r"is no regular expression: missing \)"),
+        ({"query": 1.0}, r"Expected `ranks\['query'\]` to be a probability in \[0, 1\), got 1.0"),
+    ],
+)
+def test_patterns_that_are_refused(patterns, says):
+    model = adapted()
+    with pytest.raises(ValueError, match=says):
+        LoRADropout(model, ranks=patterns)
+    assert "forward" not in vars(model.get_submodule(QUERY).lora_A["default"])
+
+
 def test_a_recipe_trains_with_it(cli, tmp_path, undrawn):
     made.tiny_bert(tmp_path / "bert")
     made.write(tmp_path / "nli", train=16, validation=8)
     common = ["--task", "mnli", "--data-dir", tmp_path / "nli", "--model", tmp_path / "bert", "--epochs", 1]
     losses = []
-    rates = ["--lora-matrix-dropout", 0.3, "--lora-rank-dropout", 0.5]
+    rates = ["--lora-matrix-dropout", "query=0.5,0.*value=0.1", "--lora-rank-dropout", 0.5]
     for name, options in {"plain": [], "dropped": rates}.items():
         options = [*common, "--learning-rate", 0.05, "--lora-rank", 2, *options, "--output-dir", tmp_path / name]
         ran(cli("recipe", "finetune", *options))
         losses.append(read_lines(tmp_path / name / "metrics.jsonl")[-1]["loss"])
     assert losses[0] != losses[1]
-    typed = "--lora-matrix-dropout 0.3 --lora-rank-dropout 0.5"
+    typed = "--lora-matrix-dropout 'query=0.5,0.*value=0.1' --lora-rank-dropout 0.5"
     assert typed in (tmp_path / "dropped/model/README.md").read_text()
+    for wrong, says in {
+        "keys=0.5": "gives no adapter its",
+        "query=1": "range 0<=x<1",
+        "a=0,a=0": "pattern once",
+    }.items():
+        result = cli("recipe", "finetune", *common, "--lora-rank", 2, "--lora-rank-dropout", wrong)
+        assert result.exit_code
+        assert says in " ".join(result.output.split())
     assert_sentence(
         cli("recipe", "finetune", *common, "--lora-rank-dropout", 0.5), 2, "--lora-rank-dropout needs --lora-rank"
     )

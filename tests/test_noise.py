@@ -30,6 +30,49 @@ def test_the_noise_of_embeddings_is_that_of_neftune_without_padding():
                 assert math.isclose(out[b, t, c], expected, rel_tol=1e-12)
 
 
+def llama():
+    case = next(case for case in MODELS if case.name == "llama")
+    model, batch = case.build(), {"input_ids": torch.arange(2, 20).view(3, 6), "attention_mask": VALID.long()}
+    labels = batch["input_ids"].masked_fill(~VALID, -100)
+    labels[0, :2], labels[1, 0] = -100, -100  # prompts of two, one and no tokens
+    return model.double(), {**batch, "labels": labels}
+
+
+def test_noise_on_prompts_leaves_padding_and_responses_as_they_are():
+    (model, batch), seen = llama(), []
+    model.model.layers[0].input_layernorm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with attnreg.attach(model, EmbeddingNoise(5.0, tokens="prompt")) as handle:
+        model(**batch).loss.backward()
+        place = PLACES.index("embeddings") * len(STACKS) + STACKS.index("decoder")
+        noise = Draws(functional.fold_seed(handle.seed, place << 32)).uniform((3, 6, 16), dtype=torch.float64) * 2 - 1
+    embedded, entered = model.get_input_embeddings()(batch["input_ids"]).detach(), seen[-1].detach()
+    for b, prompt in enumerate((2, 1, 0)):
+        for t in range(6):
+            for c in range(16):
+                size = 5.0 / math.sqrt(prompt * 16) if t < prompt else 0.0
+                expected = embedded[b, t, c] + size * noise[b, t, c]
+                assert math.isclose(entered[b, t, c], expected, rel_tol=1e-12)
+
+
+def test_noise_on_prompts_needs_labels_that_tell_them():
+    with pytest.raises(ValueError, match="Only causal language models have prompts for EmbeddingNoise; BertFor"):
+        attnreg.attach(MODELS[0].build(), EmbeddingNoise(tokens="prompt"))
+    model, batch = llama()
+    attnreg.attach(model, EmbeddingNoise(tokens="prompt"))
+    with pytest.raises(ValueError, match=r"needs `labels` of shape \(3, 6\) in the model's inputs"):
+        model(**{**batch, "labels": None})
+    with pytest.raises(ValueError, match="there must be some in the first batch"):
+        model(**{**batch, "labels": batch["input_ids"]})
+    model(**batch)
+    model(**{**batch, "labels": batch["input_ids"]})
+
+
+def test_a_recipe_puts_noise_on_prompts(cli):
+    words = ["--task", "agreement-completion", "--epochs", 1, "--train-size", 32, "--validation-rows", 8]
+    provider = ["--provider", "EmbeddingNoise(5, tokens='prompt')", "--output-dir", "out"]
+    assert "EmbeddingNoise adds noise" in ran(cli("recipe", "regularize", *words, *provider)).output
+
+
 @pytest.mark.parametrize(("distribution", "deviation"), [("normal", 0.3), ("uniform", 0.3 / math.sqrt(3))])
 def test_the_noise_of_hidden_states_has_its_distribution(distribution, deviation):
     torch.manual_seed(0)

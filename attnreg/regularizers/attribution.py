@@ -14,6 +14,7 @@ from attnreg.attribution import Attributions, Target
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
+from attnreg.regularizers._parts.speed import warn_if_slower
 from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
@@ -49,6 +50,7 @@ class AttributionProvider(MaskProvider):
         steps: steps of integrated gradients; only for that method.
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
+            It warns once on a CPU where products in it are slower than in float32.
 
     Reference:
         AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning (NeurIPS 2022, arXiv 2210.05883),
@@ -121,6 +123,9 @@ class AttributionProvider(MaskProvider):
         self.clear()
         if self.method == "random":
             return
+        dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
+        if dtype is not None and (one := next(model.parameters())).is_cpu and one.dtype == torch.float32:
+            warn_if_slower(dtype)
         self.attributions = self._passes.explain(
             self,
             model,
@@ -130,7 +135,7 @@ class AttributionProvider(MaskProvider):
             target=Target(self.target),
             steps=self.steps,
             training=self.first_pass == "train",
-            dtype=None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype),
+            dtype=dtype,
         )
 
     def clear(self) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg.arguments import NotNegative, not_negative, one_of
+from attnreg.errors import InputError
+from attnreg.functional.seeded import is_traced
+from attnreg.outputs import IGNORED, shifts_labels
 from attnreg.regularizer.providers import HiddenProvider, checked_where
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.sites import HiddenSite, Where
+from attnreg.sites import HiddenSite, SiteInfo, Where
 
+Tokens = Literal["all", "prompt"]
 Distribution = Literal["normal", "uniform"]
 
 
@@ -22,14 +26,17 @@ class EmbeddingNoise(HiddenProvider):
 
     .. math:: h'_{btc} = h_{btc} + \frac{\alpha}{\sqrt{L_b C}} u_{btc}, \qquad u_{btc} \sim U(-1, 1)
 
-    :math:`L_b` is the number of tokens of sample b without padding, and C the number of features. The Trainer's
-    ``neftune_noise_alpha`` adds its noise at the embedding module instead, and counts padding in L.
+    :math:`L_b` is the number of tokens of sample b without padding, or of its prompt, and C the number of features. The
+    Trainer's ``neftune_noise_alpha`` adds its noise at the embedding module instead, and counts padding in L.
 
     Args:
         alpha: the size of the noise; 0 adds none.
+        tokens: ``"all"``, or ``"prompt"``: only those of a causal language model whose label is -100 and that are no
+            padding, so that the response stays as it is.
 
     Raises:
-        InputError: in a forward pass, if the padding of the states is unknown.
+        InputError: in a forward pass, if the padding of the states or the prompt is unknown; when attached, if only
+            prompts get noise and the model is no causal language model.
 
     Reference:
         NEFTune (ICLR 2024, arXiv 2310.05914), Algorithm 1.
@@ -44,16 +51,49 @@ class EmbeddingNoise(HiddenProvider):
     schedulable = ("alpha",)
     effect = "adds noise"
 
-    def __init__(self, alpha: NotNegative = 5.0) -> None:
+    def __init__(self, alpha: NotNegative = 5.0, tokens: Tokens = "all") -> None:
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
+        self.tokens = one_of("tokens", tokens, get_args(Tokens))
+        self._labels: Any = None  # of the latest pass
+        self._has_prompts = False
         self._rounding = Rounding("EmbeddingNoise")
+
+    @property
+    @override
+    def draws_in_prepare(self) -> bool:
+        return self.tokens == "prompt"  # the labels hold until the next pass only
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        if self.tokens == "prompt" and not shifts_labels(model):
+            raise InputError(
+                f"Only causal language models have prompts for EmbeddingNoise; {type(model).__name__} is none."
+            )
+
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        if self.tokens == "prompt":
+            self._labels = inputs.get("labels")
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
-        lengths = site.tokens.sum(1).clamp(min=1).to(torch.promote_types(site.dtype, torch.float32))
+        noisy = self._prompts(site) if self.tokens == "prompt" else site.tokens
+        lengths = noisy.sum(1).clamp(min=1).to(torch.promote_types(site.dtype, torch.float32))
         size = (self.alpha / (lengths * site.shape[-1]).sqrt()).to(site.dtype)[:, None, None]
-        return self._rounding.add(states, (site.uniform(dtype=site.dtype) * 2 - 1) * size)
+        noise = (site.uniform(dtype=site.dtype) * 2 - 1) * size
+        return self._rounding.add(states, noise if self.tokens == "all" else noise * noisy.unsqueeze(-1))
+
+    def _prompts(self, site: HiddenSite) -> Tensor:
+        fits = isinstance(self._labels, Tensor) and self._labels.shape == site.shape[:2]
+        prompts = site.tokens & (self._labels.to(site.device) == IGNORED) if fits else site.tokens
+        if not fits or not (is_traced() or self._has_prompts or prompts.any()):
+            raise InputError(
+                f"EmbeddingNoise(tokens='prompt') needs `labels` of shape {tuple(site.shape[:2])} in the model's "
+                "inputs, -100 for the tokens of the prompt; there must be some in the first batch."
+            )
+        self._has_prompts = True
+        return prompts
 
 
 class HiddenNoise(HiddenProvider):

@@ -1,4 +1,4 @@
-"""Losses by cross-entropy: with smoothed labels or weighted classes."""
+"""Losses by cross-entropy: with smoothed labels, weighted prompts, or weighted classes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.arguments import ProbabilityBelowOne, probability_below_one
+from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, probability_below_one
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
+from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of, shifts_labels
 from attnreg.training.method import Batch
 
 
 class CrossEntropy:
-    r"""Cross-entropy with smoothed labels: a ``loss_function`` of methods.
+    r"""Cross-entropy with smoothed labels and weighted prompts: a ``loss_function`` of methods.
 
-    .. math:: \ell_t = -(1 - \epsilon) \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} \log p_t(c)
+    .. math:: \mathcal L = \frac{1}{|R|} \Big( \sum_{t \in R} \ell_t + \lambda \sum_{t \in P} \ell_t \Big), \qquad
+        \ell_t = -(1 - \epsilon) \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} \log p_t(c)
 
-    The loss is its mean over rows, or over positions with a label.
+    R are the rows or positions with a label, P the other tokens of a causal language model that are predicted and no
+    padding, such as those of a prompt, whose labels are -100. Since the sum is divided by the number of labels,
+    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
         smoothing: share of each label that is spread over all C classes (epsilon).
+        prompt: weight of a prompt's token, relative to that of a response (lambda); 0 leaves prompts out.
 
     Raises:
-        InputError: if ``smoothing`` is out of range. In a step: if there are no logits ``(..., C)``
-            or the labels ``(...)`` are not one class for each.
+        InputError: if an argument is out of range, or there is a ``prompt`` but the model is no causal language model.
+            In a step: if there are no logits ``(..., C)`` or the labels ``(...)`` are not one class for each.
 
     Reference:
-        Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7.
+        Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7; weighted instruction tuning
+        (Chatterjee et al., TACL 2025, arXiv 2507.07817).
 
     Example:
         >>> from types import SimpleNamespace
@@ -42,9 +47,12 @@ class CrossEntropy:
         tensor(0.2269)
     """
 
-    def __init__(self, model: nn.Module, smoothing: ProbabilityBelowOne = 0.0) -> None:
+    def __init__(self, model: nn.Module, smoothing: ProbabilityBelowOne = 0.0, prompt: NotNegative = 0.0) -> None:
         self.model = model
         self.smoothing = probability_below_one("smoothing", smoothing)
+        self.prompt = not_negative("prompt", prompt)
+        if prompt and not shifts_labels(model):
+            raise InputError(f"Only causal language models have a `prompt` to weigh; {type(model).__name__} is none.")
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
@@ -58,9 +66,23 @@ class CrossEntropy:
                 f"CrossEntropy needs labels that are classes, of shape {tuple(logits.shape[:-1])}, got {labels.dtype} "
                 f"of shape {tuple(labels.shape)}."
             )
+        total = self._sum(logits, labels)
+        if self.prompt:
+            total = total + self.prompt * self._sum(logits, _prompts(labels, batch))
+        return total / (aligned_labels(self.model, labels) != IGNORED).sum()
+
+    def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = aligned_labels(self.model, labels).flatten()
-        total = F.cross_entropy(logits.flatten(0, -2), own, reduction="sum", label_smoothing=self.smoothing)
-        return total / (own != IGNORED).sum()
+        return F.cross_entropy(logits.flatten(0, -2), own, reduction="sum", label_smoothing=self.smoothing)
+
+
+def _prompts(labels: Tensor, batch: Batch) -> Tensor:
+    """Return the tokens without a label that are no padding, as labels."""
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if ids is None or ids.shape != labels.shape or (mask is not None and mask.shape != labels.shape):
+        raise InputError("CrossEntropy with `prompt` needs `input_ids`, and an `attention_mask` if any, like `labels`.")
+    left_out = labels != IGNORED if mask is None else (labels != IGNORED) | ~mask.bool()
+    return ids.masked_fill(left_out, IGNORED)
 
 
 def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:

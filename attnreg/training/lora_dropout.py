@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from attnreg.arguments import ProbabilityBelowOne, probability_below_one
 from attnreg.errors import InputError
 from attnreg.training.linear import check_free, use_own_weights, use_weights
+
+Rates: TypeAlias = ProbabilityBelowOne | Mapping[str, ProbabilityBelowOne]
 
 
 class LoRADropout:
@@ -26,11 +30,13 @@ class LoRADropout:
 
     Args:
         model: a model of peft, or any that holds its LoRA layers.
-        p: rate at which columns of A and rows of B are dropped (LoRA Dropout).
-        ranks: rate at which rows of A are dropped, which multiply columns of B (rank dropout).
+        p: rate at which columns of A and rows of B are dropped (LoRA Dropout). A mapping has a rate for each pattern of
+            module names, as peft's ``rank_pattern``: a regular expression for the end of the name, from a dot on, such
+            as ``{r"0\..*query": 0.5, "value": 0.1}``. The first that matches counts; other modules have rate 0.
+        ranks: rate at which rows of A are dropped, which multiply columns of B (rank dropout), or such a mapping.
 
     Raises:
-        InputError: if a rate is out of range, the model has no trainable adapter,
+        InputError: if a rate is out of range, a pattern gives no adapter its rate, the model has no trainable adapter,
             or one of another kind: of embeddings, convolutions or ``nn.MultiheadAttention``, DoRA, or merged.
 
     Reference:
@@ -45,9 +51,8 @@ class LoRADropout:
         ['base_model.model.0.default']
     """
 
-    def __init__(self, model: nn.Module, p: ProbabilityBelowOne = 0.5, ranks: ProbabilityBelowOne = 0.0) -> None:
-        self.p = probability_below_one("p", p)
-        self.ranks = probability_below_one("ranks", ranks)
+    def __init__(self, model: nn.Module, p: Rates = 0.5, ranks: Rates = 0.0) -> None:
+        self.p, self.ranks = p, ranks
         #: The matrices A and B of each adapter, by its name.
         self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
         if not self.adapters:
@@ -56,13 +61,32 @@ class LoRADropout:
             )
         for side in (0, 1):
             check_free({name: pair[side] for name, pair in self.adapters.items()}, "LoRADropout")
-        for a, b in self.adapters.values():
-            use_weights(a, functools.partial(_dropped, rows=ranks, columns=p))
-            use_weights(b, functools.partial(_dropped, rows=p, columns=0.0))
+        of_features, of_ranks = _rates("p", p, self.adapters), _rates("ranks", ranks, self.adapters)
+        for name, (a, b) in self.adapters.items():
+            use_weights(a, functools.partial(_dropped, rows=of_ranks[name], columns=of_features[name]))
+            use_weights(b, functools.partial(_dropped, rows=of_features[name], columns=0.0))
 
     def detach(self) -> None:
         """Restore the adapters' own forward passes. Calling it twice is fine."""
         use_own_weights(layer for pair in self.adapters.values() for layer in pair)
+
+
+def _rates(argument: str, rates: Rates, adapters: Collection[str]) -> dict[str, float]:
+    """Return the rate of each adapter; raise if a rate is out of range, or a pattern is the first match of none."""
+    chosen: dict[str, float] = {}
+    for pattern, rate in (rates if isinstance(rates, Mapping) else {".*": rates}).items():
+        probability_below_one(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate)
+        try:
+            fits = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
+        except re.error as error:
+            raise InputError(f"Pattern {pattern!r} of `{argument}` is no regular expression: {error}.") from None
+        if not (found := [name for name in adapters if name not in chosen and fits(name)]):
+            raise InputError(
+                f"Pattern {pattern!r} of `{argument}` gives no adapter its rate: the names of their modules, such as "
+                f"{next(iter(adapters)).rpartition('.')[0]}, do not end in it, or an earlier pattern matches them."
+            )
+        chosen.update(dict.fromkeys(found, rate))
+    return {name: chosen.get(name, 0.0) for name in adapters}
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linear]]]:

@@ -153,6 +153,33 @@ class Numbers(click.ParamType):
         return numbers
 
 
+class Rates(click.FloatRange):
+    """A rate in a range, or rates by pattern, which stay text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a number, or the text."""
+        if "=" not in str(value):
+            return super().convert(value, param, ctx)
+        pairs = [each.rpartition("=") for each in value.split(",")]
+        if len({pattern for pattern, _, _ in pairs}) < len(pairs):
+            self.fail(f"expected each pattern once, got {value!r}.", param, ctx)
+        for _, _, rate in pairs:
+            super().convert(rate, param, ctx)
+        return value
+
+    @staticmethod
+    def by_pattern(rates: float | str) -> float | dict[str, float]:
+        """Return a rate, or the rates in a text by pattern.
+
+        Example:
+            >>> Rates.by_pattern("query=0.5,value=0.1"), Rates.by_pattern(0.5)
+            ({'query': 0.5, 'value': 0.1}, 0.5)
+        """
+        if not isinstance(rates, str):
+            return rates
+        return {pattern: float(rate) for pattern, _, rate in (each.rpartition("=") for each in rates.split(","))}
+
+
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
     """Make a :func:`click.option` that belongs to a group and shows its default."""
     return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})

@@ -14,7 +14,7 @@ import click
 
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
-from attnreg.experiments.options.option import as_typed, attribute_texts, flag_of, names_like, option
+from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.choice import choose_task
 from attnreg.experiments.tasks.kinds import KINDS
@@ -126,6 +126,8 @@ class Settings:
     (classification; default: all the same)."""
     label_smoothing: BelowOne = 0.0
     """Share of each label that the training loss spreads over all classes."""
+    prompt_weight: NotNegative = 0.0
+    """Weight of a prompt's tokens in the training loss, relative to those of its completion (causal-lm)."""
     model_dropout: BelowOne | None = None
     """Rate of the model's own dropout, in attention and elsewhere (default: as configured)."""
     pooling: Annotated[str | None, click.Choice(POOLINGS)] = None
@@ -139,10 +141,11 @@ class Settings:
     """Scale of the adapters, divided by their rank (default: the rank)."""
     lora_dropout: BelowOne = 0.0
     """Rate of dropout on the adapters' inputs."""
-    lora_matrix_dropout: BelowOne = 0.0
-    """Rate at which input and output features of the adapters' matrices are dropped."""
-    lora_rank_dropout: BelowOne = 0.0
-    """Rate at which ranks of the adapters are dropped."""
+    lora_matrix_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
+    """Rate at which input and output features of the adapters' matrices are dropped, or rates by pattern of module
+    names, such as query=0.5,value=0.1."""
+    lora_rank_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
+    """Rate at which ranks of the adapters are dropped, or rates by pattern."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
     """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
     evaluate_every: Positive = 1

@@ -40,8 +40,8 @@ class Run(Setup):
 
         Args:
             method: a class such as :class:`attnreg.training.FineTuning`, called with model, optimizer, provider,
-                ``scheduler`` and ``accelerator``; with ``--class-weights`` or ``--label-smoothing``
-                also ``loss_function``, with ``--gradient-accumulation`` also ``micro_batches``, and
+                ``scheduler`` and ``accelerator``; with ``--class-weights``, ``--label-smoothing`` or
+                ``--prompt-weight`` also ``loss_function``, with ``--gradient-accumulation`` also ``micro_batches``, and
                 with ``--max-grad-norm`` also ``max_grad_norm``.
             provider: the mask provider, if any.
             provider_lr: learning rate of the provider's parameters (default: the model's).

@@ -102,6 +102,7 @@ def _check(settings: Settings, task: Task) -> None:
         ("label_noise", kind.one_class_per_row, "classification"),
         ("class_weights", kind.one_class_per_row and kind.has_classes, "classification"),
         ("label_smoothing", not kind.one_number_per_row, "classes and tokens"),
+        ("prompt_weight", task.kind == "causal-lm", "causal-lm"),
     ):
         if getattr(settings, name) and not is_for:
             flag = settings.flag(name)

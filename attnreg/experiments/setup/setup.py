@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import RunFolder
+from attnreg.experiments.options.option import Rates
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
@@ -34,7 +35,7 @@ from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
-from attnreg.outputs import LossFunction
+from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.cross_entropy import CrossEntropy, WeightedCrossEntropy, balanced_weights
 from attnreg.training.levels import reinitialize_top
@@ -129,8 +130,10 @@ class Setup:
             self.train_rows, self.true_labels = mislabel(self.train_rows, noise, classes, settings.seed)
             if self.scored_on == "held-out":  # rows held out of noisy data are noisy
                 self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)
-        if settings.class_weights is not None and settings.label_smoothing:
+        if settings.class_weights is not None and (settings.label_smoothing or settings.prompt_weight):
             raise UsageError(f"Each of {self.loss_flags} changes the training loss: use --class-weights alone.")
+        if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
+            raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self.other_text = self._read_other_text(settings.score_on, max_length)
         #: the rows that the run is scored on, in order
         self.dev = self.labelled(self.dev_rows)
@@ -228,7 +231,9 @@ class Setup:
             dropout=settings.lora_dropout,
         )
         if settings.lora_matrix_dropout or settings.lora_rank_dropout:
-            LoRADropout(adapted, settings.lora_matrix_dropout, settings.lora_rank_dropout)
+            LoRADropout(
+                adapted, Rates.by_pattern(settings.lora_matrix_dropout), Rates.by_pattern(settings.lora_rank_dropout)
+            )
         return adapted, tokenizer
 
     def _read_other_text(self, path: str | None, max_length: int) -> tuple[Labelled, Kind] | None:
@@ -259,14 +264,14 @@ class Setup:
         """The training loss that options choose (class weights are those of the training rows), else ``None``."""
         if self.settings.class_weights is not None:
             return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
-        if self.settings.label_smoothing:
-            return CrossEntropy(self.model, self.settings.label_smoothing)
+        if self.settings.label_smoothing or self.settings.prompt_weight:
+            return CrossEntropy(self.model, self.settings.label_smoothing, self.settings.prompt_weight)
         return None
 
     @property
     def loss_flags(self) -> str:
         """The options that choose the training loss."""
-        names = ("class_weights", "label_smoothing")
+        names = ("class_weights", "label_smoothing", "prompt_weight")
         return ", ".join(self.settings.flag(name) for name in names if getattr(self.settings, name))
 
     @property
