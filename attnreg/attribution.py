@@ -33,13 +33,12 @@ class Target:
     * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`.
 
     The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
-    model shifts its labels one position to the left, as causal language models do, so does the target.
+    model shifts its labels one position to the left, as causal language models do, so does the target. The model's
+    own loss tells whether it does; if it fits neither reading, the model's class.
 
     Args:
         kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the score of
             each sample, ``(B,)``, or of the batch.
-        shift_labels: whether the logits at a position predict the label of the next position. By default, both readings
-            are compared with the model's own loss; if neither matches it, the model's class decides.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 2, and its official code.
@@ -52,13 +51,11 @@ class Target:
         tensor([5.])
     """
 
-    def __init__(
-        self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted", *, shift_labels: bool | None = None
-    ) -> None:
+    def __init__(self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted") -> None:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
-        self.shift_labels = shift_labels
+        self.shifts_labels: bool | None = None  # unknown before the first output
         self._by_class = False
 
     def for_model(self, model: nn.Module) -> Target:
@@ -70,7 +67,7 @@ class Target:
                 f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
                 "function that scores the labels to explain."
             )
-        target = Target(self.kind, shift_labels=self.shift_labels)
+        target = Target(self.kind)
         target._by_class = shifts_labels(model)
         return target
 
@@ -78,10 +75,10 @@ class Target:
         labels: Any = labels_of(batch, logits_of(output))
         if not isinstance(labels, Tensor) or batch.get("labels") is None:
             return labels
-        if self.shift_labels is None:
+        if self.shifts_labels is None:
             shifts = _shifts_labels(output, batch)
-            self.shift_labels = self._by_class if shifts is None else shifts
-        return moved_labels(labels) if self.shift_labels else labels
+            self.shifts_labels = self._by_class if shifts is None else shifts
+        return moved_labels(labels) if self.shifts_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -189,10 +186,6 @@ class Attributions(UserDict[str, Tensor]):
         found = self.data[label]
         return functional.weights_gradient(*found) if isinstance(found, FactoredGradient) else found
 
-    @override
-    def __repr__(self) -> str:
-        return f"Attributions({self.shapes})"
-
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """``(B, H, Q, K)`` of each attribution, without computing it."""
@@ -219,10 +212,9 @@ class _Pass:
     labels: Sequence[str]
     target: Target
     steps: int
-    steps_per_forward: int
 
-    def output(self, **tensors: Tensor) -> Any:
-        return self.model(**{**self.batch, **tensors})
+    def output(self) -> Any:
+        return self.model(**self.batch)
 
 
 def explain(
@@ -234,7 +226,6 @@ def explain(
     method: str = "gradient",
     target: Target | None = None,
     steps: int = 20,
-    steps_per_forward: int = 1,
     training: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Attributions:
@@ -255,7 +246,7 @@ def explain(
     model = extract_model_from_parallel(model)
     batch = a_batch(model, batch)
     target = (target or Target()).for_model(model)
-    run = _Pass(model, batch, handle, labels, target, steps, steps_per_forward)
+    run = _Pass(model, batch, handle, labels, target, steps)
     with ExitStack() as stack:
         stack.enter_context(undisturbed(model, training=training))
         if training:
@@ -306,27 +297,21 @@ def integrated_gradients(run: _Pass) -> Found:
 
     weights, output = _weights(run)
     classes = run.target.classes(output, run.batch)
-    tensors = {name: value for name, value in run.batch.items() if isinstance(value, Tensor) and value.dim()}
-    size = len(next(iter(tensors.values())))
-    is_packed = any(len(value) > size for value in tensors.values())  # patches of all samples in one dimension
-    tensors = {name: value for name, value in tensors.items() if len(value) == size}  # captum repeats them with A
     found = {}
     for label, a in weights.items():
         tap = Tap()
 
-        def score(replacement: Tensor, classes: Tensor | None, *values: Tensor, tap: Tap = tap) -> Tensor:
+        def score(replacement: Tensor, tap: Tap = tap) -> Tensor:
             tap.replacement = replacement
-            batch = {**run.batch, **dict(zip(tensors, values, strict=True))}
-            return run.target.score(run.output(**batch), batch, classes)
+            return run.target.score(run.output(), run.batch, classes)
 
         with run.handle.tapped({label: tap}):  # backward passes too, since gradient checkpointing recomputes in them
             found[label] = IntegratedGradients(score).attribute(
                 a,
                 baselines=0.0,
-                additional_forward_args=(classes, *tensors.values()),
                 n_steps=run.steps,
                 method="riemann_right",
-                internal_batch_size=(1 if is_packed else run.steps_per_forward) * len(a),
+                internal_batch_size=len(a),  # one step per forward pass
             )
     return found
 

@@ -280,10 +280,7 @@ ON_GPUS: dict[str, Row] = {
     ),
 }
 LONG: dict[str, Row] = {
-    f"AD-DROP, integrated gradients, layer 0, 20 steps, {n} at once": Row(
-        ad_drop(layers=[0], method="integrated_gradients", steps_per_forward=n), plain
-    )
-    for n in (1, 20)
+    "AD-DROP, integrated gradients, layer 0, 20 steps": Row(ad_drop(layers=[0], method="integrated_gradients"), plain)
 }
 MEMORY: dict[str, Arm] = {
     "plain": plain,

@@ -131,28 +131,6 @@ def test_only_the_layers_asked_for():
     assert list(inner.attributions) == ["encoder.1"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p": 1.1}, r"Expected `p` to be a probability in \[0, 1\], got 1.1"),
-        ({"q": -0.1}, r"Expected `q` to be a probability"),
-        ({"method": "saliency"}, "Expected `method` to be one of gradient, integrated_gradients, attention, random, got"),
-        ({"region": "middle"}, "Expected `region` to be one of high, low, got 'middle'"),
-        ({"target": "gold"}, "Expected `target` to be 'predicted', 'label' or a function, got 'gold'"),
-        ({"steps": 0}, "Expected `steps` to be at least 1, got 0"),
-        ({"steps": 1.5}, "Expected `steps` to be a whole number, got 1.5"),
-        ({"layers": ["a", 5]}, r"Expected `layers` of AttributionProvider to be whole numbers, got \['a', 5\]"),
-        ({"layers": []}, r"Expected `layers` of AttributionProvider to be a list with at least one index, got \[\]"),
-        ({"steps_per_forward": 0}, "Expected `steps_per_forward` to be at least 1, got 0"),
-        ({"first_pass_dtype": "int8"}, "Expected `first_pass_dtype` to be one of bfloat16, float16, got 'int8'"),
-        ({"first_pass": "both"}, "Expected `first_pass` to be one of eval, train, got 'both'"),
-    ],
-)  # fmt: skip
-def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        attnreg.AttributionProvider(**options)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("ratio", "says"), [(1.5, 1), (1.1, 0), (0.5, 0)])
 def test_a_first_pass_that_is_slower_in_half_precision_is_said_once(dtype, ratio, says, monkeypatch):

@@ -1,7 +1,5 @@
 """The first pass: what captum gives against gradients by hand, and that nobody notices it."""
 
-import copy
-
 import pytest
 import torch
 import transformers as hf
@@ -76,37 +74,11 @@ def test_gradient_through_fused_attention_is_the_same():
         assert (fused[label] - written_out[label]).abs().max() < 1e-12
 
 
-def test_gradient_against_finite_differences():
-    model = bert().eval()
-    model.set_attn_implementation("eager")
-    out = score_of(model, attentions=True)
-    classes = out.logits.argmax(-1, keepdim=True)
-    with attached(model) as handle:
-        got = explain(model, BATCH, handle, ["encoder.1"])["encoder.1"]
-    weights, eps = out.attentions[1].detach(), 1e-6
-    for place in [(0, 0, 1, 2), (1, 3, 0, 1), (0, 2, 4, 4)]:
-        ends = []
-        for sign in (1, -1):
-            changed = weights.clone()
-            changed[place] += sign * eps
-            ends.append(score_of(model, replace=(layers_of(model)[1], changed)).logits.gather(-1, classes).sum())
-        assert abs(got[place] - (ends[0] - ends[1]) / (2 * eps)) < 1e-7
-
-
-@pytest.mark.parametrize("steps_per_forward", [1, 3, 20])
-def test_integrated_gradients_are_the_sum_of_the_steps(steps_per_forward):
+def test_integrated_gradients_are_the_sum_of_the_steps():
     model, steps = bert().eval(), 20
     model.set_attn_implementation("eager")
     with attached(model) as handle:
-        got = explain(
-            model,
-            BATCH,
-            handle,
-            LABELS,
-            method="integrated_gradients",
-            steps=steps,
-            steps_per_forward=steps_per_forward,
-        )
+        got = explain(model, BATCH, handle, LABELS, method="integrated_gradients", steps=steps)
     out = score_of(model, attentions=True)
     classes = out.logits.argmax(-1, keepdim=True)
     for label, layer, a in zip(LABELS, layers_of(model), out.attentions, strict=True):
@@ -126,17 +98,16 @@ def test_integrated_gradients_are_complete():
     classes = out.logits.argmax(-1, keepdim=True)
     errors = {}
     with attached(model) as handle:
-        for steps in (300, 3000):
-            options = {"method": "integrated_gradients", "steps": steps, "steps_per_forward": 300}
-            got = explain(model, BATCH, handle, LABELS, **options)
+        for steps in (30, 300):
+            got = explain(model, BATCH, handle, LABELS, method="integrated_gradients", steps=steps)
             for label, layer, a in zip(LABELS, layers_of(model), out.attentions, strict=True):
                 at_zero = score_of(model, replace=(layer, torch.zeros_like(a))).logits
                 difference = (out.logits - at_zero).gather(-1, classes).sum()
                 assert abs(difference) > 0.02
                 errors[label, steps] = float(got[label].sum() - difference.detach())
     for label in LABELS:
-        assert abs(errors[label, 3000]) < 3e-6
-        assert 9 < errors[label, 300] / errors[label, 3000] < 11  # a right-hand Riemann sum is of first order
+        assert abs(errors[label, 300]) < 3e-5
+        assert 9 < errors[label, 30] / errors[label, 300] < 11  # a right-hand Riemann sum is of first order
 
 
 def test_attention_is_the_weights():
@@ -171,16 +142,6 @@ def test_the_dropout_of_the_first_pass_is_not_that_of_the_second():
     assert not torch.equal(*seen[-2:])
 
 
-def test_steps_at_once_leave_alone_what_is_not_per_sample():
-    model = bert().eval()
-    batch = {**BATCH, "position_ids": torch.arange(5).view(1, 5)}
-    with attached(model) as handle:
-        options = {"method": "integrated_gradients", "steps": 4}
-        one = explain(model, batch, handle, LABELS, **options)
-        several = explain(model, batch, handle, LABELS, steps_per_forward=4, **options)
-    assert all((one[label] - several[label]).abs().max() < 1e-8 for label in LABELS)
-
-
 class Packed(nn.Module):
     """An encoder of the tokens of all samples in one dimension, as patches of images are."""
 
@@ -194,17 +155,6 @@ class Packed(nn.Module):
         out = self.encoder(x).mean(1)
         self.aside(x)
         return out
-
-
-def test_packed_samples_are_integrated_one_step_at_a_time():
-    torch.manual_seed(0)
-    model, batch = Packed(), {"lengths": torch.tensor([3, 3]), "packed": torch.randn(6, 8)}
-    with attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch) as handle:
-        one, two = (
-            explain(model, batch, handle, ["encoder.0"], method="integrated_gradients", steps=2, steps_per_forward=n)
-            for n in (1, 2)
-        )
-        assert torch.equal(one["encoder.0"], two["encoder.0"])
 
 
 @pytest.mark.parametrize("method", ["gradient", "gradient_times_attention", "integrated_gradients"])
@@ -332,26 +282,6 @@ def test_a_wrapped_model_is_attributed_unwrapped(wrapper):
         wrapped = WRAPPERS[wrapper](model)
         got = explain(wrapped, BATCH, handle, LABELS)
     assert all(torch.equal(got[label], expected[label]) for label in LABELS)
-
-
-def test_a_deep_copy_attributes_itself():
-    model = bert()
-    provider = attnreg.AttributionProvider()
-    with attnreg.attach(model, provider) as handle:
-        provider.attribute(model, BATCH)
-        clone = copy.deepcopy(model)
-        other = attnreg.injection.handle_of(clone, _provider_of(clone)).provider
-        other.clear()
-        other.attribute(clone, BATCH)
-        assert handle.provider is provider
-        assert torch.equal(other.attributions["encoder.0"], provider.attributions["encoder.0"])
-        attnreg.detach(clone)
-
-
-def _provider_of(model):
-    from attnreg.injection.attachment import handles
-
-    return handles(model)[0].provider
 
 
 def test_without_attaching():

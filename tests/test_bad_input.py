@@ -87,7 +87,7 @@ BAD = [
     bad("recipe", "finetune", "--metric", "acuracy", code=2, says="Expected --metric .*, got 'acuracy'. Did you mean accuracy\\?$"),
     bad("recipe", "finetune", "--report-to", "tensorbord", says="got tensorbord. Install its package. Did you mean tensorboard\\?$"),
     bad("recipe", "regularize", "--provider", "drophed(0.1)", code=1, says="Expected a provider among .*, got 'drophed'; .* Did you mean DropHead\\?$"),
-    bad("recipe", "regularize", "--provider", "DropHead", says="got DropHead without brackets: write DropHead\\(0\\.2\\)\\.$"),
+    bad("recipe", "regularize", "--provider", "DropHead", says="got DropHead without brackets: write DropHead\\(\\)\\.$"),
     bad("recipe", "regularize", "--provider", "DropHead(pp=0.1)", code=1, says="Expected the arguments of DropHead.*'pp'. Did you mean p\\?$"),
     bad("recipe", "regularize", "--provider", "AttentionDropout(placement='score')", code=1, says="got 'score'. Did you mean scores\\?$"),
     bad("recipe", "regularize", "--provider", "Scheduled(TokenDropout(0.1), pp=[(0, 0.3), (1, 0)])", says="Expected an argument of TokenDropout that a schedule can change .*, got 'pp'. Did you mean p\\?$"),

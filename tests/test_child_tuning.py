@@ -121,9 +121,6 @@ def test_frozen_and_left_out_weights_are_no_candidates():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"p": 0.0}, "Expected `p`"),
-        ({"p": 1.0}, "Expected `p`"),
-        ({"mode": "E"}, "Expected `mode`"),
         ({"mode": "D"}, "needs `data`, batches of"),
         ({"data": DATA}, 'for mode "D", and only for it'),
     ],

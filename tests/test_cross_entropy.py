@@ -1,14 +1,18 @@
-"""Smoothed labels and weighted prompts: the formula, position by position, and that a run trains with them."""
+"""Smoothed labels and weights of classes: the formulas, and that runs train with them."""
 
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
-from attnreg.training import CrossEntropy, FineTuning, RDrop
+from attnreg.experiments.runs.command import load_command
+from attnreg.experiments.runs.run import Run
+from attnreg.training import CrossEntropy, FineTuning, RDrop, WeightedCrossEntropy, balanced_weights
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 from tests.method_cases import BATCH, IDS, PADDED, bert, sgd, weights
@@ -125,3 +129,110 @@ def test_runs_train_with_it(cli, tmp_path, undrawn):
     assert_sentence(
         refused, 2, "--label-smoothing is for classes and tokens, but custom is a regression task: remove it"
     )
+
+
+OPTIONS = ["--epochs", 1, "--batch-size", 8, "--device", "cpu", "--output-dir", "out"]
+CUSTOM = ["--task", "custom", "--data-dir", "data", "--model", "bert", "--text-columns", "text", "--max-length", 16]
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with a model and rows of three classes, of which the second is rare."""
+    made.tiny_bert(tmp_path / "bert")
+    (tmp_path / "data").mkdir()
+    labels = [0] * 20 + [1] * 2 + [2] * 10
+    rows = [{"text": f"the {made.WORDS[label]}", "label": label} for label in labels]
+    made.write_rows(tmp_path / "data" / "train.jsonl", rows)
+    made.write_rows(tmp_path / "data" / "validation.jsonl", rows[18:24])
+    return tmp_path
+
+
+def test_weights_are_scikit_learns():
+    labels = [0, 2, 2, 1, 0, 0, 0, 2]
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    assert balanced_weights(labels, 3) == pytest.approx(expected)
+    assert sum(balanced_weights(labels, 3)[label] for label in labels) == pytest.approx(len(labels))
+
+
+def test_the_loss_is_the_mean_of_weighted_rows():
+    logits = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    labels, weights = torch.tensor([0, 1, 1, 2, 0]), [0.5, 3.0, 1.0]
+    total = 0.0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        total -= weights[label] * math.log(math.exp(row[label]) / sum(map(math.exp, row)))
+    loss_function = WeightedCrossEntropy(weights)
+    got = loss_function(SimpleNamespace(logits=logits), {"labels": labels})
+    assert got.item() == pytest.approx(total / 5, abs=1e-12)
+    assert torch.autograd.gradcheck(lambda x: loss_function(SimpleNamespace(logits=x), {"labels": labels}), (logits,))
+    half = SimpleNamespace(logits=logits.bfloat16())
+    assert loss_function(half, {"labels": labels}).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "recipe", [["finetune"], ["r-drop"], ["mixout"], ["attendout", "--no-baseline", "--reward-data", "train"]]
+)
+def test_a_run_trains_with_weights_of_the_rows_it_trains_on(cli, home, monkeypatch, recipe):
+    seen = []
+    call = WeightedCrossEntropy.__call__
+    monkeypatch.setattr(WeightedCrossEntropy, "__call__", lambda own, *args: seen.append(own) or call(own, *args))
+    ran(cli("recipe", *recipe, *CUSTOM, *OPTIONS, "--class-weights", "balanced"))
+    assert len(set(seen)) == 1
+    assert seen[0].weights == pytest.approx([32 / 60, 32 / 6, 32 / 30])
+
+
+def test_the_training_loss_is_weighted_and_that_of_evaluations_is_not(cli, home):
+    args = ["recipe", "finetune", *CUSTOM, *OPTIONS[:-2], "--learning-rate", 1e-12]
+    ran(cli(*args, "--output-dir", "plain"))
+    ran(cli(*args, "--output-dir", "weighted", "--class-weights", "balanced"))
+    plain, weighted = (read_lines(home / name / "metrics.jsonl")[-1] for name in ("plain", "weighted"))
+    assert plain["loss"] == pytest.approx(weighted["loss"], abs=1e-6)
+    plain, weighted = (read_lines(home / name / "telemetry.jsonl")[-1] for name in ("plain", "weighted"))
+    assert abs(plain["loss"] - weighted["loss"]) > 1e-3
+
+
+def test_rows_held_out_do_not_count(home, monkeypatch):
+    monkeypatch.chdir(home)
+    words = [*CUSTOM, *OPTIONS, "--class-weights", "balanced", "--patience", 1, "--stopping-rows", 8]
+    run = Run(load_command("finetune").settings([str(word) for word in words]))
+    labels = run.train_rows["labels"][:]
+    assert len(labels) == 24
+    assert run.loss_function.weights == tuple(balanced_weights(labels, 3))
+
+
+@pytest.mark.parametrize("task", ["agreement-words", "stsb", "swag"])
+def test_tasks_without_classes_of_rows_are_refused(cli, tmp_path, task):
+    recipe = "pretrain" if task == "agreement-words" else "finetune"
+    makers = {"stsb": made.similarity, "swag": made.endings}
+    given = []
+    if task in makers:
+        made.tiny_bert(tmp_path / "bert")
+        made.write(tmp_path / "data", maker=makers[task])
+        given = ["--data-dir", "data", "--model", "bert", "--max-length", 16]
+    result = cli("recipe", recipe, "--task", task, *given, "--class-weights", "balanced")
+    assert_sentence(result, 2, f"--class-weights is for classification, but {task} is a .* task: remove it")
+
+
+RECIPE = '''
+import attnreg
+from attnreg.experiments import recipe
+
+@recipe("odd")
+def odd(run):
+    """Train by a method or a loss that knows no weights."""
+    {body}
+'''
+BODIES = {
+    "run.train(loss_function=lambda outputs, batch: outputs.loss)": "Recipe odd has its own loss",
+    "run.fit(attnreg.training.FineTuning(run.model, run.optimizer(run.model), accelerator=run.accelerator))": (
+        "Expected FineTuning to be made with loss_function=run.loss_function"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_recipe_that_would_ignore_them_is_refused(cli, tmp_path, body):
+    (tmp_path / "odd.py").write_text(RECIPE.format(body=body))
+    result = cli("recipe", "odd.py", "--train-size", 32, *OPTIONS, "--class-weights", "balanced")
+    assert_sentence(result, result.exit_code, BODIES[body])
+    assert result.exit_code in (1, 2)
+    assert not (tmp_path / "out").exists()

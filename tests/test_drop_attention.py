@@ -1,14 +1,15 @@
-"""DropAttention: windows, columns, rates, and rows that sum to 1."""
+"""DropAttention, DropHead and DropKey: what is dropped at which rate, and what is made of the rest."""
 
 import math
 
 import pytest
 import torch
+from torch import nn
 
 import attnreg
 from attnreg import functional
-from tests.cases import refused
-from tests.reference import gradients
+from attnreg.draws import Draws
+from tests.reference import close, gradients
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
 
@@ -63,10 +64,10 @@ def attended(provider, valid=None):
 
 
 @pytest.mark.parametrize("mode", ["element", "column"])
-def test_rows_sum_to_one_and_the_sum_has_a_gradient_only_if_asked_for(mode):
+def test_rows_sum_to_one_and_the_sum_has_no_gradient(mode):
     valid = torch.tensor([[True] * 5, [True] * 2 + [False] * 3]).view(2, 1, 1, 5)
     constant = attended(attnreg.DropAttention(0.7, mode, 2), valid)
-    through = attended(attnreg.DropAttention(0.7, mode, 2, gradient_through_sum=True), valid)
+    through = attended(Through(0.7, mode, 2), valid)
     for weights, _, _ in (constant, through):
         assert (weights.sum(-1) - 1).abs().max() < 1e-12
         assert (weights.masked_select(~valid.expand_as(weights)) == 0).all()
@@ -75,18 +76,121 @@ def test_rows_sum_to_one_and_the_sum_has_a_gradient_only_if_asked_for(mode):
     assert (constant[2][2] - through[2][2]).abs().max() < 1e-12
 
 
+class Through(attnreg.DropAttention):
+    """Drops scores, which equals a gradient through the sum."""
+
+    def forward(self, site):
+        return attnreg.Mask(scores=super().forward(site).normalized)
+
+
 def test_a_row_of_which_everything_is_dropped_is_uniform():
-    for through in (False, True):
-        weights, _, grads = attended(attnreg.DropAttention(1.0, gradient_through_sum=through))
-        assert (weights - 0.2).abs().max() < 1e-12
-        assert grads[0].abs().max() == 0
+    weights, _, grads = attended(attnreg.DropAttention(1.0))
+    assert (weights - 0.2).abs().max() < 1e-12
+    assert grads[0].abs().max() == 0
 
 
-test_arguments_out_of_range = refused(
-    (lambda: attnreg.DropAttention(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-    (lambda: attnreg.DropAttention(0.5, "row"), "Expected `mode` to be one of element, column, got 'row'"),
-    (lambda: attnreg.DropAttention(0.5, window=0), "Expected `window` to be at least 1, got 0"),
-    (lambda: attnreg.DropAttention(0.5, window=1.5), "Expected `window` to be a whole number, got 1.5"),
-    (lambda: attnreg.DropAttention(0.5, window=10**11), "Expected `window` to be at most 4096, got 100000000000"),
-    (lambda: attnreg.DropAttention(0.5, gradient_through_sum=1), "Expected `gradient_through_sum` to be True or"),
-)
+SMALL_SITE = attnreg.AttentionSite(shape=(5000, 4, 3, 3), num_layers=2)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_heads_are_dropped_at_their_rate_and_never_all(p):
+    torch.manual_seed(0)
+    heads = 4
+    keep = functional.sample_heads(p, (20_000, heads))
+    assert keep.any(1).all()
+    rate = 1 - p + p**heads / heads
+    assert all(close(keep[:, h].float().mean(), rate, len(keep)) for h in range(heads))
+    for number in range(1, heads + 1):
+        expected = math.comb(heads, number) * (1 - p) ** number * p ** (heads - number)
+        expected += p**heads if number == 1 else 0.0  # all dropped, one comes back
+        assert close((keep.sum(1) == number).float().mean(), expected, len(keep))
+
+
+def test_kept_heads_make_up_for_dropped_ones():
+    torch.manual_seed(0)
+    keep = functional.sample_heads(0.6, (50, 6))
+    factors = functional.rescaled_heads(keep)
+    for b in range(50):
+        number = sum(bool(keep[b, h]) for h in range(6))
+        for h in range(6):
+            assert float(factors[b, h]) == pytest.approx(6 / number if keep[b, h] else 0.0)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_factors_are_one_on_average_and_differ_by_sample(p):
+    torch.manual_seed(0)
+    weights = attnreg.DropHead(p)(SMALL_SITE).weights
+    assert weights.shape == (5000, 4, 1, 1)
+    assert weights.dtype == SMALL_SITE.dtype
+    assert torch.allclose(weights.sum(1), torch.tensor(4.0))
+    for h in range(4):
+        of_head = weights[:, h]
+        assert abs(of_head.mean() - 1) < 5 * of_head.std() / math.sqrt(len(of_head))
+    assert len(weights.flatten(1).unique(dim=0)) > 4
+
+
+def test_output_of_a_model_is_the_sum_over_kept_heads():
+    """Against multi-head attention written as a loop over heads, in float64."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(12, 4, batch_first=True, bias=False).double()
+    x = torch.randn(3, 5, 12, dtype=torch.float64)
+    with attnreg.attach(attention, attnreg.DropHead(0.5), example_inputs=(x, x, x)) as handle:
+        got = attention(x, x, x, need_weights=False)[0]
+    draws = Draws(functional.fold_seed(handle.seed, 0))
+    keep = functional.sample_heads(0.5, (3, 4), uniform=draws.uniform((3, 4)))
+    assert not keep.all()
+    q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
+    for b in range(3):
+        expected = torch.zeros(5, 12, dtype=torch.float64)
+        for h in range(4):
+            part = slice(3 * h, 3 * h + 3)
+            a = torch.softmax(q[b, :, part] @ k[b, :, part].T / math.sqrt(3), -1)
+            if keep[b, h]:
+                expected += 4 / int(keep[b].sum()) * (a @ v[b, :, part]) @ attention.out_proj.weight[:, part].T
+        assert (got[b] - expected).abs().max() < 1e-7  # the factors are float32
+
+
+SHAPE = (40, 4, 30, 30)
+
+
+@pytest.mark.parametrize("share_heads", [False, True])
+@pytest.mark.parametrize("share_queries", [False, True])
+def test_who_shares_a_draw(share_heads, share_queries):
+    torch.manual_seed(0)
+    provider = attnreg.DropKey(0.3, share_heads=share_heads, share_queries=share_queries)
+    scores = provider(attnreg.AttentionSite(shape=SHAPE)).scores
+    assert scores.shape == (40, 1 if share_heads else 4, 1 if share_queries else 30, 30)
+    assert close((~scores).float().mean(), 0.3, scores.numel())
+    keep = scores.expand(SHAPE)
+    assert (keep[:, 0] == keep[:, 1]).all() == share_heads
+    assert (keep[:, :, 0] == keep[:, :, 1]).all() == share_queries
+    for dim in (0, 3):  # samples and keys are independent
+        agree = (keep.select(dim, 0) == keep.select(dim, 1)).float().mean()
+        effective = scores.numel() / scores.shape[dim]
+        assert close(agree, 0.3**2 + 0.7**2, effective)
+
+
+def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
+    """Against attention written as a loop over rows, in float64; a row without a key is uniform."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True, bias=False).double()
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    provider = attnreg.DropKey(0.6)
+    with attnreg.attach(attention, provider, example_inputs=(x, x, x)) as handle:
+        got = attention(x, x, x, need_weights=False)[0]
+    draws = Draws(attnreg.functional.fold_seed(handle.seed, 0))
+    keep = provider(attnreg.AttentionSite(shape=(3, 2, 4, 4), draws=draws)).scores
+    assert not keep.any(-1).all()
+    attention.requires_grad_(False)
+    q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
+    out = torch.zeros_like(x)
+    for b in range(3):
+        for h in range(2):
+            part = slice(3 * h, 3 * h + 3)
+            for i in range(4):
+                left = [j for j in range(4) if keep[b, h, i, j]]
+                scores = {j: math.exp(float(q[b, i, part] @ k[b, j, part]) / math.sqrt(3)) for j in left}
+                weights = {j: s / sum(scores.values()) for j, s in scores.items()} or dict.fromkeys(range(4), 1 / 4)
+                for j, weight in weights.items():
+                    out[b, i, part] += weight * v[b, j, part]
+    assert (got - out @ attention.out_proj.weight.T).abs().max() < 1e-12

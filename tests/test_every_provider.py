@@ -1,47 +1,96 @@
-"""Every provider from the command line: it trains, and the loss falls."""
+"""Every argument of every provider, training method and objective: a value that is none is refused, and named."""
+
+import inspect
+import math
 
 import pytest
 
-from tests.commands import ran, read_lines
-from tests.provider_cases import BUILT_IN, CASES
-from tests.recipe_cases import RECIPES, WITH_PROVIDER
+import attnreg
+from attnreg import training
+from attnreg.errors import InputError
+from tests.method_cases import bert, sgd
+from tests.provider_cases import BUILT_IN
 
-FIRST = {case.outermost: case for case in reversed(CASES)}
-OPTIONS = ["--epochs", 4, "--train-size", 8, "--batch-size", 2, "--learning-rate", 5e-3]
-OPTIONS += ["--validation-rows", 32, "--evaluate-every", 16]
+#: Arguments without a default.
+NEEDED = {
+    "graph": 1, "head_size": 3, "hidden_size": 4, "layers": [0], "num_heads": 4, "num_layers": 2, "p": 0.1,
+    "provider": attnreg.DropHead(), "schedule": [(0, 0.1)], "total_steps": 10, "vocab_size": 10,
+}  # fmt: skip
+OF_TRAINING = {
+    "SAM": ("rho",),
+    "RDrop": ("alpha",),
+    "R3F": ("weight", "eps", "noise"),
+    "Mixout": ("p",),
+    "ChildTuning": ("p", "mode"),
+    "FineTuning": ("micro_batches",),
+    "FreeLBLoss": ("steps", "step_size", "radius", "start"),
+}
+#: Rates per layer have no heads; a Generator's others follow from its model.
+IGNORED = {(name, "num_heads") for name in ("ConcreteDropout", "LearnableBernoulli")}
+IGNORED |= {("GNetProvider", key) for key in ("pad_token_id", "shared_tables", "patch")}
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+ARGUMENTS = [
+    (name, key)
+    for name, cls in sorted(BUILT_IN.items())
+    for key, parameter in inspect.signature(cls).parameters.items()
+    if parameter.kind in NAMED and (name, key) not in IGNORED
+]
+ARGUMENTS += [(name, key) for name, keys in OF_TRAINING.items() for key in keys]
 
 
-def test_none_is_missing():
-    assert {*FIRST} == {*BUILT_IN}
+def needed(name):
+    """The class, and its arguments without a default."""
+    made = BUILT_IN.get(name) or getattr(training, name)
+    parameters = inspect.signature(made).parameters
+    given = {other: NEEDED[other] for other, p in parameters.items() if p.default is p.empty and other in NEEDED}
+    if "optimizer" in parameters:
+        given |= {"model": bert(), "optimizer": sgd(bert())}
+    return made, given
 
 
-def losses(cli, tmp_path, *args):
-    result = ran(cli("recipe", *args, *OPTIONS, "--output-dir", "out"))
-    lines = read_lines(tmp_path / "out" / "telemetry.jsonl")
-    return result.output, [line["loss"] for line in lines]
+def refuse(name, key, wrong):
+    made, given = needed(name)
+    with pytest.raises(InputError, match=f"`{key}`|Expected (knots|a regularizer)|`p of a knot`"):
+        made(**{**given, key: wrong})
 
 
-SOME = [*FIRST][::3]  # in the others, the contract of providers sees that they train
+@pytest.mark.parametrize(("name", "key"), ARGUMENTS)
+def test_a_value_that_is_none_is_refused(name, key):
+    made, given = needed(name)
+    is_number = isinstance(given.get(key, inspect.signature(made).parameters[key].default), (int, float))
+    for wrong in ("nonsense", -1, *([math.nan, math.inf, [0.1]] if is_number else [])):
+        refuse(name, key, wrong)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in FIRST])
-def test_it_trains_from_the_command_line(cli, tmp_path, name):
-    output, seen = losses(cli, tmp_path, "regularize", "--provider", FIRST[name].trains or FIRST[name].text)
-    assert sum(seen[-2:]) < 0.95 * sum(seen[:2])
-    assert "The regularizer was active in" in output
+EDGES = [
+    *(
+        (name, "p", value)
+        for name in ("ConcreteDropout", "LearnableBernoulli", "ContextualDropout")
+        for value in (0, 1.0)
+    ),
+    *((name, "temperature", value) for name in ("ConcreteDropout", "ContextualDropout") for value in (0, 1e-320)),
+    ("AdversarialAttention", "initial_keep", 1),
+    ("AdversarialAttention", "generator_size", 10**13),
+    ("BernoulliScheduleProvider", "schedule", []),
+    ("BernoulliScheduleProvider", "schedule", [(0, 0.1, 3)]),
+    ("BernoulliScheduleProvider", "schedule", [(1, 0.1), (0, 0.2)]),
+    ("ChildTuning", "p", 0.0),
+    ("ChildTuning", "p", 1.0),
+    ("ConcreteDropout", "num_layers", {}),
+    ("ContextualDropout", "prior", 1.0),
+    ("CrossTuning", "offset", 2),
+    ("DropAttention", "window", 10**11),
+    ("GNetProvider", "initial_keep", 1.0),
+    ("HiddenCut", "candidates", 0),
+    ("HiddenDropout", "where", ["input", "input"]),
+    ("Mixout", "p", 1.0),
+    ("OnLayers", "layers", []),
+    ("OnLayers", "layers", [True]),
+    ("StructuralMask", "graph", 10**30),
+    ("StructuralMask", "heads", []),
+]
 
 
-FITTED = "linear-probe"  # before the first step, and then no more
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(name, marks=[] if name in ("finetune", "hiddenkey", "soup") else [pytest.mark.slow])
-        for name in RECIPES
-        if name != FITTED and (name not in WITH_PROVIDER or name == "hiddenkey")
-    ],
-)
-def test_what_is_no_provider_trains_too(cli, tmp_path, recipe):
-    _, seen = losses(cli, tmp_path, recipe, *RECIPES[recipe])
-    assert sum(seen[-2:]) < 0.95 * sum(seen[:2])
+@pytest.mark.parametrize(("name", "key", "wrong"), EDGES)
+def test_a_value_at_the_edge_is_refused(name, key, wrong):
+    refuse(name, key, wrong)

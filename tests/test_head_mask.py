@@ -9,8 +9,7 @@ from transformers.models.bert import modeling_bert
 
 import attnreg
 from attnreg import functional
-from attnreg.training import TwoPass
-from tests.cases import SMALL, TEXT, refused
+from tests.cases import SMALL, TEXT
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
@@ -124,14 +123,6 @@ def test_the_mask_holds_for_one_forward_pass():
         assert torch.equal(model(**BATCH).loss, plain)
 
 
-def test_two_pass_trains_with_it():
-    model = bert()
-    method = TwoPass(model, torch.optim.SGD(model.parameters(), lr=0.1), attnreg.HeadMask(1, by="importance"))
-    for _ in range(2):
-        assert method.step(BATCH).loss.isfinite()
-        assert method.drop_rates() == {"encoder.0": 0.25, "encoder.1": 0.25}
-
-
 def test_other_targets_need_no_labels():
     model = bert()
     batch = {name: value for name, value in BATCH.items() if name != "labels"}
@@ -157,11 +148,3 @@ def test_a_layer_without_that_many_heads_is_refused(heads):
         assert not attnreg.is_attached(model)
     with pytest.raises(ValueError, match=says):
         attnreg.HeadMask(heads)(attnreg.AttentionSite(shape=(1, 4, 2, 2)))
-
-
-test_arguments_out_of_range = refused(
-    (lambda: attnreg.HeadMask(0), "Expected `heads` to be at least 1, got 0"),
-    (lambda: attnreg.HeadMask(0.5), "got 0.5"),
-    (lambda: attnreg.HeadMask(1, by="chance"), "Expected `by` to be one of random, importance, got 'chance'"),
-    (lambda: attnreg.HeadMask(1, target="gold"), "Expected `target` to be 'loss', .*got 'gold'"),
-)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg import HiddenCut, HiddenSite, functional
-from tests.cases import MODELS, output, refused
+from tests.cases import MODELS, output
 from tests.test_contract import without_dropout
 
 BERT = MODELS[0]
@@ -99,8 +99,3 @@ def test_a_block_that_is_repeated_cuts_the_same(reentrant):
 def test_without_attention_there_are_no_candidates():
     with pytest.raises(ValueError, match=r"HiddenCut saw no attention between the tokens of block"):
         HiddenCut(0.5)(HiddenSite(shape=(1, 4, 2)), torch.ones(1, 4, 2))
-
-
-@pytest.mark.parametrize("candidates", [0, -0.1, 1.1])
-def test_a_share_of_candidates_is_above_0(candidates):
-    refused(lambda: HiddenCut(0.5, candidates), "Expected `candidates` to be")

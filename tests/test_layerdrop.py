@@ -3,7 +3,6 @@
 import copy
 import functools
 import math
-import pickle
 
 import pytest
 import torch
@@ -300,28 +299,6 @@ def test_what_a_skipped_block_leaves_for_later_ones_is_computed():
         assert same(run(model, {"x": x}), run(reference, {"x": x}))
 
 
-def test_keys_shared_between_blocks_of_a_transformers_model():
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
-    config = hf.Gemma3nTextConfig(
-        vocab_size=20, vocab_size_per_layer_input=20, hidden_size_per_layer_input=4, num_hidden_layers=4,
-        num_kv_shared_layers=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4, use_cache=False,
-        layer_types=["sliding_attention", "full_attention"] * 2, **sizes,
-    )  # fmt: skip
-    model = hf.Gemma3nTextModel(config).train()
-    for provider in (Skip("decoder.0", "decoder.1"), attnreg.LayerDrop(1.0)):
-        with attnreg.attach(model, provider) as handle:
-            model(torch.arange(1, 9).view(2, 4)).last_hidden_state.sum().backward()
-            rates = handle.drop_rates()
-        assert [rates[f"decoder.{i}"] for i in range(2)] == [1.0, 1.0]
-
-
 def test_cross_attention_alone_is_refused():
     model = next(case for case in MODELS if case.name == "bart").build()
     with pytest.raises(ValueError, match="but all sites are cross-attention"):
@@ -337,23 +314,6 @@ def test_what_is_no_decision_is_refused():
     model = encoder()
     with attnreg.attach(model, Wrong()), pytest.raises(ValueError, match="`skips_block` of Wrong to return a 0-d bool"):
         model(torch.randn(2, 3, 8))
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1, "0.1", float("nan")])
-def test_probability_out_of_range(p):
-    with pytest.raises(ValueError, match="Expected `p` to be a probability"):
-        attnreg.LayerDrop(p)
-
-
-def test_copies_decide_for_themselves():
-    model, x = encoder(), torch.randn(2, 3, 8)
-    handle = attnreg.attach(model, attnreg.LayerDrop(1.0))
-    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(clone(x), x)
-        attnreg.detach(clone)
-        assert not torch.equal(clone(x), x)
-        assert handle.attached
-    assert torch.equal(model(x), x)
 
 
 class Everything(attnreg.MaskProvider):

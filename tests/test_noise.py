@@ -9,7 +9,7 @@ import attnreg
 from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
-from tests.cases import MODELS, output, refused
+from tests.cases import MODELS, output
 from tests.commands import ran
 from tests.test_contract import run, same, without_dropout
 
@@ -117,15 +117,6 @@ def test_in_a_llama_it_is_the_trainers_noise_on_the_embedding_module():
     hook = embeddings.register_forward_hook(lambda module, args, out: out + noise * 5.0 / math.sqrt(6 * 16))
     torch.testing.assert_close(output(model, batch), ours)
     hook.remove()
-
-
-test_what_is_refused = refused(
-    (lambda: EmbeddingNoise(-1.0), "Expected `alpha` to be 0 or more"),
-    (lambda: EmbeddingNoise(tokens="answer"), "Expected `tokens` to be one of all, prompt"),
-    (lambda: HiddenNoise(-1.0), "Expected `scale` to be 0 or more"),
-    (lambda: HiddenNoise(0.1, "laplace"), "Expected `distribution` to be one of normal, uniform"),
-    (lambda: HiddenNoise(0.1, where="nowhere"), "Expected `where` to be one of"),
-)
 
 
 def test_noise_that_rounding_removes_is_warned_of_once():

@@ -10,9 +10,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
-from attnreg.regularizer.saving import build, built_in, describe
-from tests.cases import refused
-from tests.provider_cases import PROVIDERS
 from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
@@ -84,23 +81,6 @@ def test_schedule_goes_on_where_it_was(tmp_path):
     again = attnreg.BernoulliScheduleProvider.from_pretrained(tmp_path / "p")
     again.step()
     assert again.rates.tolist() == [0.5]
-
-
-test_arguments_out_of_range = refused(
-    (lambda: attnreg.AttentionDropout(1.5), r"Expected `p` to be a probability in \[0, 1\], got 1.5"),
-    (lambda: attnreg.AttentionDropout(float("nan")), "got nan"),
-    (lambda: attnreg.AttentionDropout("0.1"), "got '0.1'"),
-    (lambda: attnreg.AttentionDropout(0.1, placement="logits"), "Expected `placement` to be one of"),
-    (lambda: attnreg.AttentionLayerDrop(-0.1), "Expected `p`"),
-    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1), (1, 1.2)], 10), "Expected `p of a knot`"),
-    (lambda: attnreg.BernoulliScheduleProvider([(1, 0.1), (0, 0.2)], 10), "in ascending order of progress"),
-    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1, 3)], 10), "Expected knots"),
-    (lambda: attnreg.BernoulliScheduleProvider([], 10), "Expected `schedule`"),
-    (lambda: attnreg.BernoulliScheduleProvider(0.1, 10), "Expected `schedule`"),
-    (lambda: attnreg.BernoulliScheduleProvider([(0, 0.1)], 0), "Expected `total_steps`"),
-    (lambda: attnreg.GNetProvider(10, 4, 0), "Expected `num_layers` to be at least 1"),
-    (lambda: attnreg.GNetProvider(10, 4, 2, initial_keep=1.0), "Expected `initial_keep`"),
-)
 
 
 def test_a_schedule_for_another_number_of_layers_is_refused():
@@ -185,28 +165,6 @@ def test_penalties_add_up_where_they_are_active():
     assert Fixed().penalty() is None
 
 
-def test_composition_leaves_out_who_is_in_eval_mode():
-    quiet = Fixed(scores=torch.tensor(False)).eval()
-    both = Fixed(weights=torch.tensor(2.0)) & quiet
-    quiet.eval()
-    assert both(SITE).scores is None
-
-
-def test_what_happens_to_a_composition_happens_to_its_parts():
-    schedule = attnreg.BernoulliScheduleProvider([(0, 0.0), (1, 1.0)], total_steps=2)
-    outer = attnreg.OnLayers(schedule, [0]) & attnreg.AttentionLayerDrop(0.1)
-    outer.step()
-    assert schedule.rates.tolist() == [0.5]
-
-
-@pytest.mark.parametrize("case", [c for c in PROVIDERS if not (c.needs_token_ids or c.made_for_model)], ids=str)
-def test_description_builds_the_same_provider(case):
-    provider = case.make(nn.Identity())
-    text = json.dumps(describe(provider))
-    again = build(json.loads(text), built_in())
-    assert json.dumps(describe(again)) == text
-
-
 def write(folder, config, tensors=None):
     folder.mkdir()
     (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
@@ -280,42 +238,12 @@ def test_saving_beside_other_files_is_refused(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == b"a model"
 
 
-@pytest.mark.parametrize("layers", [[99, "a"], [[0]], [None], [0.0], [True]])
-def test_on_layers_that_are_no_indices(layers):
-    with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be whole numbers, got"):
-        attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-    with pytest.raises(ValueError, match=r"Expected `layers` of `attach\(layers=...\)` to be whole numbers"):
-        attnreg.attach(model, attnreg.AttentionLayerDrop(0.1), layers=layers)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"offset": 0.5}, "Expected `offset` to be a whole number, got 0.5"),
-        ({"offset": 2}, r"Expected `offset` to be below `every`, 2, got 2"),
-        ({"offset": -1}, "Expected `offset` to be at least 0, got -1"),
-        ({"every": None}, "Expected `every` to be a whole number, got None"),
-        ({"every": 0}, "Expected `every` to be at least 1, got 0"),
-    ],
-)
-def test_cycles_out_of_range(options, says):
-    with pytest.raises(ValueError, match=says):
-        attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.1), **options)
-
-
 def test_sites_know_their_heads_where_that_can_be_known():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     with attnreg.attach(model, attnreg.DropHead(0.1)) as handle:
         assert [site.heads for site in handle.sites] == [2, 2]
     assert attnreg.SiteInfo().heads is None
     assert SITE.heads == 8
-
-
-@pytest.mark.parametrize("layers", [[], 0, "ab", {"a": 1}])
-def test_on_no_layers(layers):
-    with pytest.raises(ValueError, match="Expected `layers` of OnLayers to be a list with at least one index"):
-        attnreg.OnLayers(attnreg.AttentionLayerDrop(0.1), layers)
 
 
 class Mine(attnreg.MaskProvider):

@@ -117,13 +117,6 @@ def test_the_penalty_is_that_of_the_pass_without_noise():
     assert 2 < loss < 2 + 2  # the masks of two layers, and a cross-entropy
 
 
-@pytest.mark.parametrize("wrong", [{"weight": -1.0}, {"eps": -1.0}, {"eps": float("nan")}, {"noise": "gaussian"}])
-def test_arguments_out_of_range(wrong):
-    model = bert()
-    with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}`"):
-        R3F(model, sgd(model), **wrong)
-
-
 def test_what_has_no_place_for_the_noise_is_refused():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"`get_input_embeddings\(\)`, which Linear does not have"):

@@ -1,6 +1,7 @@
 """R-Drop against its formula, written out slowly in float64."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import RDrop
+from attnreg.training import R3F, RDrop, RDropLoss
 from attnreg.training.objective import disagreement
 from tests.method_cases import bert, sgd
 
@@ -109,11 +110,11 @@ def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_
     assert 3 < loss < 3 + 3  # (2 + 4) / 2, and a cross-entropy
 
 
-@pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "1", True])
-def test_alpha_out_of_range(alpha):
-    model = bert()
-    with pytest.raises(ValueError, match="Expected `alpha`"):
-        RDrop(model, sgd(model), alpha=alpha)
+@pytest.mark.parametrize("method", [RDrop, R3F])
+def test_the_objective_is_the_methods_own(method):
+    assert list(inspect.signature(method).parameters)[:3] == ["model", "optimizer", "provider"]
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'objective'"):
+        method(bert(), None, objective=RDropLoss())
 
 
 class NoLogits(nn.Linear):

@@ -387,8 +387,8 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
         a, b, c = (body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean((0, 1)) for text in WORDS[:3])
         states[name] = float(torch.cosine_similarity(a, c, dim=0) - torch.cosine_similarity(a, b, dim=0))
     assert states["after"] > states["before"] + 0.1
-    says = "set-fit trains as setfit does, without --optimizer, --loss-function"
-    others = ["--optimizer", "adafactor", "--label-smoothing", 0.1, "--output-dir", "other"]
+    says = "set-fit trains as setfit does, without --schedule, --loss-function"
+    others = ["--schedule", "cosine", "--label-smoothing", 0.1, "--output-dir", "other"]
     assert_sentence(cli("recipe", "set-fit", "--pooling", "mean", *options, *others), 2, says)
     says = "needs two rows or more of each of two classes or more"
     assert_sentence(

@@ -1,7 +1,6 @@
 """Options of training that all recipes share, and the device: what they reach, what they refuse, what they change."""
 
 import json
-from typing import get_args
 
 import pytest
 import torch
@@ -11,14 +10,12 @@ from torch import nn
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
-from attnreg.experiments.options.settings import OPTIMIZERS, SCHEDULES
-from attnreg.experiments.runs import loop
+from attnreg.experiments.options.settings import SCHEDULES
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.training import FineTuning, named_optimizer
-from attnreg.training.optim import OptimizerName
-from tests.commands import assert_sentence, ran, read_lines
+from attnreg.training import FineTuning
+from tests.commands import assert_sentence, ran
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
 
@@ -43,20 +40,6 @@ def test_weight_decay_is_that_of_the_matrices_only(made):
         assert [group["weight_decay"] for group in groups[2:]] == [0.0]  # of the provider
 
 
-@pytest.mark.parametrize("name", sorted({*OPTIMIZERS, *get_args(OptimizerName)}))
-def test_an_optimizer_has_its_name_rate_and_decay(name):
-    optimizer = named_optimizer(name, nn.Linear(3, 4), 0.1, weight_decay=0.2)
-    assert type(optimizer).__name__.lower() == name
-    groups = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    assert groups == [(0.1, 0.2), (0.1, 0.0)]
-    assert not any(optimizer.defaults.get(own) for own in ("momentum", "scale_parameter", "relative_step"))
-
-
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match=r"Expected `name` to be one of adamw, .*Did you mean adamw\?"):
-        named_optimizer("adamv", nn.Linear(2, 2), 0.1)
-
-
 @pytest.mark.parametrize(("typed", "norm"), [("none", None), ("0", None), ("0.5", 0.5), (None, 1.0)])
 def test_gradients_are_clipped_as_asked(made, typed, norm):
     run = made(*([] if typed is None else ["--max-grad-norm", typed]))
@@ -69,22 +52,6 @@ def test_gradients_are_clipped_as_asked(made, typed, norm):
         del run.fit
         with pytest.raises(InputError, match=f"made with max_grad_norm={norm} .*it would ignore --max-grad-norm"):
             run.fit(FineTuning(run.model, run.optimizer(run.model), accelerator=run.accelerator))
-
-
-@pytest.mark.slow
-def test_a_game_with_another_optimizer_goes_on_to_the_same_end(cli, tmp_path, monkeypatch):
-    own = ["--no-baseline", "--round-steps", 1, "--warmup", 0, "--game", 1, "--save-steps", 3, "--keep-checkpoints"]
-    args = ["recipe", "attendout", *TINY, *own, "--optimizer", "adafactor", "--learning-rate", 1e-3]
-    ran(cli(*args, "--output-dir", "whole"))
-    keep = loop.write_state
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "write_state", lambda folder, step, state: step < 4 and keep(folder, step, state))
-        ran(cli(*args, "--output-dir", "half"))
-    (tmp_path / "half" / "result.json").unlink()
-    assert [path.name for path in (tmp_path / "half" / "checkpoints").iterdir()] == ["step-0000003"]
-    ran(cli(*args, "--output-dir", "half", "--resume"))
-    whole, half = (read_lines(tmp_path / folder / "metrics.jsonl") for folder in ("whole", "half"))
-    assert whole == half
 
 
 @pytest.mark.parametrize("warmup", [None, 0.5])

@@ -133,8 +133,7 @@ def _made(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]], ma
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         return make(Compose, *(_made(side, text, known, make) for side in (node.left, node.right)))
     if isinstance(node, ast.Name) and node.id in known:
-        example = _example(node.id, known[node.id])
-        raise InputError(f"Expected provider calls joined by &, got {node.id} without brackets: write {example}.")
+        raise InputError(f"Expected provider calls joined by &, got {node.id} without brackets: write {node.id}().")
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise InputError(
             f"Expected provider calls joined by &, such as {EXAMPLE}, got {ast.unparse(node)!r} in {text!r}."
@@ -160,15 +159,6 @@ def _made(node: ast.expr, text: str, known: Mapping[str, Callable[..., Any]], ma
             f"Expected the arguments of {name}{shown(signature)}, got {ast.unparse(node)}: {error}."
             f"{did_you_mean(unknown, signature.parameters)}"
         ) from error
-
-
-def _example(name: str, cls: Callable[..., Any]) -> str:
-    """Return a call with the default of ``p`` and the names of the arguments that have no default."""
-    arguments = [p for p in _signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    values = [
-        p.name if p.default is p.empty else repr(p.default) for p in arguments if p.name == "p" or p.default is p.empty
-    ]
-    return f"{name}({', '.join('0.1' if value == 'p' else value for value in values)})"
 
 
 def _signature(cls: Callable[..., Any]) -> inspect.Signature:

@@ -14,7 +14,7 @@ from attnreg.arguments import Probability, one_of, probability, true_or_false, w
 from attnreg.errors import InputError
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.containers import Knots, Line
-from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import check_shared_keys
 
 Placement = Literal["weights", "scores"]
 
@@ -71,15 +71,14 @@ class DropAttention(MaskProvider):
 
     A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p for w = 1 and a little less for wider windows,
     because they may overlap. Windows may begin before the first key, so all keys have the same rate. A row whose valid
-    keys are all dropped becomes uniform over them. :class:`attnreg.AttentionDropout`, in contrast, drops single weights
+    keys are all dropped becomes uniform over them. No gradient passes through the sum that divides a row, which is our
+    reading of the paper. :class:`attnreg.AttentionDropout`, in contrast, drops single weights
     or scores.
 
     Args:
         p: drop probability.
         mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
         window: w, the number of neighbouring keys that a seed s drops: its own and the next.
-        gradient_through_sum: pass the gradient through the sum that divides a row, which equals dropping scores before
-            the softmax. By default, the sum is a constant, which is our reading of the paper.
 
     Shape:
         masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
@@ -95,14 +94,11 @@ class DropAttention(MaskProvider):
 
     schedulable = ("p",)
 
-    def __init__(
-        self, p: float, mode: Mode = "element", window: int = 1, *, gradient_through_sum: bool = False
-    ) -> None:
+    def __init__(self, p: float, mode: Mode = "element", window: int = 1) -> None:
         super().__init__()
         self.p = probability("p", p)
         self.mode = one_of("mode", mode, get_args(Mode))
         self.window = whole_number("window", window, most=LARGEST_WINDOW)
-        self.gradient_through_sum = true_or_false("gradient_through_sum", gradient_through_sum)
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -116,8 +112,7 @@ class DropAttention(MaskProvider):
         shape = batch, heads, queries if by_query else 1, keys
         uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=by_query)
         keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
-        # Dropping scores gives the same values and gradients, and runs in the fused kernel.
-        return Mask(scores=keep) if self.gradient_through_sum else Mask(normalized=keep, detach_sum=True)
+        return Mask(normalized=keep, detach_sum=True)
 
 
 class DropKey(MaskProvider):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import Count, Probability, one_of, probability, true_or_false, whole_number
+from attnreg.arguments import Count, Probability, one_of, probability, whole_number
 from attnreg.attribution import Attributions, Target
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
@@ -37,7 +37,7 @@ class AttributionProvider(MaskProvider):
     until the next :meth:`attribute`.
     The gradients of fused attention :math:`O = A V` are :math:`(\partial s / \partial O) V^\top`, without A in memory.
     With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
-    also be a function: see :class:`attnreg.attribution.Target`, also for ``shift_labels``.
+    also be a function: see :class:`attnreg.attribution.Target`.
 
     Args:
         p: share of the valid keys of each query that are candidates.
@@ -47,9 +47,7 @@ class AttributionProvider(MaskProvider):
         region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
         layers: layer indices; negative ones count from the last layer (default: all attached layers).
         target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
-        shift_labels: whether logits predict the label of the next position (default: inferred from the model's loss).
         steps: steps of integrated gradients; only for that method.
-        steps_per_forward: number of these steps in one forward pass; more are faster on a GPU but need more memory.
         first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
             It warns once on a CPU where products in it are slower than in float32.
@@ -82,9 +80,7 @@ class AttributionProvider(MaskProvider):
         region: Region = "high",
         layers: Sequence[int] | None = None,
         target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
-        shift_labels: bool | None = None,
         steps: Count = 20,
-        steps_per_forward: Count = 1,
         first_pass: FirstPass = "eval",
         first_pass_dtype: HalfPrecision | None = None,
     ) -> None:
@@ -95,9 +91,7 @@ class AttributionProvider(MaskProvider):
         self.region = one_of("region", region, get_args(Region))
         self.layers = None if layers is None else layer_indices(layers, "AttributionProvider")
         self.target = Target(target).kind
-        self.shift_labels = None if shift_labels is None else true_or_false("shift_labels", shift_labels)
         self.steps = whole_number("steps", steps)
-        self.steps_per_forward = whole_number("steps_per_forward", steps_per_forward)
         self.first_pass = one_of("first_pass", first_pass, get_args(FirstPass))
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
@@ -138,9 +132,8 @@ class AttributionProvider(MaskProvider):
             batch,
             self._labels,
             method=self.method,
-            target=Target(self.target, shift_labels=self.shift_labels),
+            target=Target(self.target),
             steps=self.steps,
-            steps_per_forward=self.steps_per_forward,
             training=self.first_pass == "train",
             dtype=dtype,
         )

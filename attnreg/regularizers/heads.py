@@ -13,8 +13,8 @@ from attnreg.arguments import Probability, one_of, probability, whole_number
 from attnreg.attribution import Target
 from attnreg.errors import InputError
 from attnreg.outputs import loss_of
-from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.regularizers._parts.two_passes import TwoPasses
+from attnreg.sites import check_shared_keys
 
 
 class DropHead(MaskProvider):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from attnreg import AttentionSite, DropKey, HiddenProvider, HiddenSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import Probability, one_of, positive, probability, true_or_false
-from attnreg.attribution import Attributions, Target
+from attnreg.attribution import Attributions
 from attnreg.errors import InputError
-from attnreg.functional.region import Region
 from attnreg.injection import handle_of
 from attnreg.regularizer.base import Container
 from attnreg.regularizer.providers import checked_where
@@ -118,9 +117,6 @@ class HiddenCut(HiddenProvider):
         p: the share of tokens to drop.
         candidates: c, the share of tokens at which a span may begin.
 
-    Raises:
-        InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
-
     Reference:
         HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between a pass with and one without cuts.
 
@@ -205,10 +201,7 @@ class HiddenAttributionDropout(HiddenProvider):
     Args:
         p: share of the values of each token that are candidates.
         q: probability of dropping each candidate.
-        region: candidates: ``"high"`` (highest attribution) or ``"low"`` (lowest).
         where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"pooled"``, or a list of these.
-        target: the score s: ``"predicted"``, ``"label"`` or a function; see :class:`attnreg.attribution.Target`.
-        rescale: divide kept candidates by :math:`1 - q`.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension; the choice
@@ -229,22 +222,16 @@ class HiddenAttributionDropout(HiddenProvider):
         self,
         p: Probability = 0.3,
         q: Probability = 0.1,
-        region: Region = "high",
         where: Where | Sequence[Where] = "output",
-        target: Literal["predicted", "label"] | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted",
-        rescale: bool = True,
     ) -> None:
         super().__init__()
         self.p = probability("p", p)
         self.q = probability("q", q)
-        self.region = one_of("region", region, get_args(Region))
         self.where = checked_where(where)
         if "residual" in self.places:
             raise InputError(
                 "A block has several residual connections, which have no attribution: choose another `where`."
             )
-        self.target = Target(target).kind
-        self.rescale = true_or_false("rescale", rescale)
         #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.
         self.attributions = Attributions()
         self._regions: dict[str, Tensor] = {}
@@ -256,9 +243,8 @@ class HiddenAttributionDropout(HiddenProvider):
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         sites = handle_of(model, self).sites
         labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
-        options: dict[str, Any] = {"method": "gradient_times_attention", "target": Target(self.target)}
-        self.attributions = self._passes.explain(self, model, batch, labels, **options)
-        self._regions = {label: self.attributions.region(label, None, self.p, self.region) for label in labels}
+        self.attributions = self._passes.explain(self, model, batch, labels, method="gradient_times_attention")
+        self._regions = {label: self.attributions.region(label, None, self.p, "high") for label in labels}
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -276,7 +262,5 @@ class HiddenAttributionDropout(HiddenProvider):
             return None
         region = self._regions[site.label]
         check_shape(site, region.shape, states.shape)
-        factor = site.keep(self.q).to(site.dtype)
-        if self.rescale:
-            factor = factor / (1 - self.q + (self.q == 1))
+        factor = site.keep(self.q).to(site.dtype) / (1 - self.q + (self.q == 1))
         return states * factor.where(region, 1.0)

@@ -12,7 +12,7 @@ from typing_extensions import override
 from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
-from attnreg.regularizers._parts.keys import check_shared_keys
+from attnreg.sites import check_shared_keys
 
 
 class StructuralMask(MaskProvider):

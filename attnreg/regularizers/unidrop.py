@@ -13,8 +13,8 @@ from attnreg import AttentionDropout, AttentionSite, HiddenDropout, Mask, MaskPr
 from attnreg.arguments import probability
 from attnreg.draws import draws_of_pass
 from attnreg.regularizer.base import Container
-from attnreg.regularizers._parts.keys import check_shared_keys
 from attnreg.regularizers.layerdrop import LayerDrop
+from attnreg.sites import check_shared_keys
 
 
 class TokenDropout(MaskProvider):

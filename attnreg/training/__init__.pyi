@@ -21,7 +21,6 @@ from attnreg.training.objective import ForwardPass as ForwardPass
 from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
-from attnreg.training.optim import named_optimizer as named_optimizer
 from attnreg.training.sam import SAM as SAM
 from attnreg.training.several_passes import R3F as R3F
 from attnreg.training.several_passes import FreeLBLoss as FreeLBLoss

@@ -24,14 +24,19 @@ from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_obj
 Provided = Regularizer | AttachHandle | None
 
 
-class Shared(TypedDict, total=False):
-    """Keyword arguments that subclasses of :class:`FineTuning` share with it."""
+class SharedButObjective(TypedDict, total=False):
+    """Keyword arguments that methods with an objective of their own share with :class:`FineTuning`."""
 
     scheduler: LRScheduler | None
     max_grad_norm: float | None
     accelerator: Accelerator | None
     loss_function: LossFunction | None
     micro_batches: int
+
+
+class Shared(SharedButObjective, total=False):
+    """Keyword arguments that other subclasses of :class:`FineTuning` share with it."""
+
     objective: ObjectiveFunction | None
 
 

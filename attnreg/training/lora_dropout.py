@@ -59,7 +59,8 @@ class LoRADropout:
             raise InputError(
                 f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model` first."
             )
-        check_free({name: layer for name, pair in self.adapters.items() for layer in pair}, "LoRADropout")
+        for side in (0, 1):
+            check_free({name: pair[side] for name, pair in self.adapters.items()}, "LoRADropout")
         of_features, of_ranks = _rates("p", p, self.adapters), _rates("ranks", ranks, self.adapters)
         for name, (a, b) in self.adapters.items():
             use_weights(a, functools.partial(_dropped, rows=of_ranks[name], columns=of_features[name]))

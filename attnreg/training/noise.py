@@ -37,8 +37,9 @@ def noisy_tune(model: nn.Module, intensity: NotNegative = 0.15) -> None:
         raise InputError("NoisyTune changes the weights below the adapters, which are not saved: call it without LoRA.")
     for name, parameter in model.named_parameters():
         if not parameter.is_floating_point() or parameter.is_meta:
-            why = "has no values yet" if parameter.is_meta else f"is quantized ({parameter.dtype})"
-            raise InputError(f"NoisyTune cannot add noise to {name}, which {why}: load the model in float32.")
+            raise InputError(
+                f"NoisyTune cannot add noise to {name}, which is quantized or has no values: load the model in float32."
+            )
     for parameter in model.parameters():
         if parameter.numel() > 1:
             exact = parameter.to(torch.promote_types(parameter.dtype, torch.float32))

@@ -1,82 +1,41 @@
-"""The optimizers of the recipes."""
+"""The optimizer of the recipes."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
+from torch.optim import AdamW
 
-from attnreg.arguments import one_of
 from attnreg.errors import InputError
 from attnreg.training.levels import levels_of
 
-OptimizerName = Literal["adamw", "adafactor", "adagrad", "rmsprop", "sgd"]
-
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *, layerwise_decay: float = 1.0) -> AdamW:
-    """Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
-
-    The arguments are those of :func:`named_optimizer`.
-
-    Example:
-        >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
-        [0.01, 0.0]
-    """
-    # Fused: one pass over memory instead of about twelve.
-    return AdamW(_groups(model, learning_rate, weight_decay, layerwise_decay), lr=learning_rate, fused=True)
-
-
-def named_optimizer(
-    name: OptimizerName,
-    model: nn.Module,
-    learning_rate: float,
-    weight_decay: float = 0.01,
-    *,
-    layerwise_decay: float = 1.0,
-) -> Optimizer:
-    r"""Make an optimizer by its name, as the Hugging Face Trainer does, without weight decay on vectors.
+    r"""Make AdamW without weight decay on vectors, that is, on biases and normalization weights.
 
     Args:
-        name: "adamw" (:func:`adamw`), "adafactor" (of transformers, with a learning rate that only the schedule
-            changes), "adagrad", "rmsprop" or "sgd" (of torch, without momentum).
         model: the model.
         learning_rate: peak learning rate.
-        weight_decay: weight decay of matrices; "adagrad", "rmsprop" and "sgd" add it to the gradient.
+        weight_decay: weight decay of matrices.
         layerwise_decay: learning rate of each block, divided by that of the block above it: block :math:`l` of
             :math:`L`, counted from 1, gets :math:`\eta\, \xi^{L - l}`, the embeddings get :math:`\eta\, \xi^L`. The
             top block and all above it get the full rate.
 
     Raises:
-        InputError: if the name is unknown, ``layerwise_decay`` is not in (0, 1], or the model's blocks are not known.
+        InputError: if ``layerwise_decay`` is not in (0, 1], or the model's blocks are not known.
 
     Reference:
         Layer-wise decay: Zhang et al. (ICLR 2021, arXiv 2006.05987), Section 6, in whose code blocks and embeddings
         have one factor :math:`\xi` more; Howard and Ruder (ACL 2018, arXiv 1801.06146).
 
     Example:
-        >>> type(named_optimizer("adafactor", nn.Linear(2, 2), 1e-3)).__name__
-        'Adafactor'
+        >>> [group["weight_decay"] for group in adamw(nn.Linear(2, 2), 1e-3).param_groups]
+        [0.01, 0.0]
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
-        >>> optimizer = named_optimizer("sgd", model, 0.1, layerwise_decay=0.5)
-        >>> sorted({group["lr"] for group in optimizer.param_groups})
+        >>> sorted({group["lr"] for group in adamw(model, 0.1, layerwise_decay=0.5).param_groups})
         [0.05, 0.1]
     """
-    one_of("name", name, get_args(OptimizerName))
-    if name == "adamw":
-        return adamw(model, learning_rate, weight_decay, layerwise_decay=layerwise_decay)
-    groups = _groups(model, learning_rate, weight_decay, layerwise_decay)
-    if name == "adafactor":
-        from transformers import Adafactor  # late: it is slow to import
-
-        return Adafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False)
-    return {"adagrad": Adagrad, "rmsprop": RMSprop, "sgd": SGD}[name](groups, lr=learning_rate)
-
-
-def _groups(
-    model: nn.Module, learning_rate: float, weight_decay: float, layerwise_decay: float
-) -> list[dict[str, Any]]:
-    """Return the trainable parameters in groups: matrices with weight decay, vectors without, for each rate."""
     if not isinstance(model, nn.Module):
         raise InputError(f"Expected the model, whose parameters are to be trained, got a {type(model).__name__}.")
     if not 0 < layerwise_decay <= 1:
@@ -90,4 +49,4 @@ def _groups(
         for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
             own = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
             groups += [{"params": own, "weight_decay": decay, "lr": rate}] if own or alike else []
-    return groups
+    return AdamW(groups, lr=learning_rate, fused=True)  # fused: one pass over memory instead of about twelve

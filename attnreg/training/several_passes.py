@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
+from torch.optim import Optimizer
+from typing_extensions import Unpack, override
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, one_of, whole_number
@@ -17,7 +18,7 @@ from attnreg.draws import new_seed
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.fine_tuning import FineTuning
+from attnreg.training.fine_tuning import FineTuning, Provided, SharedButObjective
 from attnreg.training.method import Batch, draws_repeated
 from attnreg.training.objective import ForwardPass, Objective
 
@@ -70,8 +71,16 @@ class RDropLoss(Objective):
 class RDrop(FineTuning):
     """Fine-tune by :class:`RDropLoss` (two passes under different dropout must agree), with the arguments of both."""
 
-    def __init__(self, *args: Any, alpha: NotNegative = 1.0, **more: Any) -> None:
-        super().__init__(*args, objective=RDropLoss(alpha), **more)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: Provided = None,
+        *,
+        alpha: NotNegative = 1.0,
+        **shared: Unpack[SharedButObjective],
+    ) -> None:
+        super().__init__(model, optimizer, provider, objective=RDropLoss(alpha), **shared)
 
 
 class EmbeddingObjective(Objective):
@@ -185,12 +194,9 @@ class R3FLoss(EmbeddingObjective):
         authors' code also adds the noise at padding, and leaves regression without the term.
 
     Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> method = FineTuning(model, optimizer, objective=R3FLoss(weight=0.5, eps=0.1, noise="normal"))
-        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
-        torch.Size([])
+        >>> objective = R3FLoss(weight=0.5, eps=0.1, noise="normal")  # used as RDropLoss
+        >>> objective.passes
+        2
     """
 
     title = "R3F"
@@ -219,9 +225,17 @@ class R3F(FineTuning):
     """Fine-tune by :class:`R3FLoss` (predictions must agree with those on noise), with the arguments of both."""
 
     def __init__(
-        self, *args: Any, weight: NotNegative = 1.0, eps: NotNegative = 1e-5, noise: NoiseKind = "uniform", **more: Any
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: Provided = None,
+        *,
+        weight: NotNegative = 1.0,
+        eps: NotNegative = 1e-5,
+        noise: NoiseKind = "uniform",
+        **shared: Unpack[SharedButObjective],
     ) -> None:
-        super().__init__(*args, objective=R3FLoss(weight, eps, noise), **more)
+        super().__init__(model, optimizer, provider, objective=R3FLoss(weight, eps, noise), **shared)
 
 
 class FreeLBLoss(EmbeddingObjective):
@@ -251,13 +265,9 @@ class FreeLBLoss(EmbeddingObjective):
         who also normalize the embeddings.
 
     Example:
-        >>> import attnreg
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> method = attnreg.training.FineTuning(model, optimizer, objective=FreeLBLoss.fgm(eps=0.2))
-        >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
-        torch.Size([])
+        >>> objective = FreeLBLoss.fgm(eps=0.2)  # used as RDropLoss
+        >>> objective.steps, objective.step_size, objective.radius
+        (2, 0.2, 0.2)
     """
 
     title = "FreeLB"

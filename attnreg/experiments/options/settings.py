@@ -24,7 +24,6 @@ from attnreg.experiments.tasks.task import Task
 LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
-OPTIMIZERS = ("adamw", "adafactor", "adagrad", "rmsprop", "sgd")
 DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
@@ -106,8 +105,6 @@ class Settings:
     """Schedule of the learning rate, by transformers' name; all but constant begin with a warm-up."""
     lr_warmup: Share = 0.1
     """Fraction of the steps, from the start, in which the learning rate rises from zero to its peak."""
-    optimizer: Annotated[str, click.Choice(OPTIMIZERS)] = "adamw"
-    """Optimizer of the model, as the Hugging Face Trainer makes it; choose --learning-rate to fit it."""
     weight_decay: NotNegative = 0.01
     """Weight decay of the model's matrices; biases and normalization weights have none."""
     max_grad_norm: Annotated[float, _Norm(min=0)] = 1.0

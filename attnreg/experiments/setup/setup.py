@@ -42,7 +42,7 @@ from attnreg.training.levels import reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
 from attnreg.training.noise import noisy_tune
-from attnreg.training.optim import named_optimizer
+from attnreg.training.optim import adamw
 
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 
@@ -288,7 +288,7 @@ class Setup:
     def optimizer(
         self, model: nn.Module, provider: Regularizer | None = None, provider_lr: float | None = None
     ) -> Optimizer:
-        """Make the optimizer that ``--optimizer`` names, with the run's learning rate and weight decay.
+        """Make AdamW with the run's learning rate and weight decay.
 
         Args:
             model: the network.
@@ -296,10 +296,8 @@ class Setup:
             provider_lr: learning rate of the provider (default: the network's).
         """
         settings = self.settings
-        name: Any = settings.optimizer
-        optimizer = named_optimizer(
-            name, model, settings.learning_rate, settings.weight_decay, layerwise_decay=settings.layerwise_decay
-        )
+        rates = settings.learning_rate, settings.weight_decay
+        optimizer = adamw(model, *rates, layerwise_decay=settings.layerwise_decay)
         if provider is not None:
             add_learned(optimizer, provider, settings.learning_rate if provider_lr is None else provider_lr)
         return optimizer

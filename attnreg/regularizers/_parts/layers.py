@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -67,7 +67,19 @@ class LayerwiseProvider(MaskProvider):
     @classmethod
     def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of ``measured``, from the sites and the other arguments."""
-        return {name: MEASURES[name](sites, cls.__name__) for name in cls.measured}
+        found: dict[str, Any] = {"num_layers": depth_of(sites)}
+        for name, attribute in (("head_size", "head_size"), ("num_heads", "heads")):
+            if name in cls.measured:
+                values = {getattr(site, attribute): site.name for site in sites}
+                if name == "head_size" and None in values:
+                    raise hidden_queries(cls.__name__, values[None])
+                if len(values) > 1 or None in values:
+                    what = "number of heads" if name == "num_heads" else "size of queries"
+                    raise InputError(
+                        f"The {what} is not the same in all layers, but {sorted(values, key=str)}: choose `stacks`."
+                    )
+                found[name] = next(iter(values))
+        return found
 
     @classmethod
     def for_model(
@@ -111,27 +123,9 @@ def relaxed_mask(site: AttentionSite, logits: Tensor, temperature: float) -> Mas
     return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 
 
-def depth_of(sites: Sequence[SiteInfo], provider: str = "") -> dict[str, int]:
+def depth_of(sites: Sequence[SiteInfo]) -> dict[str, int]:
     """Return the number of layers of each stack."""
     return {str(site.stack): site.num_layers for site in sites}
-
-
-def _heads_of(sites: Sequence[SiteInfo], provider: str) -> int:
-    heads = {site.heads for site in sites}
-    if len(heads) > 1 or None in heads:
-        raise InputError(
-            f"The number of heads is not the same in all layers, but {sorted(heads, key=str)}: choose `stacks`."
-        )
-    return heads.pop()  # type: ignore[return-value]
-
-
-def _head_size_of(sites: Sequence[SiteInfo], provider: str) -> int:
-    if hidden := [site.name for site in sites if site.head_size is None]:
-        raise hidden_queries(provider, hidden[0])
-    sizes = {site.head_size for site in sites if site.head_size is not None}
-    if len(sizes) > 1:
-        raise InputError(f"The size of queries is not the same in all layers, but {sorted(sizes)}: choose `stacks`.")
-    return sizes.pop()
 
 
 def hidden_queries(provider: str, site: str) -> InputError:
@@ -140,8 +134,3 @@ def hidden_queries(provider: str, site: str) -> InputError:
         f"{provider} needs queries, but {site} exposes only its scores: load the model with "
         "attn_implementation='sdpa', if it supports that."
     )
-
-
-#: What follows from a model, by the name of the argument.
-MEASURES: dict[str, Callable[..., Any]]
-MEASURES = {"num_layers": depth_of, "num_heads": _heads_of, "head_size": _head_size_of}
