@@ -213,6 +213,26 @@ def test_predictions_do_not_depend_on_the_batch(loaded):
     assert len(alone.records) == 12
 
 
+@pytest.mark.parametrize("name", ["GPT2", "XLNet", "Bart"])
+def test_other_architectures_read_the_same_rows(name, loaded):
+    tokenizer = loaded[2]
+    tiny = {
+        "GPT2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32},
+        "XLNet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+        "Bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+                 "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+                 "max_position_embeddings": 32},
+    }[name]  # fmt: skip
+    config = getattr(hf, f"{name}Config")(vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=3, **tiny)
+    model = hf.AutoModelForQuestionAnswering.from_config(config).eval()
+    kind = kind_of(loaded)
+    encoded = kind.encode(rows_of(4))
+    found = predict(model, in_order(encoded, 8, kind, torch.device("cpu")), kind)
+    assert len(found.records) == 4
+    batch = kind.collate(list(encoded.remove_columns("reference")))
+    assert torch.isfinite(negative_loss(model, batch)).all()
+
+
 ANSWER = {"text": ["red"], "answer_start": [2]}
 
 

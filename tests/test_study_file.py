@@ -312,6 +312,12 @@ def test_small_changes_sizes_and_leaves_the_file_alone():
     assert change(CONTENT, {}, small=False) == (CONTENT, [])
 
 
+def test_other_text_to_score_on_is_not_the_further_data_of_a_task():
+    content = {**CONTENT, "tasks": [{"task": "cola", "score_on": [{"split": "test"}]}]}
+    whole, _ = change(content, {"score_on": "text.txt"}, small=False)
+    assert (whole["tasks"], whole["options"]["score_on"]) == (content["tasks"], "text.txt")
+
+
 def test_a_task_is_chosen_or_replaces_all():
     for task, names in (("cola", ["cola-a", "cola-b"]), ("cola-b", ["cola-b"]), ("agreement", [None])):
         whole, _ = change(CONTENT, {"task": task}, small=False)
