@@ -95,6 +95,7 @@ def plot_attention(
     path: Path,
     *,
     layer: int = 0,
+    head: int | None = None,
     choice: int = 0,
     seed: int = 0,
 ) -> None:
@@ -102,9 +103,9 @@ def plot_attention(
 
     The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
     or untrained attention stay apart, and plots can be compared. An :class:`attnreg.AttributionProvider` also shows
-    attributions and candidate region. Positions after the ``tokens`` are left out. The head has most attribution. Of
-    multiple choice, only the predicted ``choice`` has attributions. With the ``handle.seed`` of a training pass on this
-    batch, the masks are those of that pass.
+    attributions and candidate region. Positions after the ``tokens`` are left out. The default head has the most
+    attribution. Of multiple choice, only the predicted ``choice`` has attributions. With the ``handle.seed`` of a
+    training pass on this batch, the masks are those of that pass.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
@@ -118,7 +119,8 @@ def plot_attention(
             model.train()(**batch)
         model.train(was_training)
     attributions = getattr(provider, "attributions", {}).get(label)
-    head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
+    if head is None:
+        head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
     if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
         region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
