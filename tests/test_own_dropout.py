@@ -263,13 +263,15 @@ def test_a_compiled_pass_that_would_draw_again_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_a_compiled_continuation_draws_the_same(family):
+def test_a_compiled_continuation_draws_the_same(family, static):
     torch._dynamo.reset()
     model, ids = build(family), torch.randint(2, 40, (2, 8), generator=torch.Generator().manual_seed(1))
     handle, compiled = attnreg.seeded(model), torch.compile(model, backend="aot_eager")
+    cache = StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
     with torch.no_grad(), handle.replay(SEED):
-        whole, cache = model(input_ids=ids).logits, DynamicCache(config=model.config)
+        whole = model(input_ids=ids).logits
         parts = [compiled(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 

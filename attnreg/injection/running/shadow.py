@@ -141,6 +141,8 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
     passes = shadow.passes
+    if passes.seeds_own and torch.compiler.is_compiling() and _has_static_cache(*args, *kwargs.values()):
+        return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in the cache, which is a tensor
     if passes.repeats is None and in_backward():
         passes.check_plain(shadow.name, shadow.module)
         return shadow.plain(*args, **kwargs)
@@ -155,6 +157,10 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
         raise
     passes.end(completed=True)
     return output
+
+
+def _has_static_cache(*inputs: Any) -> bool:
+    return any(hasattr(layer, "max_cache_len") for each in inputs for layer in getattr(each, "layers", ()))
 
 
 if (
