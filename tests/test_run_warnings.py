@@ -80,7 +80,9 @@ def test_probable_mistakes_in_the_data_are_one_sentence_each(home, train, dev, t
     made.write_splits(home / "data", train=train, validation=dev)
     chosen, splits = load_data(choose_task(task, **options), home / "data")
     kind = kind_class(chosen.kind)(chosen, hf.AutoTokenizer.from_pretrained(home / "bert"), 32)
+    before = kind.tokenizer.backend_tokenizer.truncation
     assert list(data_warnings(kind, splits["train"], splits["validation"])) == expected
+    assert kind.tokenizer.backend_tokenizer.truncation == before  # the model is saved with it
 
 
 def test_a_kind_of_ones_own_is_not_warned_of_classes():

@@ -99,8 +99,7 @@ def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iter
 
 def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
     """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none."""
-    # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
-    if kind.reads_images or (encoded := _encoded(copy.deepcopy(kind), rows, _READ)) is None:
+    if kind.reads_images or (encoded := _encoded(kind, rows, _READ)) is None:
         return
     tokenizer = kind.tokenizer
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
@@ -121,7 +120,8 @@ def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
 def _encoded(kind: Kind, rows: Dataset, most: int) -> Dataset | None:
     """Encode the first rows; ``None`` if none of them has a token to predict, although others may."""
     with suppress(InputError):
-        return kind.encode(rows.select(range(min(most, len(rows)))))
+        # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
+        return copy.deepcopy(kind).encode(rows.select(range(min(most, len(rows)))))
     return None
 
 
