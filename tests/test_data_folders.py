@@ -172,7 +172,7 @@ def test_files_that_do_not_fit_are_named(cli, tmp_path):
     assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Line 1 of data/train-2.jsonl must be one JSON object")  # fmt: skip
     (tmp_path / "data" / "train-2.jsonl").unlink()
     (tmp_path / "data" / "dev.json").write_text('[{"sentence": "a"},')
-    assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Cannot read data/dev.json as one array of objects: ")  # fmt: skip
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "data"), 1, "Cannot read data/dev.json as .json, which must be one array of objects: ")  # fmt: skip
 
 
 def test_columns_given_one_by_one():

@@ -36,14 +36,17 @@ FORMS = {
     "numbers as text": (columns, lambda texts, right: str(right), {"choice_columns": "x,y,z"}),
     "letters": (columns, lambda texts, right: "ABC"[right], {"choice_columns": "x,y,z"}),
     "small letters": (listed, lambda texts, right: "abc"[right], LISTED),
+    "texts": (listed, lambda texts, right: texts[right], LISTED),
+    "texts of columns": (columns, lambda texts, right: texts[right], {"choice_columns": "x,y,z"}),
     "marks": (marked, lambda texts, right: "CAB"[right], LISTED),
     "marks of objects": (objects, lambda texts, right: str(right + 1), LISTED),
     "names of columns": (columns, lambda texts, right: "xyz"[right], {"choice_columns": "x,y,z"}),
+    "texts of marked choices": (marked, lambda texts, right: texts[right], LISTED),
 }
 
 
-def rows_of(choices, answer):
-    pairs = zip(TEXTS, RIGHT, strict=True)
+def rows_of(choices, answer, texts=TEXTS, right=RIGHT):
+    pairs = list(zip(texts, right, strict=True))
     return [{"q": "the", **choices(*pair), "answer": answer(*pair)} for pair in pairs]
 
 
@@ -55,10 +58,22 @@ def load(folder, rows, dev=None, **options):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_means_the_same(tmp_path, form):
     choices, answer, options = FORMS[form]
-    task, splits = load(tmp_path / "data", rows_of(choices, answer), **options)
+    texts, right = TEXTS[:3], RIGHT[:3]  # without the row in which letters are texts, too
+    task, splits = load(tmp_path / "data", rows_of(choices, answer, texts, right), **options)
     for rows in splits.values():
-        assert kind_class("multiple-choice")(task).gold(rows) == RIGHT
-        assert [[row[column] for column in task.choices] for row in rows] == TEXTS
+        assert kind_class("multiple-choice")(task).gold(rows) == right
+        assert [[row[column] for column in task.choices] for row in rows] == texts
+
+
+def test_all_splits_are_read_alike(tmp_path):
+    texts = [["7", "1", "0"], ["2", "0", "1"]]
+    rows = rows_of(listed, lambda texts, right: texts[right], texts, [0, 2])
+    # The second row alone could also be a number, of another choice.
+    task, splits = load(tmp_path / "data", rows, rows[1:], **LISTED)
+    assert kind_class("multiple-choice")(task).gold(splits["validation"]) == [2]
+    says = "Column answer may give a choice number from 0 to 2 or the text of a choice, which differ in row 1 of split train .*: write letters instead"
+    with pytest.raises(InputError, match=says):
+        load(tmp_path / "other", rows[1:], **LISTED)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +93,16 @@ def test_bad_rows_are_named(tmp_path, change, says):
         load(tmp_path / "data", rows, **LISTED)
 
 
+def test_the_text_of_two_choices_is_no_answer(tmp_path):
+    rows = rows_of(listed, lambda texts, right: texts[right], [["red", "red", "blue"], ["one", "two", "two"]], [2, 1])
+    says = "Column answer gives the text of a choice, but 'two' is the text of two choices in row 2 of split train .*: write letters instead"
+    with pytest.raises(InputError, match=says):
+        load(tmp_path / "data", rows, **LISTED)
+
+
 def test_a_missing_answer_is_no_label(tmp_path):
     rows = rows_of(lambda texts, right: {"choices": {"text": texts, "label": ["None", "Some", "All"]}}, lambda *_: None)
-    with pytest.raises(InputError, match=r"Expected the label of a choice, .* got None in row 1 of split train"):
+    with pytest.raises(InputError, match=r"Expected a choice number .* got None in row 1 of split train"):
         load(tmp_path / "data", rows, **LISTED)
 
 
@@ -89,7 +111,7 @@ def test_columns_that_hold_no_choices(tmp_path):
     with pytest.raises(InputError, match="Expected a list of choices, or two or more --choice-columns, instead of column choices, got 'a/b'"):  # fmt: skip
         load(tmp_path / "text", rows, **LISTED)
     rows = [{"q": "the", "choices": ["a", "b"], "answer": "?"}]
-    says = r"Expected the label of a choice, a choice number from 0 to 1 or a letter from A to B in column answer, got '\?' in row 1 of split train"
+    says = r"Expected a choice number from 0 to 1, a letter from A to B or the text of a choice in column answer, got '\?' in row 1 of split train"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "answers", rows, **LISTED)
 

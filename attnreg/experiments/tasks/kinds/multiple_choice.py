@@ -25,9 +25,10 @@ class MultipleChoice(Classification):
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
 
     The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
-    ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, the name of the right column,
-    a number from 0 or a letter from A, in the same form in all rows. :meth:`plain` refuses rows that do not fit, and
-    returns one column per choice and the number of the right one.
+    ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
+    A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
+    the right column. :meth:`plain` refuses rows that do not fit and answers whose form is ambiguous, and returns one
+    column per choice and the number of the right one.
     """
 
     head = "AutoModelForMultipleChoice"
@@ -35,7 +36,7 @@ class MultipleChoice(Classification):
     metrics = ("accuracy",)
     needs_choices = True
     has_classes = False
-    has_text_labels = True  # letters, or marks of choices
+    has_text_labels = True  # letters, or texts of choices
     config: ClassVar[Mapping[str, Any]] = {}
 
     @override
@@ -147,18 +148,37 @@ def _count(every: Sequence[tuple[Any, Choices, str]], column: str) -> int:
 
 def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str) -> list[Any]:
     """Return the number of the right choice of each row."""
+    marked = [_position(answer, given.marks) for answer, given, _ in every]
+    if None not in marked:
+        return marked
     number, letters = _classes(count).number, string.ascii_uppercase[:count]
     read = {
-        "the label of a choice": [_position(answer, given.marks) for answer, given, _ in every],
         f"a choice number from 0 to {count - 1}": [number(answer) for answer, _, _ in every],
         f"a letter from A to {letters[-1]}": [_position(str(answer).upper(), [*letters]) for answer, _, _ in every],
+        "the text of a choice": [_position(answer, given.texts) for answer, given, _ in every],
     }
-    best = max(read, key=lambda form: sum(number is not None for number in read[form]))
-    if None in read[best]:
+    forms = [form for form, numbers in read.items() if None not in numbers]
+    if not forms:
+        best = max(read, key=lambda form: sum(number is not None for number in read[form]))
         wanted = "{}, {} or {}".format(*read) if read[best].count(None) == len(every) else best
         answer, _, place = every[read[best].index(None)]
         raise InputError(f"Expected {wanted} in column {column}, got {answer!r} in {place}.")
-    return read[best]
+    form, *others = forms
+    instead = "numbers from 0" if "letter" in form else "letters"
+    for other in others:
+        for mine, theirs, (_, _, place) in zip(read[form], read[other], every, strict=True):
+            if mine != theirs:
+                raise InputError(
+                    f"Column {column} may give {form} or {other}, which differ in {place}: write {instead} instead."
+                )
+    if "text" in form:
+        for answer, given, place in every:
+            if [*given.texts].count(str(plain_label(answer))) > 1:
+                raise InputError(
+                    f"Column {column} gives the text of a choice, but {answer!r} is the text of two choices in "
+                    f"{place}: write letters instead."
+                )
+    return read[form]
 
 
 def _classes(count: int) -> Classes:

@@ -21,6 +21,7 @@ from pyarrow import parquet
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 Columns = dict[str, list[Any]]
@@ -123,8 +124,13 @@ def _text_of(file: Path) -> str:
 def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     """Read a table in text form, all fields as text; a short row ends in empty fields."""
     text, form = _text_of(file), format_of(file)
-    separator = "\t" if form == "tsv" else ","
+    first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
     quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
+    others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
+    if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
+        raise InputError(
+            f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
+        )
     if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
         line = text.count("\n", 0, alone.start()) + 1
         raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
@@ -142,29 +148,39 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     (_, names), *rows = lines
     if twice := [name for name in wanted if names.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]}: rename one of them.")
+    if [row[0] for _, row in rows if len(row) > len(names)] == [str(number + 1) for number in range(len(rows))]:
+        names = ["", *names]  # R numbers rows so, in a column without a name
     for line, row in rows:
         if len(row) > len(names):
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
+            how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
     columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
     return {name: column for name, *column in columns if name}
 
 
+def _fields(line: str, separator: str) -> set[str]:
+    return {field.strip('"\r ') for field in line.split(separator)}
+
+
 def _objects_in(file: Path) -> Columns:
-    """Read JSON objects: one on each line, or an array of them."""
-    text = _text_of(file)
-    if text.lstrip().startswith("["):
+    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
+    text, form, rows = _text_of(file), format_of(file), None
+    start = text.lstrip()[:1]
+    if start == "[" or (start == "{" and form == "json"):
         try:
             rows = _parsed(text)
         except ValueError as error:
-            raise InputError(f"Cannot read {file} as one array of objects: {error}.") from error
-        if not all(isinstance(row, dict) for row in rows):
-            raise InputError(f"{file} must be an array of objects, one for each row.")
-    else:
+            if start == "[" and form == "json":
+                wanted = f"{suffix_of(file)}, which must be one array of objects"
+                raise InputError(f"Cannot read {file} as {wanted}: {error}.") from error
+    if isinstance(rows, dict):
+        rows = _rows_in_field(rows, file)
+    if rows is None:
         lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
         rows = [_object_in(line, f"Line {number} of {file}") for number, line in lines if line]
-    if not rows:
-        raise InputError(f"{file} has no rows.")
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{file} has no rows." if not rows else _EXPECTED.format(file))
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
@@ -176,6 +192,20 @@ def _object_in(line: str, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise InputError(f"{place} must be one JSON object, got {line[:60]!r}.")
     return row
+
+
+_EXPECTED = '{} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.'
+
+
+def _rows_in_field(whole: dict[str, Any], file: Path) -> list[Any] | None:
+    """Return the rows of an object that has them in a field; ``None`` if the object is a row itself."""
+    lists = {name: value for name, value in whole.items() if isinstance(value, list) and value}
+    fields = [name for name, value in lists.items() if all(isinstance(each, dict) for each in value)]
+    if len(fields) > 1:
+        raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
+    if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):
+        raise InputError(_EXPECTED.format(file))
+    return whole[fields[0]] if fields else None
 
 
 def _parsed(text: str) -> Any:
