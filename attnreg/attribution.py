@@ -186,6 +186,10 @@ class Attributions(UserDict[str, Tensor]):
         found = self.data[label]
         return functional.weights_gradient(*found) if isinstance(found, FactoredGradient) else found
 
+    @override
+    def __repr__(self) -> str:
+        return f"Attributions({self.shapes})"  # without computing them
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """``(B, H, Q, K)`` of each attribution, without computing it."""

@@ -252,7 +252,7 @@ class _Found:
 
     def _gradients(self) -> dict[str, Tensor]:
         weights = ((name, each) for name, each in self.model.named_parameters() if each.requires_grad)
-        return {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in weights}
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for n, p in weights}
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return a row for each module that is random or depends on the mode."""
@@ -280,8 +280,8 @@ class _Found:
         config = getattr(self.model, "config", None)
         if kernel := getattr(config, "_attn_implementation", None):
             yield f"Attention runs in {kernel}."
-        same = "are equal" if _equal(self.train, self.again) else "differ"
-        yield f"Two passes of one seed in training mode {same}."
+        same = _equal(self.train, self.again)
+        yield f"Two passes of one seed in training mode {'are equal' if same else 'differ'}."
         if self.repeated is None:
             yield "No gradient flows from the outputs, so no backward pass was made."
         elif self.repeated.gaps is not None:
@@ -289,8 +289,9 @@ class _Found:
             given = next((getattr(each, "keywords", {}) for each in kinds if each is not None), {})
             shown = "".join(f", {name}={value}" for name, value in given.items())
             yield f"The backward pass repeats {self.repeated.draws} draws (gradient checkpointing{shown})."
-            most = max(self.repeated.gaps.values(), default=0.0)
-            yield f"Its gradients differ by {most:.1%} at most from those without gradient checkpointing."
+            if same:  # or gradients differ from pass to pass anyway
+                most = max(self.repeated.gaps.values(), default=0.0)
+                yield f"Its gradients differ by {most:.1%} at most from those without gradient checkpointing."
         weights = [[*each.parameters(recurse=False)] for each in self.model.modules()]
         frozen = sum(not any(p.requires_grad for p in some) for some in weights if some)
         if frozen:
@@ -322,7 +323,7 @@ class _Found:
                 f"Gradient checkpointing draws other numbers when it repeats {listed(found, MOST)}, so gradients are "
                 "wrong. Remove `preserve_rng_state=False`."
             )
-        elif self.repeated is not None and (found := self.repeated.changed()):
+        elif self.repeated is not None and _equal(self.train, self.again) and (found := self.repeated.changed()):
             yield (
                 f"Gradient checkpointing changes the gradients of {listed(found, MOST)}: what it repeats keeps a "
                 "state, draws from elsewhere, asks whether gradients are on, or gets no input with gradients."

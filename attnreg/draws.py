@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -179,7 +179,7 @@ class Batch:
     tokens: int = 0  # T, without those in a cache
     first: Tensor | None = None  # index of the first token of each sample that is not padding, (B,)
     cached: int = 0  # number of tokens in a cache, which come before
-    room: int = 0  # of a static cache: all of it are keys
+    rooms: Collection[int] = ()  # numbers of keys of a static cache, by layer: all that it has room for
     rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
     has_encoder: bool = False  # whether an encoder, which has no cache, may run before a decoder
 
@@ -202,7 +202,7 @@ class Batch:
             first = first.view(-1, 1, 1)
             if four[2] == self.tokens:
                 place["first_query"] = self.cached - first
-                if len(shape) == 4 and keys == (self.room or self.tokens + self.cached):
+                if len(shape) == 4 and keys in (self.rooms or [self.tokens + self.cached]):
                     place["first_key"] = -first
         place = {name: each.to(device) for name, each in place.items()}
         if p is None:

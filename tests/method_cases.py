@@ -17,7 +17,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import FineTuning, ForwardPass, Reinforce, Rewards, Rounds, TrainingMethod
+from attnreg.training import FineTuning, ForwardPass, RDrop, Reinforce, Rewards, Rounds, TrainingMethod
 
 DRAW = torch.Generator().manual_seed(0)
 IDS = torch.randint(1, 20, (8, 6), generator=DRAW)
@@ -47,6 +47,17 @@ def batches(number, rows=4, seed=1):
     for _ in range(number):
         ids = torch.randint(1, 20, (rows, 6), generator=draw)
         yield {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": (ids[:, 0] > 9).long()}
+
+
+def step_of_r_drop(model, batch):
+    """The loss of a step of R-Drop that changes nothing, and what its two passes return."""
+    torch.manual_seed(1)
+    loss = RDrop(model, torch.optim.SGD(model.parameters(), lr=0.0), alpha=2.0).step(batch).loss
+    torch.manual_seed(1)
+    with torch.no_grad():
+        passes = model.train()(**batch), model(**batch)
+    model.eval()
+    return float(loss), passes
 
 
 def weights(model):

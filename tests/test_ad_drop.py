@@ -124,6 +124,7 @@ def test_only_the_layers_asked_for():
         model(**BATCH)
         rates = handle.drop_rates()
     assert list(provider.attributions) == ["encoder.0", "encoder.2"]
+    assert repr(provider.attributions) == f"Attributions({provider.attributions.shapes})"  # no pages of numbers
     assert rates["encoder.1"] == 0 < rates["encoder.0"]
     inner = attnreg.AttributionProvider(0.5, 1.0)
     with attnreg.attach(model, attnreg.OnLayers(inner, [1])) as handle:

@@ -59,7 +59,6 @@ OTHERS = [
     "evaluate",
     "markdown_it",
     "matplotlib",
-    "pandas",
     "peft",
     "rich",
     "sacrebleu",

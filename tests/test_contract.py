@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.injection.attachment import handles
 from tests.cases import MODELS, output, pairs, refusal
+from tests.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
 some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))
@@ -204,6 +205,21 @@ def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
         assert torch.equal(checkpointed[0], expected[0])
         for ours, theirs in zip(checkpointed[1], expected[1], strict=True):
             assert ours is theirs is None or torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("provider_case", [p for p in PROVIDERS if refusal(MODELS[0], p) is None], ids=str)
+def test_masks_do_not_depend_on_how_far_a_batch_is_padded(provider_case):
+    model, batch = MODELS[0].build().double(), MODELS[0].batch()
+    without_dropout(model)
+    provider, got = provider_case.make(model).double(), []
+    with attnreg.attach(model, provider) as handle:
+        run(model, batch)  # calibrates what is calibrated
+        for more in (0, 3):
+            padded = {name: nn.functional.pad(value, (0, more)) for name, value in batch.items()}
+            provider.attribute(model, padded)
+            with handle.replay(5):
+                got.append(output(model, padded))
+    torch.testing.assert_close(got[1], got[0], rtol=0, atol=1e-9)
 
 
 @some_rows

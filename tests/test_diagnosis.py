@@ -160,6 +160,23 @@ def test_gradients_that_a_checkpoint_loses_are_a_fault():
     assert attnreg.doctor(model).faults == []
 
 
+def test_only_checkpoints_are_blamed_for_what_they_do():
+    model = around(Forgetful()).train()
+    model[1].forward = lambda x: checkpoint(model[1].inner[0], x, use_reentrant=False)
+    assert attnreg.doctor(model, X).faults == []
+    model.append(OwnGenerator().train())  # outside the checkpoint, so that any two passes differ
+    report = attnreg.doctor(model, {"input": X["input"]})
+    (found,) = report.faults
+    assert found.startswith("Two passes of one seed differ, first in 3")
+    assert "from those without gradient checkpointing" not in report
+
+
+def test_sparse_gradients_under_checkpointing():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), Forgetful()).train()
+    model[1].forward = lambda x: checkpoint(model[1].inner[0], x, use_reentrant=False)
+    assert attnreg.doctor(model, {"input": torch.ones(2, 3, dtype=torch.long)}).faults == []
+
+
 def test_a_model_is_left_as_it_was():
     model = around(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.1), Counting())).train()
     model[2].eval()

@@ -27,7 +27,7 @@ OF_TRAINING = {
 }
 #: Rates per layer have no heads; a Generator's others follow from its model.
 IGNORED = {(name, "num_heads") for name in ("ConcreteDropout", "LearnableBernoulli")}
-IGNORED |= {("GNetProvider", key) for key in ("pad_token_id", "shared_tables", "patch")}
+IGNORED |= {("GNetProvider", key) for key in ("pad_token_id", "patch")}
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 ARGUMENTS = [
     (name, key)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from transformers import DynamicCache, StaticCache
 
 import attnreg
+from attnreg.errors import InputError
 from tests.cases import keep_few_activations
 from tests.own_dropout_cases import (
     CHECKPOINTS,
@@ -163,6 +165,44 @@ def test_a_static_cache_counts_what_it_has_before_the_pass(family):
         whole = model(input_ids=ids).logits
         parts = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def with_windows(window):
+    """A Gemma 3 with layers that attend to the latest tokens only, and a layer that attends to all."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = hf.Gemma3TextConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        head_dim=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=kinds,
+        sliding_window=window,
+        attention_dropout=0.2,
+    )
+    torch.manual_seed(0)
+    return hf.Gemma3ForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("window", [12, 4])
+def test_a_cache_with_sliding_windows_is_continued_as_long_as_it_has_all_tokens(window, static):
+    model, ids = with_windows(window), torch.arange(3, 21).view(2, 9)
+    handle = attnreg.seeded(model)
+    cache = StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    with torch.no_grad(), handle.replay(SEED):
+        whole = model(input_ids=ids, attention_mask=mask).logits
+        model(input_ids=ids[:, :4], attention_mask=mask[:, :4], past_key_values=cache, use_cache=True)
+        more = {"input_ids": ids[:, 4:], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        if window < 9:
+            with pytest.raises(InputError, match="A cache with a sliding window of 4 tokens forgets the first ones"):
+                model(**more)
+        else:
+            torch.testing.assert_close(model(**more).logits, whole[:, 4:], rtol=1e-4, atol=1e-5)
 
 
 def test_a_static_cache_of_a_batch_that_is_padded_on_the_left():

@@ -19,10 +19,10 @@ from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.integrations import RDropTrainer
-from attnreg.training import RDrop
 from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
+from tests.method_cases import step_of_r_drop
 
 TASK = ["--task", "custom", "--kind", "question-answering", "--device", "cpu", "--batch-size", 8, "--epochs", 2]
 SHORT = ["--max-length", 16]
@@ -188,16 +188,10 @@ def test_loss_rewards_targets_and_r_drop_take_start_and_end_as_two_classes(loade
     for name, wanted in (("predicted", best), ("label", 2 * float(each.sum()))):
         target = Target(name).for_model(model)
         assert float(target.score(output, batch, target.classes(output, batch))) == pytest.approx(wanted, abs=1e-4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    torch.manual_seed(1)
-    loss = RDrop(model, optimizer, alpha=2.0).step(batch).loss
-    torch.manual_seed(1)
-    with torch.no_grad():
-        first, other = model.train()(**batch), model(**batch)
-    model.eval()
+    loss, (first, other) = step_of_r_drop(model, batch)
     sides = [torch.stack([each.start_logits, each.end_logits], 1) for each in (first, other)]
     expected = (first.loss + other.loss + 2 * disagreement(*sides, torch.stack(gold, 1))) / 2
-    assert float(loss) == pytest.approx(float(expected), abs=1e-6)
+    assert loss == pytest.approx(float(expected), abs=1e-6)
     trainer = RDropTrainer(model, hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), alpha=2.0)
     torch.manual_seed(1)
     assert float(trainer.compute_loss(model.train(), batch).detach()) == pytest.approx(float(expected), abs=1e-6)

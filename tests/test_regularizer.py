@@ -1,5 +1,7 @@
 """The base classes: what a class may be called, what may be asked where, and what may be answered."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -129,3 +131,25 @@ def test_what_is_no_regularizer_is_refused(value, message):
     with pytest.raises(ValueError, match=f"Expected a regularizer in FineTuning, {message}"):
         attnreg.training.FineTuning(model, torch.optim.SGD(model.parameters()), value)
     assert not attnreg.is_attached(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "gone"),
+    [
+        ("AttributionProvider", {"p": 0.2}, {"shift_labels": None, "steps_per_forward": 1}),
+        ("DropAttention", {"p": 0.2}, {"gradient_through_sum": False}),
+        ("GNetProvider", {"vocab_size": 9, "hidden_size": 4, "num_layers": 1}, {"feed_forward": False, "shared_tables": []}),
+    ],
+)  # fmt: skip
+def test_what_an_earlier_version_saved_is_loaded_if_it_means_the_same(name, made, gone, tmp_path):
+    def load(more):
+        getattr(attnreg, name)(**made).save_pretrained(tmp_path / "provider")
+        config = json.loads((tmp_path / "provider" / "config.json").read_text())
+        config["config"] |= more
+        (tmp_path / "provider" / "config.json").write_text(json.dumps(config))
+        (tmp_path / "provider" / "SHA256SUMS").unlink()
+        return attnreg.Regularizer.from_pretrained(tmp_path / "provider")
+
+    assert load(gone).config == getattr(attnreg, name)(**made).config
+    with pytest.raises(ValueError, match=f"Expected the arguments of {name}"):
+        load({next(iter(gone)): True})

@@ -72,8 +72,7 @@ class DropAttention(MaskProvider):
     A key is dropped with probability :math:`1 - (1 - p/w)^w`, which is p for w = 1 and a little less for wider windows,
     because they may overlap. Windows may begin before the first key, so all keys have the same rate. A row whose valid
     keys are all dropped becomes uniform over them. No gradient passes through the sum that divides a row, which is our
-    reading of the paper. :class:`attnreg.AttentionDropout`, in contrast, drops single weights
-    or scores.
+    reading of the paper. :class:`attnreg.AttentionDropout`, in contrast, drops single weights or scores.
 
     Args:
         p: drop probability.

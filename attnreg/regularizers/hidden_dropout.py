@@ -117,6 +117,9 @@ class HiddenCut(HiddenProvider):
         p: the share of tokens to drop.
         candidates: c, the share of tokens at which a span may begin.
 
+    Raises:
+        InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
+
     Reference:
         HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between a pass with and one without cuts.
 

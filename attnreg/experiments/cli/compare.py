@@ -46,7 +46,8 @@ class _Compare(GroupedCommand):
         from attnreg.experiments.compare.method import OF_ALL
 
         for name in (word.partition(" ")[0].rpartition("=")[2] for word in typed):
-            params = load_command(name).params if name in recipe_files() else []
+            is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
+            params = load_command(name).params if is_recipe else []
             if any(flag in each.opts and each.name not in OF_ALL for each in params):
                 return f" Put a method's options in quotes with the method, as in '{name} {flag} ...'."
         return super().instead(ctx, flag, typed)

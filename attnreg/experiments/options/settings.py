@@ -211,6 +211,8 @@ class Settings:
         return {
             name: f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
             f"(not {as_typed(self.flag(name), mine.get(name)) or 'given'})"
+            if name in mine
+            else f"an attnreg that has {self.flag(name)}"
             for name in names
             if mine.get(name) != theirs.get(name)
         }

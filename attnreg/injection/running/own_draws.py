@@ -126,7 +126,7 @@ class OwnDraws(Watching):
         heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
-        batch = replace(self.batch, cached=0, room=0) if self._encodes() else self.batch
+        batch = replace(self.batch, cached=0, rooms=()) if self._encodes() else self.batch
         try:
             drawn = batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
         except InputError as error:

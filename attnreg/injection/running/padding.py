@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -75,8 +76,7 @@ class Padding:
             raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
         caches = [each for each in inputs.values() if hasattr(each, "get_seq_length")]
         lengths = [each.get_seq_length() for each in caches]
-        layers = getattr(caches[0], "layers", ()) if caches else ()
-        room = getattr(layers[0], "max_cache_len", 0) if layers else 0
+        rooms = rooms_of(caches)
         # A static cache counts on in its tensor.
         cached = (lengths[0] + 0 if is_traced() else int(lengths[0])) if lengths else 0
         decoded = [x for x in map(inputs.get, ("decoder_input_ids", "decoder_inputs_embeds")) if isinstance(x, Tensor)]
@@ -84,7 +84,7 @@ class Padding:
             tokens = decoded[0].shape[1]  # the cache is the decoder's
         valid = None if self.has_two else self.tokens("encoder", (size, tokens + cached, 0))[0]
         first = None if valid is None else valid.int().argmax(1)
-        return Batch(size, tokens, first, cached, room, rows, has_encoder=bool(decoded))
+        return Batch(size, tokens, first, cached, rooms, rows, has_encoder=bool(decoded))
 
     def _convention(self, name: str, mask: Any) -> Convention:
         if not isinstance(mask, Tensor) or mask.dim() < 2:
@@ -96,6 +96,25 @@ class Padding:
         # In a model of one's own, True may be padding, and a mask of as many rows as samples may be one of pairs.
         is_plain = self._conventions is None or mask.dim() > 2
         return "token" if is_plain or not (mask.dtype == torch.bool or mask.is_floating_point()) else "other"
+
+
+def rooms_of(inputs: Iterable[Any]) -> set[int]:
+    """Return how many keys the layers of static caches of transformers have room for; none without such a cache."""
+    layers = (layer for each in inputs for layer in getattr(each, "layers", ()))
+    return {layer.max_cache_len for layer in layers if hasattr(layer, "max_cache_len")}
+
+
+def check_windows(inputs: Mapping[str, Any]) -> None:
+    """Raise if a pass that repeats another continues a cache that has forgotten tokens, so that positions moved."""
+    for cache in (each for each in inputs.values() if hasattr(each, "get_seq_length")):
+        sliding = (layer for layer in getattr(cache, "layers", ()) if getattr(layer, "is_sliding", False))
+        windows = [getattr(layer, "sliding_window", None) or layer.max_cache_len for layer in sliding]
+        tokens = next((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), 0)
+        if (cached := int(cache.get_seq_length())) and cached + tokens > min(windows, default=math.inf):
+            raise InputError(
+                f"A cache with a sliding window of {min(windows)} tokens forgets the first ones, so a pass that is "
+                "repeated cannot continue it: pass all tokens at once."
+            )
 
 
 def takes_two(names: Iterable[str]) -> bool:

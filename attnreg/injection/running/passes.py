@@ -29,7 +29,7 @@ from attnreg.injection.running.forward_pass import (
     still,
 )
 from attnreg.injection.running.own_draws import OwnDraws
-from attnreg.injection.running.padding import Padding
+from attnreg.injection.running.padding import Padding, check_windows
 from attnreg.injection.running.repetition import Repeatable, foreign_function, in_hook
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
@@ -136,6 +136,8 @@ class Passes(Repeatable):
         first = None if self.repeats is None else next(self.repeats.begun, None)
         now = self.latest = Pass(module, whole, not whole, is_running=True, padding=padding, first=first)
         now.with_gradients = torch.is_grad_enabled()
+        if self.given is not None and not is_compiling:
+            check_windows(inputs)
         if self.seeds_own or self.rows is not None:
             now.batch = padding.batch(inputs, self.rows)
         was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
 from attnreg.injection.running.forward_pass import Calls
+from attnreg.injection.running.padding import rooms_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import in_backward
 
@@ -141,8 +142,8 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
     passes = shadow.passes
-    if passes.seeds_own and torch.compiler.is_compiling() and _has_static_cache(*args, *kwargs.values()):
-        return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in the cache, which is a tensor
+    if passes.seeds_own and torch.compiler.is_compiling() and rooms_of((*args, *kwargs.values())):
+        return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
     if passes.repeats is None and in_backward():
         passes.check_plain(shadow.name, shadow.module)
         return shadow.plain(*args, **kwargs)
@@ -157,10 +158,6 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
         raise
     passes.end(completed=True)
     return output
-
-
-def _has_static_cache(*inputs: Any) -> bool:
-    return any(hasattr(layer, "max_cache_len") for each in inputs for layer in getattr(each, "layers", ()))
 
 
 if (
