@@ -85,7 +85,7 @@ def same(a, b):
     return torch.equal(a[0], b[0]) and all(x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
 
 
-@rows
+@some_rows
 def test_attach_and_detach_leave_no_trace(case, provider_case):
     model, batch = case.build(), case.batch()
     provider = provider_case.make(model)

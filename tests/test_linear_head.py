@@ -77,7 +77,7 @@ def features(model, rows):
     return torch.cat([model.eval().bert(**{n: x for n, x in b.items() if n != "labels"}).pooler_output for b in rows])
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_head_is_that_of_logistic_regression(classes):
     model, rows = bert(num_labels=classes), [*batches(8, 16)]
     for batch in rows:

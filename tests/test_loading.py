@@ -72,6 +72,7 @@ def test_a_broken_tokenizer_ends_in_a_sentence(tmp_path):
         load_model(get_task("rte"), str(tmp_path))
 
 
+@pytest.mark.slow
 def test_tokenizers_of_bytes_and_characters_need_no_vocabulary(tmp_path):
     sizes = {name: SIZES[name] for name in SIZES if name != "vocab_size"}
     hf.CanineModel(hf.CanineConfig(**sizes, num_hash_buckets=16)).save_pretrained(tmp_path / "canine")
