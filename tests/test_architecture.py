@@ -22,6 +22,7 @@ ROOMS = [
     "attnreg._files",
     "attnreg",  # which names all others and imports none
     "attnreg.outputs",
+    "attnreg.sharding",
     "attnreg.functional",
     "attnreg.draws",
     "attnreg.masks",

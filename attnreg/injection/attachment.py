@@ -19,6 +19,7 @@ from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Compose, Regularizer, a_regularizer, described
 from attnreg.regularizer.providers import HiddenProvider, MaskProvider
+from attnreg.sharding import is_sharded
 from attnreg.sites import Stack
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[AttachHandle]] = WeakKeyDictionary()  # by provider
@@ -197,7 +198,7 @@ def _check(model: nn.Module, provider: Regularizer) -> None:
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise InputError(f"The model is already wrapped in {type(model).__name__}. Attach first, then wrap.")
-    if any(type(p).__name__ == "DTensor" or hasattr(p, "_is_flat_param") for p in model.parameters()):
+    if is_sharded(model) or any(hasattr(each, "_is_flat_param") for each in model.parameters()):
         raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 

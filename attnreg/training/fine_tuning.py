@@ -18,6 +18,7 @@ from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
 from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
+from attnreg.sharding import load_whole_state, whole_state
 from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
@@ -107,6 +108,12 @@ class FineTuning(TrainingMethod):
         self.max_grad_norm = max_grad_norm
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")
+        learned = [] if self.handle is None else self.handle.provider.learned_parameters()
+        if learned and accelerator is not None and accelerator.is_fsdp2:
+            raise InputError(
+                f"{type(self.provider).__name__} learns parameters, which accelerate does not train under FSDP2: use "
+                "data parallelism, or FSDP2 in a loop of your own."
+            )
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer = self.updater.prepare(model, optimizer)
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
@@ -202,13 +209,13 @@ class FineTuning(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {name: {} if part is None else part.state_dict() for name, part in self._parts.items()}
+        return {name: {} if part is None else whole_state(part, self.model) for name, part in self._parts.items()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, part in self._parts.items():
             if part is not None:
-                part.load_state_dict(state[name])
+                load_whole_state(part, self.model, state[name])
 
 
 #: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.

@@ -13,6 +13,7 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
+from attnreg.sharding import is_sharded
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.method import Batch, StepResult, draws_repeated, held_by, put_back
 
@@ -62,7 +63,7 @@ class SAM(FineTuning):
         self.rho = not_negative("rho", rho)
         accelerator = shared.get("accelerator")
         sharded = accelerator is not None and accelerator.distributed_type in _SHARDED
-        if sharded or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        if sharded or is_sharded(model):
             raise InputError("SAM does not support sharded parameters (FSDP, DeepSpeed): use data parallelism.")
         super().__init__(model, optimizer, provider, **shared)
         self._weights = held_by(self.optimizer, self.model.parameters())

@@ -19,6 +19,7 @@ from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.models.lora import save_model
+from attnreg.sharding import is_sharded, whole_state
 
 # What a run leaves if it fails before its first checkpoint; there is nothing to lose.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
@@ -147,11 +148,12 @@ class RunFolder:
                 self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
-        """Write ``model/`` and ``provider/``, each atomically."""
+        """Write ``model/`` and ``provider/``, each atomically. All processes of a sharded model must call it."""
+        weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
         with replaced_folder(self.path / "model") as new:
-            save_model(model, new)
+            save_model(model, new, weights)
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")

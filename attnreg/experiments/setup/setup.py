@@ -44,7 +44,11 @@ from attnreg.training.method import Batch, add_learned
 from attnreg.training.noise import noisy_tune
 from attnreg.training.optim import adamw
 
-SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+_ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
+_SHARDED = (
+    "Recipes do not support {}, because they copy and inspect whole models. Use data parallelism (`torchrun`, "
+    "`accelerate launch --multi_gpu`), on GPUs FSDP2 (`--use_fsdp --fsdp_version 2`), or shard in a loop of your own."
+)
 
 
 class Setup:
@@ -65,11 +69,8 @@ class Setup:
         self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
-        if sharding := [name for name in SHARDED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]:
-            raise InputError(
-                f"Recipes do not support {sharding[0]}, because they copy and inspect whole models. Use data "
-                "parallelism (`torchrun`, `accelerate launch --multi_gpu`), or shard in a loop of your own."
-            )
+        for name in filter(sharded, ("DEEPSPEED", "MEGATRON_LM")):
+            raise InputError(_SHARDED.format(name))
         try:
             self.accelerator = Accelerator(
                 # Without an accelerator device this must be explicit, or several processes would each train alone.
@@ -92,6 +93,8 @@ class Setup:
             raise InputError(
                 f"Expected --gradient-accumulation of at most {each}, the rows of a batch, got {accumulation}."
             )
+        if sharded("FSDP") and not self.accelerator.is_fsdp2:
+            raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
         self.model, self.tokenizer = self._load()
@@ -117,6 +120,8 @@ class Setup:
             self.remarks.append(
                 f"Inputs have at most {max_length} tokens, which is what the model takes (--max-length)."
             )
+        if self.accelerator.is_fsdp2:
+            self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         self.remarks += [
@@ -200,6 +205,22 @@ class Setup:
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
+
+    def _check_sharded(self) -> None:
+        """Refuse under FSDP2 what was not compared with a whole model, or cannot be right on a part of one."""
+        options = ("lora_rank", "mixed_precision", "ema", "linear_probe")
+        flags = [self.settings.flag(name) for name in options if getattr(self.settings, name)]
+        if self.settings.wise_ft != 1.0:
+            flags.append("--wise-ft")
+        if self.kind.generates:
+            flags.append("a task whose answers are generated")
+        if self.settings.recipe not in _ON_SHARDS:
+            flags.append(f"recipe {self.settings.recipe}")
+        if flags:
+            raise InputError(
+                f"FSDP2 is for recipes {', '.join(_ON_SHARDS)}, on whole models in float32, and not for "
+                f"{', '.join(flags)}. Use data parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
+            )
 
     def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
         """Split off the last rows; a few more where that would divide the windows of one."""
@@ -327,3 +348,8 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
+
+
+def sharded(name: str) -> bool:
+    """Whether ``accelerate launch`` was asked to shard the model by a library."""
+    return os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"

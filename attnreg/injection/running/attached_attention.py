@@ -25,6 +25,7 @@ from attnreg.injection.running.repetition import checkpoint_around, foreign_func
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
+from attnreg.sharding import is_sharded
 from attnreg.sites import AttentionSite, SiteInfo
 
 
@@ -270,7 +271,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         mode = None
         if plan is not None and (self._is_tapped(plan) or acts()):
             self.passes.check_entry(self.name)
-            if self._folds_heads and any(type(p).__name__ == "DTensor" for p in module.parameters()):
+            if self._folds_heads and is_sharded(module):
                 raise NoAttentionError(
                     f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
                     "would get the masks of other heads. Tensor parallelism is not supported."
