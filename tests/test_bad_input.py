@@ -97,7 +97,7 @@ BAD = [
     bad("compare", "finetune", "--baseline", "ad-drop", code=2, says="Expected --baseline to be one of the methods"),
     bad("compare", "finetune", "finetune", code=2, says="Expected each method once"),
     bad("compare", "finetune --seed 3", code=2, says="--seed must be the same for all methods"),
-    bad("compare", "finetune", "--validation-rows", 9, code=2, says="No such option '--validation-rows'"),
+    bad("compare", "finetune", "--validation-rows", 9, code=2, says="No such option '--validation-rows'. To score on rows of train, use --folds N, or `validation_rows: N` for a task of"),
     bad("compare", "finetune", "--data-dir", "nowhere", says="Expected --data-dir to be a folder or a file, got nowhere"),
     bad("search", "--space", "options: {learning-rate: 1e-5..1e-3}", "--data-dir", "nowhere", says="got nowhere: no such folder or file"),
     bad("compare", "finetune", "--jobs", 2, "--launcher", "ray", code=2, says="--jobs is only for --launcher local"),

@@ -5,9 +5,8 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.change import change
 from attnreg.experiments.compare.report.study import write_study_report
-from attnreg.experiments.compare.study import read_study
+from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.options.catalogue import study_files
 from tests.test_compare_study import table, write
 from tests.test_study_file import file_of

@@ -45,6 +45,8 @@ class _Compare(GroupedCommand):
         """Say to put an option of a method in quotes with the method."""
         from attnreg.experiments.compare.method import OF_ALL
 
+        if flag == "--validation-rows":
+            return " To score on rows of train, use --folds N, or `validation_rows: N` for a task of a study file."
         for name in (word.partition(" ")[0].rpartition("=")[2] for word in typed):
             is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
             params = load_command(name).params if is_recipe else []

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from attnreg.errors import UsageError
+from attnreg.experiments.cli.shared import RUNNING
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 
-RUNNING = "Running"
 _OPTIONS = (
     option("--task", group=DATA, shell_complete=names_like(lambda: TASKS),
            help=f"One of {', '.join(TASKS)} (default: the run's)."),
