@@ -170,7 +170,7 @@ main(sys.argv[1:])
 NO_OTHER_RUN_AFTER_ONE = """
 import os
 import signal
-from attnreg.experiments.compare.board import Board
+from attnreg.experiments.compare.launch import Board
 
 Board.ended = lambda *ended: os.kill(os.getpid(), signal.SIGSTOP)
 """

@@ -1,4 +1,4 @@
-"""Runs whose data, recipe, provider or version has changed since: they are made anew, or not resumed, and never lost."""
+"""Runs whose data, recipe, provider or version has changed since: they are refused, and never lost."""
 
 import json
 import re
@@ -21,12 +21,12 @@ METHODS = ["finetune", "mine.py", "regularize --provider p.py:Mine(0.1)"]
 
 
 def changes():
-    """What is done to the files of a comparison, by what is said of it, and the methods that are made anew."""
+    """What is done to the files of a comparison, by what is said of it, and the first method that is refused."""
     return {
-        "the data": (lambda: edit("data/validation.jsonl", '"label": 1', '"label": 0'), METHODS),
-        "the recipe's file": (lambda: edit("mine.py", "q=0.2", "q=0.3"), ["mine.py"]),
-        "the provider's file": (lambda: edit("p.py", "0.1", "0.2"), METHODS[2:]),
-        "attnreg's version": (lambda: None, METHODS),
+        "the data": (lambda: edit("data/validation.jsonl", '"label": 1', '"label": 0'), METHODS[0]),
+        "the recipe's file": (lambda: edit("mine.py", "q=0.2", "q=0.3"), METHODS[1]),
+        "the provider's file": (lambda: edit("p.py", "0.1", "0.2"), METHODS[2]),
+        "attnreg's version": (lambda: None, METHODS[0]),
     }
 
 
@@ -68,23 +68,21 @@ def made(folder):
 
 
 @pytest.mark.parametrize("what", changes())
-def test_what_depends_on_a_change_is_made_anew(files, cli, monkeypatch, what):
-    made(files)
-    change, methods = changes()[what]
+def test_what_has_changed_is_refused_and_kept(files, cli, monkeypatch, what):
+    whole = made(files)
+    change, method = changes()[what]
     command = ["compare", *METHODS, "--data-dir", "data", "--epochs", 1, "--seeds", 2, "--no-equal-time"]
     command += ["--output-dir", "study"]
     assert "Report saved" in ran(cli(*command)).output  # nothing is made anew
     change()
     if what == "attnreg's version":
         monkeypatch.setattr(content, "__version__", "99")
-    result = ran(cli(*command, "--launcher", "commands"))
-    count = 2 * len(methods)
-    says = f"Since {count} of the runs, {what} changed: they are made anew. The old ones are in study/outdated/1."
-    assert says in result.output
-    assert len(re.findall(r"attnreg recipe .*--output-dir study/", result.output)) == count
-    outdated = files / "study" / "outdated" / "1"
-    assert len(list(outdated.glob("*/seed*/result.json"))) == len(list(outdated.glob("*/seed*.log"))) == count
-    assert sum(run.finished for run in comparison(files).runs()) == 6 - count
+    folder = next(f"study/{each.slug}" for each in whole.methods if each.text == method)
+    says = (
+        f"Since the run in {folder}/seed0 was started, {what} changed, so it cannot be compared with new runs: choose"
+    )
+    assert_sentence(cli(*command), 1, re.escape(says))
+    assert all(run.finished for run in whole.runs())
 
 
 def test_an_older_run_that_does_not_tell_is_kept(files):
@@ -93,7 +91,7 @@ def test_an_older_run_that_does_not_tell_is_kept(files):
         for run in whole.runs():
             write(run, 0.5)
     edit("data/validation.jsonl", '"label": 1', '"label": 0')
-    assert whole.set_outdated_aside() == []
+    whole.check()
 
 
 def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):

@@ -20,11 +20,9 @@ _OPTIONS = (
     option("--runs", group=SEARCH, type=click.IntRange(min=1), default=30,
            help="Budget: the largest number of runs."),
     option("--seeds", group=SEARCH, type=click.IntRange(min=1), default=3,
-           help="Seeds of a trial, run one after another."),
+           help="Seeds of each trial."),
     option("--search-rows", group=SEARCH, type=click.IntRange(min=1), default=500,
            help="Rows held out from train to score trials on."),
-    option("--prune-p", group=SEARCH, type=click.FloatRange(0, 1), default=0.3,
-           help="Stop a trial that is worse than the best one with p below this (Wilcoxon's test over seeds)."),
     option("--sampler-seed", group=SEARCH, type=click.IntRange(0, 2**31 - 1), default=0,
            help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
     jobs_option("Trials at a time"),
@@ -49,19 +47,17 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.compare.held_out import HeldOut
     from attnreg.experiments.compare.method import typed_words
     from attnreg.experiments.compare.report.search import write_report
-    from attnreg.experiments.compare.search.rounds import Search
     from attnreg.experiments.compare.search.space import read_space
+    from attnreg.experiments.compare.search.trials import Search
     from attnreg.experiments.results.document import say
 
-    own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "prune_p", "sampler_seed")}
+    own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
     model = _model(options) if varied.providers else None
     layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
-    if varied.needs_layers and layers is None:
-        raise InputError("The number of layers of the model is unknown: give `layers: [all, first, last]` in --space.")
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
-    made = Search(varied.for_layers(layers), held_out, own["runs"], own["sampler_seed"], own["prune_p"])
+    made = Search(replace(varied, layers=layers), held_out, own["runs"], own["sampler_seed"])
     made.check(model)
     del model
     console, stopped = Console(), False

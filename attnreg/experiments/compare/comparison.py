@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -46,11 +45,6 @@ class Comparison:
     search_rows: Count = 500
     keep_models: bool = False
 
-    @property
-    def design(self) -> dict[str, Any]:
-        """The fields with a default."""
-        return {name: getattr(self, name) for name in DESIGN}
-
     def check(self) -> None:
         """Check the methods, their options and the folder, before any run starts."""
         slugs = [method.slug for method in self.methods]
@@ -83,20 +77,6 @@ class Comparison:
         for longer in self.equal_time_methods().values():
             runs += self.final_runs(longer, "equal time")
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
-
-    def set_outdated_aside(self) -> list[str]:
-        """Move known runs whose data, recipe or attnreg has changed to ``outdated``; say what is made anew."""
-        reasons = Counter[str]()
-        old = self.folder / "outdated"
-        place = old / str(1 + max((int(path.name) for path in old.glob("[0-9]*")), default=0))
-        for run in self.runs():
-            if new := run.changed:
-                reasons[" and ".join(new)] += 1
-                run.set_aside(place / run.folder.relative_to(self.folder))
-        return [
-            f"Since {count} of the runs, {reason} changed: they are made anew. The old ones are in {place}."
-            for reason, count in reasons.items()
-        ]
 
     @property
     def _held_out(self) -> HeldOut:
@@ -139,20 +119,18 @@ class Comparison:
 
     def missing(self) -> Iterator[str]:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
-        runs = self.runs()
-        chosen = {method.name: self.chosen(method) for method in self.methods}
+        runs, groups = self.runs(), self.groups()
         done = sum(run.finished for run in runs)
-        if done == len(runs) and None not in chosen.values():
+        if done == len(runs):
             return
         yield (
             f"Incomplete: {done} of {len(runs)} runs have finished. Differences use the seeds that both methods have. "
             "Repeat the command to go on."
         )
-        for name, method in chosen.items():
-            if method is None:
-                yield f"{name}: no score yet, because its search has not finished."
-            elif missing := [str(run.seed) for run in self.final_runs(method) if not run.finished]:
-                yield f"{name}: {self.seeds - len(missing)} of {self.seeds} seeds; missing: {', '.join(missing)}."
+        for method in self.methods:
+            seeds = len(groups[method].runs) if method in groups else 0
+            if seeds < self.seeds:
+                yield f"{method.name}: {seeds} of {self.seeds} seeds."
         for run in runs:
             if (reason := run.failure) is not None:
                 yield f"Failed: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
@@ -207,8 +185,9 @@ class Comparison:
 
     def _write(self, decided: dict[str, int | None]) -> None:
         methods, options = [method.typed for method in self.methods], typed_words(self.options)
-        content = {"methods": methods, "baseline": self.baseline.typed, "options": options, **self.design}
-        self._output.write({**content, "equal_time_epochs": decided})
+        content = {"methods": methods, "baseline": self.baseline.typed, "options": options}
+        design = {name: getattr(self, name) for name in DESIGN}
+        self._output.write({**content, **design, "equal_time_epochs": decided})
 
 
 DESIGN = {each.name: each.default for each in fields(Comparison) if each.default is not MISSING}

@@ -12,12 +12,12 @@ from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 
 FIRST_SEED = 1000  # of trials, so that none is reported on a seed that chose it
-State = Literal["running", "complete", "stopped", "failed"]
+State = Literal["running", "complete", "failed"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, its scores on held-out rows so far, by seed, and why it has failed, if so."""
+    """A method that is tried, its scores on held-out rows, by seed, and why it has failed, if so."""
 
     number: int
     method: Method
@@ -27,7 +27,7 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """The mean score over the seeds so far."""
+        """The mean score over the seeds."""
         return fmean(self.scores)
 
 

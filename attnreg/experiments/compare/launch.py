@@ -1,4 +1,4 @@
-"""Start the runs: as processes on this machine, on a Ray cluster, or as commands for a scheduler."""
+"""Start the runs: as processes on this machine, on a Ray cluster, or as commands for a scheduler; show how they go."""
 
 from __future__ import annotations
 
@@ -12,10 +12,66 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from attnreg.errors import InputError
-from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.results.document import say
+
+_DAY = 86_400.0  # of runs that the estimate of the time left is from
+
+
+class Board:
+    """Print a line for each run that ends and, on a terminal, show a bar, the time left and what runs now.
+
+    ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], console: Console, *, total: int | None = None) -> None:
+        self._runs, self._total, self._console = runs, total or len(runs), console
+        self._running: dict[Path, str] = {}
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, speed_estimate_period=_DAY)
+        self._task = self._bar.add_task("", total=self._total, completed=self._done)
+
+    @property
+    def _done(self) -> int:
+        return sum(run.finished for run in self._runs)
+
+    def started(self, run: PlannedRun) -> None:
+        """Note that a run has started."""
+        self._running[run.folder] = _named(run)
+        self._update()
+
+    def ended(self, run: PlannedRun) -> None:
+        """Note that a run has ended, with a result or without."""
+        self._running.pop(run.folder, None)
+        ended = f"{run.score:.4f} ({run.seconds:.0f} s)" if run.finished else f"failed: see {run.log}"
+        say(self._console, f"{_named(run)}: {ended}; {self._done} of {self._total} runs done")
+        self._update()
+
+    def _update(self) -> None:
+        self._bar.update(self._task, completed=self._done, description=" | ".join([*self._running.values()]))
+
+    def __enter__(self) -> Board:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+def _named(run: PlannedRun) -> str:
+    role = "" if run.role == "final" else f" ({run.role})"
+    return f"{run.method.name}{role}, seed {run.seed}"
+
 
 Launcher = Callable[[Sequence[PlannedRun], Board], None]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import click
 from rich.console import Console
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.board import Board
 from attnreg.experiments.compare.comparison import Comparison
-from attnreg.experiments.compare.planned import seconds_left
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.scoring import score_further
@@ -26,7 +25,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
     """
     console, troubles, stopped = Console(), list[str](), False
     for comparison in study.comparisons.values():
-        if not all(run.finished and not run.changed for run in comparison.runs()):
+        if not all(run.finished for run in comparison.runs()):
             final = comparison.final_runs(comparison.baseline.variants[0])
             for run in [*final[:1], *[run for run in comparison.runs() if run.role == "search"][:1]]:
                 run.check_data()
@@ -63,12 +62,13 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
         jobs = jobs or launch.usual_jobs(threads, on_cpu)
     start = launch.ray(threads, on_cpu) if jobs is None else launch.local(jobs, threads)
     while True:
-        say(console, *comparison.set_outdated_aside())
-        runs = [run for run in comparison.runs() if not run.finished and run.folder not in tried]
+        for run in (known := comparison.runs()):
+            run.check()  # again, since the data or a file may have changed
+        runs = [run for run in known if not run.finished and run.folder not in tried]
         if not runs:
             break
         tried.update(run.folder for run in runs)  # a run that fails is not made again, until the command is repeated
-        with Board(comparison.runs(), jobs or len(runs), console) as board:
+        with launch.Board(known, console) as board:
             try:
                 start(runs, board)
             except KeyboardInterrupt:
@@ -82,30 +82,26 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
 
 def _print_commands(comparison: Comparison, threads: int) -> bool:
     """Print commands for the unfinished runs; return whether there are any."""
-    said = comparison.set_outdated_aside()
     if pending := [run for run in comparison.runs() if not run.finished]:
         count = launch.commands(pending, threads, click.echo)
-        said.append(
-            f"{count} runs to start, {len(pending) - count} running. Repeat this command when they have finished."
-        )
-    for text in said:
-        click.echo(text, err=True)
+        left = f"{count} runs to start, {len(pending) - count} running."
+        click.echo(f"{left} Repeat this command when they have finished.", err=True)
     return bool(pending)
 
 
 def describe(study: Study) -> None:
     """Print the runs of comparisons that are known so far, their number, and an estimate of their time."""
-    console, left, known, total = Console(), 0.0, True, 0
+    console, times, total = Console(), list[float](), 0
     for comparison in study.comparisons.values():
         runs = comparison.runs()
         done = [run for run in runs if run.finished]
         total += len(runs)
-        known = known and bool(done or not runs)
+        times += [run.seconds for run in done]
         say(console, f"{comparison.folder}: {len(runs)} runs, {len(done)} finished")
-        if unknown := [method.name for method in comparison.methods if comparison.chosen(method) is None]:
-            say(console, f"  {', '.join(unknown)}: {comparison.seeds} more runs of each, once its search has finished")
         for run in runs:
             say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {'finished' if run in done else 'to run'}")
-        left += sum(seconds_left(runs))
-    estimate = f"about {left / 60:.0f} min of computing left" if known else "no estimate of time before a run of each"
-    say(console, f"{total} runs in all; {estimate}.")
+        if unknown := [method.name for method in comparison.methods if comparison.chosen(method) is None]:
+            say(console, f"  {', '.join(unknown)}: {comparison.seeds} more runs of each, once its search has finished")
+    each = fmean(times) if times else 0.0
+    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" if times else ""
+    say(console, f"{total} runs in all{left}.")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from attnreg.errors import InputError
@@ -90,16 +89,23 @@ class PlannedRun:
         return self.reader.predictions
 
     def check(self) -> None:
-        """Refuse a folder with other files, or a run with other options."""
+        """Refuse a folder with other files, or a run with other options or of data or files that have changed."""
         if not self.folder.exists():
             return
         if not (self.folder / "config.json").is_file():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
-        elif (others := self.settings.differences(self.reader.config)) and not self.changed:
+            return
+        settings, config = self.settings, self.reader.config
+        if others := settings.differences(config):
             raise InputError(
                 f"The run in {self.folder} has other options than this comparison: {', '.join(others.values())}. Give "
                 "the same options, or another --output-dir."
+            )
+        if what := changed(settings.content(), config):
+            raise InputError(
+                f"Since the run in {self.folder} was started, {' and '.join(what)} changed, so it cannot be compared "
+                "with new runs: choose another --output-dir, or remove this one."
             )
 
     def check_data(self) -> None:
@@ -112,24 +118,6 @@ class PlannedRun:
         if settings.data_dir is not None or task.embedded is None:
             task, splits = load_data(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
             choose_rows(splits, settings, task)
-
-    @property
-    def changed(self) -> list[str]:
-        """What has changed since the run in the folder was started, although its command is the same."""
-        if not (self.folder / "config.json").is_file():
-            return []
-        settings, config = self.settings, self.reader.config
-        different = [*settings.differences(config)]
-        if different not in ([], ["provider"]):  # another command
-            return []
-        return [*(["the provider's file"] if different else []), *changed(settings.content(), config)]
-
-    def set_aside(self, folder: Path) -> None:
-        """Move what the run has written to another folder."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.rename(folder)
-        if self.log.is_file():
-            self.log.rename(folder.with_name(self.log.name))
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""
@@ -147,13 +135,3 @@ class PlannedRun:
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-def seconds_left(runs: Sequence[PlannedRun], more: int = 0) -> list[float]:
-    """Estimate the duration of each unfinished run, and of more runs, by those of its recipe, or else of all."""
-    known: dict[str, list[float]] = {}
-    for run in (run for run in runs if run.finished):
-        known.setdefault(run.method.words[0], []).append(run.seconds)
-    usual = [seconds for times in known.values() for seconds in times]
-    left = [known.get(run.method.words[0], usual) for run in runs if not run.finished]
-    return [fmean(times) for times in [*left, *[usual] * more]] if usual else []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.held_out import FIRST_SEED, Trial, best, score_cells
 from attnreg.experiments.compare.method import Winner, typed_words
-from attnreg.experiments.compare.search.rounds import Search
-from attnreg.experiments.compare.search.trials import Trials
+from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.compare.search.trials import Search, Trials
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Table
-
-_BEST = 5
 
 
 def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list[str | Table]:
@@ -27,15 +26,16 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         if failures:
             raise InputError(f"No trial has finished. {failures[0]}")
         return []
-    held_out, said = search.held_out, _summary(search, trials)
+    held_out, made = search.held_out, [run for run in search.known(trials) if run.finished or run.failure is not None]
+    said = _summary(search, trials, made)
     run = held_out.run(first.method, 0)
-    counts = len(trials.all), trials.runs, held_out.seeds, held_out.rows
+    counts = len(trials.all), len(made), held_out.seeds, held_out.rows
     winner = Winner(first.method.text, first.mean, run.settings.task, *counts)
     folder, last = held_out.folder, FIRST_SEED + held_out.seeds - 1
     seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
     winner.write(folder)
-    ranked = sorted((trial for trial in trials.all if trial.state == "complete"), key=lambda trial: -trial.mean)
-    leaders, metric = _table(ranked[:_BEST]), str(run.reader.result["metric"])
+    ranked = sorted(trials.all, key=lambda trial: -trial.mean if trial.state == "complete" else math.inf)
+    metric = str(run.reader.result["metric"])
     compare = shlex.join(["attnreg", "compare", "finetune", f"best=@{folder}", *typed_words(held_out.options)])
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
@@ -49,27 +49,27 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         Code([winner.method]),
         Paragraph("The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"),
         Code([compare]),
-        Heading(f"The best {len(leaders.rows)} trials"),
-        leaders,
         Heading("All trials"),
-        _table(trials.all),
-        Paragraph(
-            "Complete: scored with all seeds. Stopped: worse than the best trial at that time, seed by seed "
-            f"(Wilcoxon's signed-rank test, p < {search.prune_p:g}). Failed: a run ended without a result."
-        ),
+        _table(ranked),
         *map(Paragraph, failures),
     ]
     document.save(blocks, folder)
-    return [leaders, said, "Compare the winner:", compare, f"Report saved to {folder}/report.md and report.html."]
+    return [
+        _table(ranked[:5]),
+        said,
+        "Compare the winner:",
+        compare,
+        f"Report saved to {folder}/report.md and report.html.",
+    ]
 
 
-def _summary(search: Search, trials: Trials) -> str:
+def _summary(search: Search, trials: Trials, made: Sequence[PlannedRun]) -> str:
     """Say how many trials and runs there were, and what they cost."""
     states = [trial.state for trial in trials.all]
-    names = {"complete": "complete", "stopped": "stopped early", "failed": "failed", "running": "unfinished"}
+    names = {"complete": "complete", "failed": "failed", "running": "unfinished"}
     told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
-    minutes = sum(float(run.reader.result["seconds"]) for run in search.known(trials) if run.finished) / 60
-    runs = f"{trials.runs} runs of at most {search.runs}"
+    minutes = sum(run.seconds for run in made if run.finished) / 60
+    runs = f"{len(made)} runs of at most {search.runs}"
     return f"{len(states)} trials ({told}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,7 @@ from attnreg.experiments.runs.command import load_command
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-HALVES = ("lower half", "upper half")
-LAYERS = ("all", *HALVES, "first", "last")
+LAYERS = ("all", "lower half", "upper half", "first", "last")
 _KEYS = ("recipe", "options", "providers", "layers", "most")
 _PLAIN = "finetune"
 _RANGE = re.compile(r"([^\s/]+?)\.\.([^\s/]+)(?:\s+(\S+))?")
@@ -48,12 +47,6 @@ class Range:
         """The values to check before the search starts."""
         return [self.low, self.high]
 
-    @property
-    def start(self) -> Any:
-        """The value of a first trial, as optuna stores it: the middle."""
-        middle = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
-        return round(middle) if isinstance(self.low + self.high, int) else middle
-
     def draw(self, trial: Trial, name: str) -> Any:
         """Draw a number; one that is not whole has three significant digits, so that it is easy to read and type."""
         if isinstance(self.low + self.high, int):
@@ -67,11 +60,6 @@ class Choice:
     """A list of values; a single one is fixed."""
 
     extremes: Sequence[Any]  # all are checked before the search starts
-
-    @property
-    def start(self) -> Any:
-        """The value of a first trial, as optuna stores it: the first one, or ``None`` if there is nothing to choose."""
-        return literal(self.extremes[0]) if len(self.extremes) > 1 else None
 
     def draw(self, trial: Trial, name: str) -> Any:
         """Choose a value."""
@@ -100,26 +88,10 @@ class Space:
     content: Mapping[str, Any]
     layers: int | None = None
 
-    @property
-    def needs_layers(self) -> bool:
-        """Whether the number of layers must be known."""
-        return any(where in HALVES for each in self.providers.values() for where in each["layers"].extremes)
-
-    def for_layers(self, layers: int | None) -> Space:
-        """Return the space for a model with so many layers, with one of those choices that come to the same in it."""
-        providers = {}
-        for name, arguments in self.providers.items():
-            found = {str(layer_indices(each, layers)): each for each in reversed(arguments["layers"].extremes)}
-            providers[name] = {**arguments, "layers": Choice(list(found.values())[::-1])}
-        return replace(self, providers=providers, layers=layers)
-
-    def starts(self) -> list[dict[str, Any]]:
-        """Return the parameters of the first trials: no provider, which is plain fine-tuning, and each one alone."""
-        if not self.providers:
-            return []
-        plain = _starts(self.options) | dict.fromkeys(self.providers, False)
-        named = {name: {f"{name} {key}": each for key, each in own.items()} for name, own in self.providers.items()}
-        return [plain, *({**plain, name: True, **_starts(own)} for name, own in named.items())]
+    def starts(self) -> list[dict[str, bool]]:
+        """Return which providers are in the first trials: none, which is plain fine-tuning, and each one alone."""
+        plain = dict.fromkeys(self.providers, False)
+        return [plain, *({**plain, name: True} for name in plain)] if plain else []
 
     def draw(self, trial: Trial, order: random.Random) -> str:
         """Draw a method; providers are asked for in a random ``order``, which matters if not all may be in."""
@@ -155,17 +127,20 @@ class Space:
 
 
 def layer_indices(where: Any, layers: int | None) -> list[int] | None:
-    """Return the layers that a word stands for; ``None`` for all.
+    """Return the layers that a word stands for, ``None`` for all; halves need the number of layers.
 
     Example:
         >>> [layer_indices(where, 5) for where in LAYERS]
         [None, [0, 1], [2, 3, 4], [0], [-1]]
     """
-    if where in HALVES:
-        assert layers is not None
-        middle = layers // 2
-        return list(range(middle) if where == HALVES[0] else range(middle, layers))
-    return where if isinstance(where, list) else {"all": None, "first": [0], "last": [-1]}[where]
+    if isinstance(where, list):
+        return where
+    halves = [] if layers is None else [range(layers // 2), range(layers // 2, layers)]
+    words = {"all": None, "first": [0], "last": [-1], **dict(zip(LAYERS[1:3], map(list, halves), strict=False))}
+    if where not in words:
+        known = ", ".join(words)
+        raise InputError(f"Expected `layers` in the search space as {known}, or lists of layer indices, got {where!r}.")
+    return words[where]
 
 
 def read_space(text: str | None) -> Space:
@@ -182,8 +157,11 @@ def read_space(text: str | None) -> Space:
     options, given = (mapping(content.get(key), f"`{key}` of the search space") for key in ("options", "providers"))
     if not options and not given:
         raise InputError("The search space is empty: give `options`, `providers`, or both.")
-    layers = content.get("layers", list(LAYERS))
-    providers = {name: _arguments(name, arguments, layers) for name, arguments in given.items()}
+    providers: dict[str, dict[str, Values]] = {}
+    for name, arguments in given.items():
+        of_provider = mapping(arguments, f"{name} in the search space")
+        whole = {**of_provider, "layers": of_provider.get("layers", content.get("layers", list(LAYERS)))}
+        providers[name] = {key: read_values(each, f"{name} {key}") for key, each in whole.items()}
     most = content.get("most", max(1, len(providers)))
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
@@ -228,19 +206,6 @@ def literal(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _arguments(name: str, content: Any, layers: Any) -> dict[str, Values]:
-    arguments = mapping(content, f"{name} in the search space")
-    where = arguments.pop("layers", layers)
-    choices = where if isinstance(where, list) else [where]
-    indices = [each for each in choices if isinstance(each, list) and each and all(type(one) is int for one in each)]
-    if not choices or not all(each in indices or each in LAYERS for each in choices):
-        raise InputError(
-            f"Expected `layers` in the search space as choices among {', '.join(LAYERS)} and lists of layer indices, "
-            f"got {where!r}."
-        )
-    return {**{key: read_values(each, f"{name} {key}") for key, each in arguments.items()}, "layers": Choice(choices)}
-
-
 def _number(value: Any) -> Any:
     """Return the number that a text stands for (YAML reads ``1e-5`` as a text), or else the value itself."""
     for kind in (int, float) if isinstance(value, str) else ():
@@ -248,10 +213,6 @@ def _number(value: Any) -> Any:
             number = kind(value)
             return number if math.isfinite(number) else value
     return value
-
-
-def _starts(values: Mapping[str, Values]) -> dict[str, Any]:
-    return {name: each.start for name, each in values.items() if each.start is not None}
 
 
 def _cycled(values: Mapping[str, Values]) -> list[dict[str, Any]]:

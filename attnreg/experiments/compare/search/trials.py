@@ -1,23 +1,31 @@
-"""The trials of a search, which optuna draws and keeps in a file."""
+"""A search: its trials, which optuna draws and keeps in a file, and their runs, round by round."""
 
 from __future__ import annotations
 
 import random
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from attnreg.errors import InputError
-from attnreg.experiments.compare.held_out import State, Trial
-from attnreg.experiments.compare.method import Method
+from rich.console import Console
+
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.compare.folder import OutputFolder
+from attnreg.experiments.compare.held_out import HeldOut, State, Trial, best
+from attnreg.experiments.compare.launch import Board, Launcher
+from attnreg.experiments.compare.method import OF_ALL, Method
+from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.compare.search.space import Space
+from attnreg.experiments.results.document import say
 
 try:
     import optuna
     from optuna.exceptions import ExperimentalWarning
-    from optuna.pruners import WilcoxonPruner
     from optuna.samplers import TPESampler
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
@@ -30,26 +38,22 @@ REPEATS = 50  # draws in a row of methods that were drawn before; then as many a
 _STATES: dict[TrialState, State] = {
     TrialState.RUNNING: "running",
     TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "stopped",
     TrialState.FAIL: "failed",
 }
 
 
 class Trials:
-    """The trials in optuna's journal, from which a search that was killed goes on as if it had not been.
+    """The trials in optuna's journal, from which a search that was killed goes on as if it had not been."""
 
-    A trial is stopped at a p below ``prune_p`` (Wilcoxon's signed-rank test against the best trial).
-    """
-
-    def __init__(self, path: Path, space: Space, seeds: int, sampler_seed: int, prune_p: float) -> None:
-        self._space, self._seeds, self._sampler_seed = space, seeds, sampler_seed
+    def __init__(self, path: Path, space: Space, sampler_seed: int) -> None:
+        self._space, self._sampler_seed = space, sampler_seed
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
-        warnings.simplefilter("ignore", ExperimentalWarning)  # of the pruner, and of parts of the sampler
+        warnings.simplefilter("ignore", ExperimentalWarning)  # of parts of the sampler
         _mend(path)
-        storage, pruner = JournalStorage(JournalFileBackend(str(path))), WilcoxonPruner(p_threshold=prune_p)
+        storage = JournalStorage(JournalFileBackend(str(path)))
         self._study = optuna.create_study(
-            storage=storage, study_name="search", pruner=pruner, direction="maximize", load_if_exists=True
+            storage=storage, study_name="search", direction="maximize", load_if_exists=True
         )
         for start in space.starts()[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
             self._study.enqueue_trial(start)
@@ -64,23 +68,23 @@ class Trials:
         """Optuna's records of these trials."""
         return [trial for trial in self._study.get_trials(deepcopy=False) if "method" in trial.user_attrs]
 
-    @property
-    def running(self) -> list[Trial]:
-        """The trials that need more runs."""
-        return [trial for trial in self.all if trial.state == "running"]
+    def next_round(self, size: int, most: int) -> list[Trial]:
+        """Return the trials of a round: those that a kill has left, and new ones, up to ``most`` trials in all.
 
-    @property
-    def runs(self) -> int:
-        """The number of runs that have been made."""
-        return sum(len(trial.scores) + (trial.state == "failed") for trial in self.all)
+        A round is only told once it is full, so that the draws do not depend on how long the runs take.
+        """
+        while len(trials := self.all) < most:
+            full = len(trials) % size == 0 and any(trial.state == "running" for trial in trials)
+            if full or not self._ask({trial.method.text for trial in trials}):
+                break
+        return [trial for trial in trials if trial.state == "running"]
 
-    def ask(self) -> Trial | None:
-        """Draw a trial whose method is new; ``None`` if the space seems exhausted."""
-        known = {trial.method.text for trial in self.all}
+    def _ask(self, known: Collection[str]) -> bool:
+        """Draw a trial whose method is new; return whether there is one, or the space seems exhausted."""
         while self._repeats < 2 * REPEATS:
             if self._draw(known):
-                return self.all[-1]
-        return None
+                return True
+        return False
 
     @property
     def _repeats(self) -> int:
@@ -106,44 +110,24 @@ class Trials:
             trial.set_user_attr("method", method)
         return method not in known
 
+    def tell(self, tried: Trial, scores: Sequence[float], failure: str | None) -> Trial:
+        """End a trial with its scores by seed, or with the reason why a run has failed."""
+        trial = self._opened(self._frozen[tried.number])
+        trial.set_user_attr("told", {"scores": list(scores), "failure": failure})
+        if failure is None:
+            self._study.tell(trial, fmean(scores))
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)
+        return self.all[tried.number]
+
     def _opened(self, trial: FrozenTrial) -> optuna.trial.Trial:
         return optuna.trial.Trial(self._study, trial._trial_id)  # also for a trial of an earlier process
 
-    def report(self, tried: Trial, score: float) -> Trial:
-        """Add the score of a trial's next seed; the trial may end with it."""
-        self._opened(self._frozen[tried.number]).report(score, len(tried.scores))
-        return self.settle(tried.number)
-
-    def settle(self, number: int) -> Trial:
-        """End a trial that has all its runs, or that is worse than the best one."""
-        tried, trial = self.all[number], self._opened(self._frozen[number])
-        if len(tried.scores) == self._seeds:
-            self._study.tell(trial, tried.mean)
-        elif len(tried.scores) > 1 and trial.should_prune():  # optuna 4.0 cannot test a single score
-            self._study.tell(trial, state=TrialState.PRUNED)
-        return self.all[number]
-
-    def fail(self, tried: Trial, reason: str) -> None:
-        """End a trial of which a run has failed."""
-        trial = self._opened(self._frozen[tried.number])
-        trial.set_user_attr("failure", reason)
-        self._study.tell(trial, state=TrialState.FAIL)
-
-    @property
-    def round(self) -> list[tuple[int, int]]:
-        """Trials and seeds of the last round of runs, so that a search that was killed ends this one first."""
-        return [(number, seed) for number, seed in self._study.user_attrs.get("round", [])]
-
-    @round.setter
-    def round(self, entries: Sequence[tuple[int, int]]) -> None:
-        self._study.set_user_attr("round", [list(entry) for entry in entries])
-
 
 def _tried(number: int, trial: FrozenTrial) -> Trial:
-    scores = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
-    told: dict[str, Any] = trial.user_attrs
-    method = Method(told["method"], f"trial-{number}")
-    return Trial(number, method, scores, _STATES[trial.state], told.get("failure"))
+    method = Method(trial.user_attrs["method"], f"trial-{number}")
+    told = {"scores": [], "failure": None, **trial.user_attrs.get("told", {})}
+    return Trial(number, method, told["scores"], _STATES[trial.state], told["failure"])
 
 
 def _mend(path: Path) -> None:
@@ -151,3 +135,91 @@ def _mend(path: Path) -> None:
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for the best options and the best composition of providers.
+
+    ``runs`` is the budget, of which each trial takes one for each seed.
+    """
+
+    space: Space
+    held_out: HeldOut
+    runs: int
+    sampler_seed: int
+
+    def check(self, model: Any) -> None:
+        """Check the space, the folder and the data; providers are built with extreme values for the task's model."""
+        from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
+
+        if self.runs < self.held_out.seeds:
+            raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
+        for flag in self.space.options:
+            if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
+                raise UsageError(f"{flag} cannot be in the search space.")
+        self._output.check()
+        old, new = self._output.read(), self._settings
+        if different := [name for name in {**new, **old} if old and old.get(name) != new.get(name)]:
+            raise InputError(
+                f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
+                "--output-dir; only --runs may differ."
+            )
+        for text in self.space.extremes():
+            expression = self.held_out.run(Method(text), 0).settings.own.get("provider")
+            if expression is not None and model is not None:
+                parse_provider(expression, model, total_steps=1)
+        self.held_out.run(Method("finetune"), 0).check_data()
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same when a search goes on."""
+        options = {name: value if value is True else str(value) for name, value in self.held_out.options.items()}
+        held_out = {"options": options, "seeds": self.held_out.seeds, "search_rows": self.held_out.rows}
+        return {"space": self.space.content, **held_out, "sampler_seed": self.sampler_seed}
+
+    @property
+    def _output(self) -> OutputFolder:
+        return OutputFolder(self.held_out.folder, "search", "search.json")
+
+    @contextmanager
+    def begun(self) -> Iterator[Trials]:
+        """Create and lock the folder for the duration of the block; yield the trials."""
+        with self._output.locked():
+            self._output.write(self._settings)
+            trials = Trials(self._output.path / "optuna.log", self.space, self.sampler_seed)
+            for run in self.known(trials):
+                run.check()
+            yield trials
+
+    def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
+        """Make runs until the budget is spent, or nothing is left to try."""
+        most = self.runs // self.held_out.seeds
+        while tried := trials.next_round(jobs, most):
+            say(console, *(f"trial-{trial.number}: {trial.method.text}" for trial in tried))
+            runs = [self.held_out.runs(trial.method) for trial in tried]
+            if unfinished := [run for some in runs for run in some if not run.finished]:
+                with Board(self.known(trials), console, total=most * self.held_out.seeds) as board:
+                    launch(unfinished, board)
+            for trial, some in zip(tried, runs, strict=True):
+                for run in some:
+                    run.tidy()
+                say(console, self._told(trials, trial, some))
+        if len(trials.all) < most:
+            say(console, "The search space has nothing left to try.")
+
+    def _told(self, trials: Trials, trial: Trial, runs: Sequence[PlannedRun]) -> str:
+        """Tell optuna how the runs of a trial have ended; say it."""
+        name, leader = f"trial-{trial.number}", best(trials.all)
+        scores, failed = [run.score for run in runs if run.finished], [run for run in runs if not run.finished]
+        failure = (failed[0].failure or "no output") if failed else None
+        trial = trials.tell(trial, scores, failure)
+        if failed:
+            return f"{name} failed: {failure} (see {failed[0].log})"
+        if leader is None or trial.mean > leader.mean:
+            return f"{name}: mean {trial.mean:.4f}, the best so far"
+        return f"{name}: mean {trial.mean:.4f} (best: trial-{leader.number}, {leader.mean:.4f})"
+
+    def known(self, trials: Trials) -> list[PlannedRun]:
+        """Return the runs of all trials so far."""
+        return [run for trial in trials.all for run in self.held_out.runs(trial.method)]
