@@ -122,7 +122,6 @@ def test_every_number_of_the_report(tmp_path):
     told = {row["method"]: row["options"] for row in table(report, "Options")}
     assert told["attention-layerdrop --drop-rate 0"] == "--drop-rate 0.0"  # a zero is told as well
     assert "Environment: device cpu; threads 1." in report
-    assert "No options were searched" in report
 
 
 GAME = "attendout --reward-data half-dev"
@@ -172,7 +171,6 @@ def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
     report = reported(comparison)
     assert told in report
     assert "95 % over dev rows" not in report
-    assert "because each seed is scored on its own rows of train" in report
     other = next(run for run in comparison.runs() if run.method.text != "finetune")
     (other.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     with pytest.raises(InputError, match="has other dev labels"):
@@ -206,7 +204,7 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     report = reported(comparison)
     assert "on 40 rows held out of train, finetune trained until epoch 6.5 of 20 and returned the network of" in report
     assert "Warning: ad-drop --stop-on dev chose its epoch by the dev scores, so they are biased upward." in report
-    assert "There is no table with the same training time: --patience decides how long finetune trains" in report
+    assert "with the same training time" not in report
     assert "Each method is scored on dev at the end of training" in report
     assert "The methods differ in stop on: see the options below." in report
     with (tmp_path / "study" / "results.csv").open() as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.report import collapsed
-from attnreg.experiments.tasks.metrics import CONFUSION, METRICS
+from attnreg.experiments.tasks.metrics import CONFUSION
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,6 @@ class Group:
     def metric(self) -> str:
         """The name of the metric that methods are compared by."""
         return str(self.first["metric"])
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The worst and the best value of the metric, as far as they are known."""
-        return METRICS[self.metric].bounds if self.metric in METRICS else (-math.inf, math.inf)
 
     @property
     def scores(self) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from scipy import optimize, stats
 from attnreg.errors import InputError
 
 POWER = 0.8
-MOST_SEEDS = 100_000
 
 
 class Difference(NamedTuple):
@@ -106,20 +104,6 @@ def power(difference: float, deviation: float, seeds: int) -> float:
     limit = stats.t.ppf(1 - 0.05 / 2, freedom)
     other = stats.nct.cdf(-limit, freedom, shift)  # of the wrong sign; scipy gives NaN where it is next to nothing
     return float(stats.nct.sf(limit, freedom, shift) + np.nan_to_num(other))
-
-
-def seeds_needed(difference: float, deviation: float) -> int | None:
-    """Return the smallest number of seeds with which the :func:`power` is 0.8; ``None`` above 100 000.
-
-    Example:
-        >>> seeds_needed(0.01, 0.0133), seeds_needed(0.01, 0.0), seeds_needed(1e-6, 1.0)
-        (16, 2, None)
-    """
-    if not deviation:
-        return 2
-    counts = range(2, MOST_SEEDS + 1)
-    found = bisect_left(counts, POWER, key=lambda seeds: power(difference, deviation, seeds))
-    return counts[found] if found < len(counts) else None
 
 
 def detectable(deviation: float, seeds: int) -> float:

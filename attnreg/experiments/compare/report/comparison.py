@@ -24,6 +24,21 @@ _COST = (
     "and over the layers in the column before it; a method without an attention regularizer has none."
 )
 
+_DIFFERENCES = (
+    "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p come from "
+    "Student's paired t-test: they show what other seeds would change on the same dev rows. An interval over dev rows "
+    "(a percentile bootstrap with 2000 resamples, if all seeds share these rows and a confusion matrix gives the "
+    "metric) shows what other rows would change for the same networks. p (Holm) is corrected for the number of methods "
+    "in this table; intervals are not. Detectable is the true difference that a test over these seeds would find with "
+    "a probability of 0.8, as far as these differences vary."
+)
+_FIT = (
+    "Train is the score on {} of the training rows. The calibration error is the expected calibration error on dev, "
+    "with 15 bins. Forgetting is the loss per token on the text of --score-on, after training minus before. Of the "
+    "training rows with a wrong label, drawn by the seed, memorized is the share that the network gives this label, "
+    "recovered the share that it gives the true one."
+)
+
 
 def write_report(comparison: Comparison) -> list[str | Table]:
     """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
@@ -57,38 +72,29 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
         scores,
-        *(Paragraph(f"{COLLAPSED.format(each.name)} ({tables.seeds_of(each.collapsed)}).") for each in collapsed),
+        *(Paragraph(f"{COLLAPSED.format(each.name)} (seeds: {str(each.collapsed)[1:-1]}).") for each in collapsed),
         figures.seeds([*groups, *plain.values()], baseline, folder),
         Heading("Learning curves"),
         figures.learning(groups, folder),
         *([Heading("Drop rates"), *rates] if rates else ()),
         Heading("Fit"),
-        tables.fit(groups, baseline),
-        Paragraph(" ".join(_fit(groups, baseline))),
+        tables.fit(groups),
+        Paragraph(_FIT.format(baseline.first["train_rows_scored"])),
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST),
-        *_same_time(comparison, baseline, equal, has_runs=bool(plain)),
+        *(_same_time(baseline, equal) if plain else ()),
         Heading("Options"),
         tables.options(comparison, groups),
         *_tries(comparison, groups, folder),
     ]
     document.save(blocks, comparison.folder)
-    # A terminal is too narrow for the columns of detectable differences.
-    narrow = [Table(table.header[:-2], [row[:-2] for row in table.rows], table.texts) for table in shown]
+    # A terminal is too narrow for the column of detectable differences.
+    narrow = [Table(table.header[:-1], [row[:-1] for row in table.rows], table.texts) for table in shown]
     return [*opening, scores, *narrow]
 
 
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
-    over_rows = (
-        f"There is no interval over dev rows: a confusion matrix does not determine {baseline.metric} on this task. "
-        "The interval over seeds does not show what other dev rows would change."
-    )
-    if baseline.counts_rows:
-        bootstrap = "The interval over dev rows is a percentile bootstrap with 2000 resamples"
-        over_rows = f"{bootstrap}: it shows what other dev rows would change for the same networks."
-    elif baseline.own_rows is not None:
-        over_rows = "There is no interval over dev rows, because each seed is scored on its own rows of train."
     yield Heading(f"Differences to {baseline.name}")
     yield figures.forest(
         {each.mine.name: each for each in compared},
@@ -97,45 +103,17 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
         "the interval does not include 0.",
     )
     yield table
+    yield Paragraph(_DIFFERENCES)
+
+
+def _same_time(baseline: Group, equal: Sequence[Contrast]) -> Iterator[Block]:
+    yield Heading(f"Differences to {baseline.name} with the same training time")
+    yield tables.equal_time(equal)
     yield Paragraph(
-        "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p "
-        "come from Student's paired t-test: they show what other seeds would change on the same dev rows. "
-        f"{over_rows} p (Holm) is corrected for the number of methods in this table; intervals are not. Detectable is "
-        "the true difference that a test over these seeds would find with a probability of 0.8, as far as these "
-        f"differences vary; seeds for {tables.one_point(baseline):g} is the "
-        "number of seeds that would find one point."
+        "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes as "
+        "long as the method's. The measured times of the first runs set the number of epochs. The time ratio is the "
+        "baseline's time over the method's. p (Holm) is corrected within this table."
     )
-
-
-def _fit(groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    yield f"Train is the score on {baseline.first['train_rows_scored']} of the training rows."
-    if baseline.calibrated:
-        yield "The calibration error is the expected calibration error on dev, with 15 bins."
-    if any(group.first.get("other_text") for group in groups):
-        yield "Forgetting is the loss per token on the text of --score-on, after training minus before."
-    if any(group.first.get("mislabelled") for group in groups):
-        yield (
-            "Some training rows had a wrong label, drawn by the seed: memorized is the share of them that the network "
-            "gives this label, recovered the share that it gives the true one."
-        )
-
-
-def _same_time(
-    comparison: Comparison, baseline: Group, equal: Sequence[Contrast], *, has_runs: bool
-) -> Iterator[Block]:
-    if has_runs:
-        yield Heading(f"Differences to {baseline.name} with the same training time")
-        yield tables.equal_time(equal)
-        yield Paragraph(
-            "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes "
-            "as long as the method's. The measured times of the first runs set the number of epochs. The time ratio "
-            "is the baseline's time over the method's. p (Holm) is corrected within this table."
-        )
-    elif comparison.equal_time and baseline.config("patience") is not None:
-        yield Paragraph(
-            f"There is no table with the same training time: --patience decides how long {baseline.name} trains, so "
-            "more epochs would not make it train for longer."
-        )
 
 
 def _command(comparison: Comparison) -> str:
@@ -204,8 +182,6 @@ def _stopped(group: Group) -> Iterator[str]:
 
 def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
     counts = {method.name: method.tries for method in comparison.methods}
-    if max(counts.values()) == 1:
-        yield Paragraph("No options were searched: each method has one set of options.")
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
         yield Paragraph(f"The methods did not have the same number of tries: {tried}.")

@@ -34,9 +34,7 @@ def forest(found: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
             mean, low, high, _ = each.difference
             is_clear = low > 0 or high < 0  # false for NaN
             if not math.isnan(low):
-                largest = each.mine.bounds[1] - each.mine.bounds[0]
-                ends = [max(low, -largest), min(high, largest)]
-                axes.plot(ends, [row, row], "-", color=COLORS[1], lw=2.2, solid_capstyle="butt")
+                axes.plot([low, high], [row, row], "-", color=COLORS[1], lw=2.2, solid_capstyle="butt")
             axes.plot([mean], [row], "o", color=COLORS[1], ms=7, mfc=COLORS[1] if is_clear else "white", mew=1.8)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
@@ -47,8 +45,8 @@ def forest(found: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
 
 
 def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
-    """Plot scores: seeds as points, mean and 95 % interval (Student's t) as a bar, a trivial predictor as a line."""
-    path, (lowest, highest) = folder / "seeds.png", baseline.bounds
+    """Plot scores: seeds as points, mean and 95 % interval (Student's t) as a bar."""
+    path = folder / "seeds.png"
     names = [folded(group.name) for group in groups]
     height = 0.9 + sum(0.45 + 0.14 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
@@ -59,15 +57,8 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
             mean = fmean(values)
             if len(values) > 1:
                 half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
-                error = [[mean - max(lowest, mean - half)], [min(highest, mean + half) - mean]]
-                axes.errorbar(mean, row + 0.25, xerr=error, color=style.color, capsize=4, lw=1.8)
+                axes.errorbar(mean, row + 0.25, xerr=half, color=style.color, capsize=4, lw=1.8)
             axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
-        if baseline.trivial is not None:
-            name, constant = baseline.trivial
-            score = fmean(constant)
-            axes.axvline(score, color="#666666", lw=0.8, ls=":", zorder=0)
-            axes.annotate(name, (score, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), ha="center",
-                          textcoords="offset points", fontsize="small", color="#666666")  # fmt: skip
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.45, -0.55)
         axes.set_xlabel(f"{baseline.metric.replace('_', ' ')} on dev")

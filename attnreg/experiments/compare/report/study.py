@@ -9,12 +9,13 @@ import numpy as np
 from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.report import figures
-from attnreg.experiments.compare.report.tables import one_point, table
+from attnreg.experiments.compare.report.tables import table
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.statistics import mean_over_tasks
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
+from attnreg.experiments.tasks.metrics import METRICS
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
 Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
@@ -174,7 +175,7 @@ def _published(study: Study, groups: Groups) -> Table:
                 if (group := methods.get(method)) is not None:
                     if data in scorings:
                         values = _measured(group, scorings[data], study.metrics.get(task) or group.metric)
-                    scale = 1 / one_point(group)
+                    scale = 1 if group.metric in METRICS and METRICS[group.metric].bounds[1] == 100 else 100
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
                 rows.append({**row, "measured": mean, "seeds": str(len(values))})

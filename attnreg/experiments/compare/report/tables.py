@@ -9,7 +9,7 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import score_cells
-from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable, seeds_needed
+from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION
@@ -22,54 +22,40 @@ def table(rows: Sequence[Mapping[str, str]], texts: Collection[int] = (0,)) -> T
 
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
-    """Mean, standard deviation, the score of every seed, and collapsed networks; last, the trivial predictor."""
-    seeds, marked = f"seeds, from {groups[0].runs[0].seed}", any(group.collapsed for group in groups)
-    known = [(group.name, group.scores, seeds_of(group.collapsed)) for group in groups]
-    known += [] if baseline.trivial is None else [(*baseline.trivial, "constant")]
+    """Mean, standard deviation and the score of every seed; last, the trivial predictor."""
+    known = [(group.name, group.scores) for group in groups]
+    known += [] if baseline.trivial is None else [baseline.trivial]
     rows = []
-    for name, values, mark in known:
+    for name, values in known:
         mean, each = score_cells(values)
         deviation = f"{stdev(values):.4f}" if len(values) > 1 else "1 seed"
-        row = {"method": name, "mean": mean, "SD": deviation, seeds: each}
-        rows.append(row | ({"collapsed": mark} if marked else {}))
-    return table(rows, texts=(0, 3, 4))
+        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {groups[0].runs[0].seed}": each})
+    return table(rows, texts=(0, 3))
 
 
 def differences(found: Sequence[Contrast], baseline: Group) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
-    rows, point = [], one_point(baseline)
+    rows = []
     for each in found:
         row = {"method": each.mine.name, **each.cells}
         if baseline.counts_rows:
             predictions = each.mine.predictions, each.other.predictions
             low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], each.other.labels, *predictions)
             row["95 % over dev rows"] = f"[{low:+.4f}, {high:+.4f}]"
-        row["detectable"], row[f"seeds for {point:g}"] = _power(each.gaps, point)
+        deviation = stdev(each.gaps) if len(each.gaps) > 1 else 0.0
+        known = deviation > 1e-12  # equal differences say nothing about other seeds
+        row["detectable"] = f"{detectable(deviation, len(each.gaps)):.4f}" if known else each.cells["p"]
         rows.append(row)
     return table(rows)
 
 
-def one_point(group: Group) -> float:
-    """Return one point of the metric: 0.01, or 1 for a metric whose best score is 100."""
-    return 1.0 if group.bounds[1] == 100 else 0.01
-
-
-def _power(gaps: Sequence[float], point: float) -> tuple[str, str]:
-    """Return the difference that a test over these seeds would find, and how many seeds would find one of a point."""
-    if len(gaps) < 2:
-        return "1 seed", "1 seed"
-    deviation = stdev(gaps)
-    if deviation < 1e-12:  # which says nothing about other seeds
-        return "all equal", "all equal"
-    return f"{detectable(deviation, len(gaps)):.4f}", str(seeds_needed(point, deviation) or "over 100000")
-
-
-def fit(groups: Sequence[Group], baseline: Group) -> Table:
-    """Scores, losses, calibration, and what became of training rows with a wrong label; last, the trivial predictor."""
+def fit(groups: Sequence[Group]) -> Table:
+    """Scores, losses, calibration, and what became of training rows with a wrong label."""
     noisy = any(group.first.get("mislabelled") for group in groups)
     rows = []
     for group in groups:
-        row = {"method": group.name, **_gap(*(group.mean(split, group.metric) for split in ("train", "dev")))}
+        train, dev = (group.mean(split, group.metric) for split in ("train", "dev"))
+        row = {"method": group.name, "train": f"{train:.4f}", "dev": f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
         row |= {f"{split} loss": f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")}
         row["calibration error"] = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
         if group.first.get("other_text"):
@@ -77,14 +63,7 @@ def fit(groups: Sequence[Group], baseline: Group) -> Table:
         for name in ("memorized", "recovered") if noisy else ():
             row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
-    if baseline.trivial is not None:
-        both = (baseline.mean("trivial", split, baseline.metric) for split in ("train", "dev"))
-        rows.append({"method": baseline.trivial[0], **_gap(*both)})
     return table(rows)
-
-
-def _gap(train: float, dev: float) -> dict[str, str]:
-    return {"train": f"{train:.4f}", "dev": f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
@@ -142,22 +121,11 @@ def not_common(groups: Sequence[Group]) -> list[str]:
 
 def tries(comparison: Comparison) -> Table | None:
     """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
-    found: list[tuple[str, Sequence[float], str]] = []
-    runs = []
-    for method in comparison.methods:
-        chosen = comparison.chosen(method)
-        scored = [trial for trial in comparison.trials(method) if trial.scores]
-        found += [(each.method.name, each.scores, "chosen" if each.method == chosen else "no") for each in scored]
-        runs += comparison.search_runs(method)
-    if not found:
-        return None
-    finished = [run for run in runs if run.finished]
-    first = Group("", [run for run in finished if run.method == finished[0].method])
-    found += [] if first.trivial is None else [(*first.trivial, "no")]
+    chosen = {method: comparison.chosen(method) for method in comparison.methods}
+    rows = [
+        [each.method.name, *score_cells(each.scores), "chosen" if each.method == one else "no"]
+        for method, one in chosen.items()
+        for each in comparison.trials(method)
+    ]
     columns = ("tried", "mean on held-out rows", "seeds, from 1000", "choice")
-    return Table(columns, [[name, *score_cells(values), choice] for name, values, choice in found], texts=(0, 3))
-
-
-def seeds_of(seeds: Sequence[int]) -> str:
-    """Name seeds, as in "seed 0" or "seeds 0, 2"; "no" for none of them."""
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "no"
+    return Table(columns, rows, texts=(0, 3)) if rows else None
