@@ -10,9 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.report import collapsed
@@ -87,11 +84,6 @@ class Group:
         return fmean(self.values(*path))
 
     @property
-    def calibrated(self) -> bool:
-        """Whether every result has a calibration error on dev."""
-        return all(result["dev"]["calibration_error"] is not None for result in self.results)
-
-    @property
     def training_time(self) -> float:
         """Mean training time in seconds: CPU time where the runs were on a CPU and tell it, else time by the clock."""
         on_cpu = all(result["environment"].get("device") == "cpu" for result in self.results)
@@ -102,16 +94,6 @@ class Group:
     def records(self) -> list[list[dict[str, Any]]]:
         """Label and prediction of each dev row, per seed."""
         return [run.predictions for run in self.runs]
-
-    @cached_property
-    def labels(self) -> NDArray[np.int64]:
-        """Labels of the dev rows."""
-        return np.array([row["label"] for row in self.records[0]])
-
-    @cached_property
-    def predictions(self) -> list[NDArray[np.int64]]:
-        """Predicted classes of the dev rows, per seed."""
-        return [np.array([row["prediction"] for row in records]) for records in self.records]
 
     @property
     def has_classes(self) -> bool:

@@ -53,15 +53,11 @@ class HeldOut:
     seeds: int
     rows: int
 
-    def run(self, method: Method, number: int) -> PlannedRun:
-        """Return the run of a method with a seed, given by its number from 0."""
-        seed = FIRST_SEED + number
-        folder = self.folder / "search" / method.slug / f"seed{seed}"
-        return PlannedRun(method, "search", seed, {**self.options, "validation_rows": self.rows}, folder)
-
     def runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs of a complete trial."""
-        return [self.run(method, number) for number in range(self.seeds)]
+        """Return the runs of a trial."""
+        folder, options = self.folder / "search" / method.slug, {**self.options, "validation_rows": self.rows}
+        seeds = range(FIRST_SEED, FIRST_SEED + self.seeds)
+        return [PlannedRun(method, "search", seed, options, folder / f"seed{seed}") for seed in seeds]
 
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
         """Return a trial for each of several given methods, from the runs that have finished."""

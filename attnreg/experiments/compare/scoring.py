@@ -58,9 +58,8 @@ class Scoring:
         """Score a run; return why it failed, if so."""
         from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
 
-        options = {"task": self.task}
         try:
-            saved = SavedModel(run.folder, options, self.data_dir, self.max_length, device=device)
+            saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
             saved.score(self.split, self._file, self.classes)
         except InputError as error:
             return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"

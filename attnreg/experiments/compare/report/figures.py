@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +15,6 @@ from scipy import stats
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.run import plot_drop_rates
@@ -126,29 +125,27 @@ def _returned(run: PlannedRun) -> list[dict[str, Any]]:
     return records
 
 
-def searches(comparison: Comparison, metric: str, folder: Path) -> list[Picture]:
-    """Plot a heat map for each method of which exactly two options were searched."""
+def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Picture]:
+    """Plot, for each method of which two options were searched, the mean score of each pair of values as a heat map."""
     chosen = {method: comparison.chosen(method) for method in comparison.methods if len(method.searched) == 2}
-    return [_search(comparison, method, one, metric, folder) for method, one in chosen.items() if one is not None]
-
-
-def _search(comparison: Comparison, method: Method, chosen: Method, metric: str, folder: Path) -> Picture:
-    """Plot the mean score of each pair of values, of which the second option's change fastest."""
-    (first, rows), (second, columns) = method.searched.items()
-    path = folder / f"search-{method.slug}.png"
-    scores = np.array([trial.mean for trial in comparison.trials(method)]).reshape(len(rows), len(columns))
-    with picture(path, width=2.8 + 0.85 * len(columns), height=1.4 + 0.6 * len(rows), published=True) as (axes,):
-        image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
-        for (row, column), score in np.ndenumerate(scores):
-            dark = score < scores.min() + 0.6 * np.ptp(scores)
-            axes.text(column, row, f"{score:.3f}", ha="center", va="center", color="white" if dark else "black")
-        row, column = divmod(method.variants.index(chosen), len(columns))
-        frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, color=COLORS[2], lw=3.0)
-        axes.add_patch(frame)
-        axes.set_xticks(range(len(columns)), columns)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.set(xlabel=second, ylabel=first)
-        axes.tick_params(length=0)
-        count = "1 seed" if comparison.search_seeds == 1 else f"mean over {comparison.search_seeds} seeds"
-        axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
-    return Picture(path, f"Search of {method.name}: the mean score of each try. The framed one was chosen.")
+    for method, best in chosen.items():
+        if best is None:
+            continue
+        (first, rows), (second, columns) = method.searched.items()  # values of the second option change fastest
+        path, size = folder / f"search-{method.slug}.png", (len(rows), len(columns))
+        scores = np.array([trial.mean for trial in comparison.trials(method)]).reshape(size)
+        with picture(path, width=2.8 + 0.85 * size[1], height=1.4 + 0.6 * size[0], published=True) as (axes,):
+            image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
+            for (row, column), score in np.ndenumerate(scores):
+                dark = score < scores.min() + 0.6 * np.ptp(scores)
+                axes.text(column, row, f"{score:.3f}", ha="center", va="center", color="white" if dark else "black")
+            row, column = divmod(method.variants.index(best), size[1])
+            frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, color=COLORS[2], lw=3.0)
+            axes.add_patch(frame)
+            axes.set(xlabel=second, ylabel=first)
+            axes.set_xticks(range(size[1]), columns)
+            axes.set_yticks(range(size[0]), rows)
+            axes.tick_params(length=0)
+            count = "1 seed" if comparison.search_seeds == 1 else f"mean over {comparison.search_seeds} seeds"
+            axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
+        yield Picture(path, f"Search of {method.name}: the mean score of each try. The framed one was chosen.")

@@ -28,11 +28,10 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         return []
     held_out, made = search.held_out, [run for run in search.known(trials) if run.finished or run.failure is not None]
     said = _summary(search, trials, made)
-    run = held_out.run(first.method, 0)
+    run = held_out.runs(first.method)[0]
     counts = len(trials.all), len(made), held_out.seeds, held_out.rows
     winner = Winner(first.method.text, first.mean, run.settings.task, *counts)
-    folder, last = held_out.folder, FIRST_SEED + held_out.seeds - 1
-    seeds = f"seeds {FIRST_SEED} to {last}" if held_out.seeds > 1 else f"seed {FIRST_SEED}"
+    folder = held_out.folder
     winner.write(folder)
     ranked = sorted(trials.all, key=lambda trial: -trial.mean if trial.state == "complete" else math.inf)
     metric = str(run.reader.result["metric"])
@@ -42,8 +41,8 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         Code([shlex.join(command)]),
         Paragraph(said),
         Paragraph(
-            f"Each trial is scored on {held_out.rows} rows held out from train, with {seeds}. Dev was not used. The "
-            f"sampler's seed is {search.sampler_seed}."
+            f"Each trial is scored on {held_out.rows} rows held out from train, with {held_out.seeds} seeds (from "
+            f"{FIRST_SEED}). Dev was not used. The sampler's seed is {search.sampler_seed}."
         ),
         Heading("Winner"),
         Code([winner.method]),
@@ -54,13 +53,8 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         *map(Paragraph, failures),
     ]
     document.save(blocks, folder)
-    return [
-        _table(ranked[:5]),
-        said,
-        "Compare the winner:",
-        compare,
-        f"Report saved to {folder}/report.md and report.html.",
-    ]
+    saved = f"Report saved to {folder}/report.md and report.html."
+    return [_table(ranked[:5]), said, "Compare the winner:", compare, saved]
 
 
 def _summary(search: Search, trials: Trials, made: Sequence[PlannedRun]) -> str:

@@ -19,6 +19,7 @@ from attnreg.experiments.tasks.metrics import METRICS
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
 Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the second is subtracted) and task
+_TESTS = "Student's paired t-test over seeds. p (Holm) is corrected over all rows of this table."
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
     "interval is too narrow."
@@ -44,7 +45,7 @@ def write_study_report(study: Study) -> list[Table]:
     on = f" on {study.report_on}" if study.report_on else ""
     for title, pictures, found_table, texts in (
         (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
-        ("Differences by task", _pictures(study, declared), _differences(declared), [_tests(study)]),
+        ("Differences by task", _pictures(study, declared), _differences(declared), [_TESTS]),
         ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(study, groups), ()),
@@ -187,12 +188,6 @@ def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
         found = {task: each for (both, task), each in declared.items() if both == pair}
         path = study.folder / "plots" / f"difference-{number}.png"
         yield figures.forest(found, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
-
-
-def _tests(study: Study) -> str:
-    """Explain the tests of the differences by task."""
-    what = "the primary contrast, declared in the study file," if study.primary else "all methods"
-    return f"Student's paired t-test over seeds. p (Holm) is corrected over {what} and all tasks of this table."
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -39,8 +39,9 @@ def differences(found: Sequence[Contrast], baseline: Group) -> Table:
     for each in found:
         row = {"method": each.mine.name, **each.cells}
         if baseline.counts_rows:
-            predictions = each.mine.predictions, each.other.predictions
-            low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], each.other.labels, *predictions)
+            labels = [row["label"] for row in each.other.records[0]]
+            sides = ([[row["prediction"] for row in run] for run in group.records] for group in (each.mine, each.other))
+            low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], labels, *sides)
             row["95 % over dev rows"] = f"[{low:+.4f}, {high:+.4f}]"
         deviation = stdev(each.gaps) if len(each.gaps) > 1 else 0.0
         known = deviation > 1e-12  # equal differences say nothing about other seeds
@@ -57,7 +58,8 @@ def fit(groups: Sequence[Group]) -> Table:
         train, dev = (group.mean(split, group.metric) for split in ("train", "dev"))
         row = {"method": group.name, "train": f"{train:.4f}", "dev": f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
         row |= {f"{split} loss": f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")}
-        row["calibration error"] = f"{group.mean('dev', 'calibration_error'):.3f}" if group.calibrated else "none"
+        errors = [result["dev"]["calibration_error"] for result in group.results]
+        row["calibration error"] = "none" if None in errors else f"{fmean(errors):.3f}"
         if group.first.get("other_text"):
             row["forgetting"] = f"{group.mean('other_text', 'forgetting'):+.4f}"
         for name in ("memorized", "recovered") if noisy else ():

@@ -135,8 +135,9 @@ def layer_indices(where: Any, layers: int | None) -> list[int] | None:
     """
     if isinstance(where, list):
         return where
-    halves = [] if layers is None else [range(layers // 2), range(layers // 2, layers)]
-    words = {"all": None, "first": [0], "last": [-1], **dict(zip(LAYERS[1:3], map(list, halves), strict=False))}
+    words: dict[str, list[int] | None] = {"all": None, "first": [0], "last": [-1]}
+    if layers is not None:
+        words |= {"lower half": list(range(layers // 2)), "upper half": list(range(layers // 2, layers))}
     if where not in words:
         known = ", ".join(words)
         raise InputError(f"Expected `layers` in the search space as {known}, or lists of layer indices, got {where!r}.")
@@ -185,12 +186,11 @@ def read_values(value: Any, name: str) -> Values:
         numbers = not isinstance(low, str) and not isinstance(high, str) and (log or found[3] is None)
         if numbers and low < high and (low > 0 or not log):
             return Range(low, high, log)
-        forms = "a range from low to high, such as 0.1..0.5 or 1e-5..1e-3 log (above 0)"
     else:
         values = [_number(each) for each in (value if isinstance(value, list) else [value])]
         if values and not any(isinstance(each, dict) for each in values):
             return Choice(values)
-        forms = "a range such as 0.1..0.5, a list of values, or a value"
+    forms = "a range from low to high, such as 0.1..0.5 or 1e-5..1e-3 log (above 0), a list of values, or a value"
     raise InputError(f"Expected {name} in the search space as {forms}, got {value!r}.")
 
 

@@ -166,10 +166,10 @@ class Search:
                 "--output-dir; only --runs may differ."
             )
         for text in self.space.extremes():
-            expression = self.held_out.run(Method(text), 0).settings.own.get("provider")
+            expression = self.held_out.runs(Method(text))[0].settings.own.get("provider")
             if expression is not None and model is not None:
                 parse_provider(expression, model, total_steps=1)
-        self.held_out.run(Method("finetune"), 0).check_data()
+        self.held_out.runs(Method("finetune"))[0].check_data()
 
     @property
     def _settings(self) -> dict[str, Any]:
