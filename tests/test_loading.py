@@ -11,8 +11,12 @@ from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_model
-from attnreg.experiments.tasks.models.dropout import dropout_fields, dropout_options
-from attnreg.experiments.tasks.models.pretrained import load_pretrained, weight_warnings
+from attnreg.experiments.tasks.models.pretrained import (
+    dropout_fields,
+    dropout_options,
+    load_pretrained,
+    weight_warnings,
+)
 from tests import task_data as made
 from tests.cases import TRANSFORMERS, tiny_bert
 from tests.commands import assert_sentence, ran

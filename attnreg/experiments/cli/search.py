@@ -75,7 +75,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
 def _model(options: dict[str, Any]) -> Any:
     """Load the model of the task, to check providers with it."""
-    from attnreg.experiments.tasks.choice import choose_task
+    from attnreg.experiments.tasks.built_in import choose_task
     from attnreg.experiments.tasks.models.pretrained import load_model
 
     task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})

@@ -15,8 +15,7 @@ import click
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
 from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, names_like, option
-from attnreg.experiments.tasks.built_in import TASKS
-from attnreg.experiments.tasks.choice import choose_task
+from attnreg.experiments.tasks.built_in import TASKS, choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
 from attnreg.experiments.tasks.task import Task

@@ -21,7 +21,7 @@ from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, in_order
 from attnreg.experiments.setup.data_checks import cut_inputs, unknown_tokens
 from attnreg.experiments.setup.device import choose_device
-from attnreg.experiments.tasks.choice import choose_task
+from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import WITHOUT_LABELS, load_data, load_inputs, names_in

@@ -16,7 +16,7 @@ from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, together
 from attnreg.experiments.options.settings import LARGEST, OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
-from attnreg.experiments.tasks.choice import choose_task
+from attnreg.experiments.tasks.built_in import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
 

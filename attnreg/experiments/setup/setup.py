@@ -26,15 +26,14 @@ from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
-from attnreg.experiments.tasks.choice import choose_task
+from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.causal_lm import CausalLM
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.data import load_data
-from attnreg.experiments.tasks.models.dropout import dropout_fields
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
-from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
+from attnreg.experiments.tasks.models.pretrained import dropout_fields, load_pretrained, longest_input
 from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.cross_entropy import CrossEntropy, WeightedCrossEntropy, balanced_weights

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError, listed, one_line
+from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
-from attnreg.experiments.tasks.models.dropout import dropout_options
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
-from attnreg.experiments.tasks.models.tiny import tiny_model
 from attnreg.experiments.tasks.task import Task
 
 _SHOWN = 5  # names in a warning
+_LENGTH = 64  # of a tiny model
 
 
 class Loaded(NamedTuple):
@@ -82,7 +82,7 @@ def load_pretrained(
     if pooling is not None and kind.head != POOLED:
         raise InputError(f"--pooling is for heads that read one state of a text, but not for {task.name}: remove it.")
     if name is None:
-        model, tokenizer = tiny_model(task, dropout)
+        model, tokenizer = _tiny_model(task, dropout)
         pool(model, pooling or "own")
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
@@ -267,3 +267,68 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
         if leaf in ("weight", "bias") and known.startswith(inside) and (further or is_leaf):
             found.append(f"{known}.{first}." if further else whole)
     return found
+
+
+def _tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
+    """Make a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    kind = kind_class(task.kind)(task)
+    is_causal = kind.head == "AutoModelForCausalLM"
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}  # the first words, in their order
+    special |= (
+        {"bos_token": "[BOS]", "eos_token": "[EOS]"} if is_causal else {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    )
+    mask = {} if is_causal or kind.needs_labels else {"mask_token": "[MASK]"}
+    further = [agreement.SEPARATOR] if is_causal else mask.values()
+    words = [*special.values(), *agreement.vocabulary(), *further]
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if is_causal:
+        backend.post_processor = processors.TemplateProcessing("[BOS] $A", special_tokens=[("[BOS]", 2)])
+    else:
+        backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special, **mask)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6}
+    # Twice the usual 0.02, which is meant for 768 dimensions.
+    shared: dict[str, Any] = {**sizes, "initializer_range": 0.04}
+    config: Any
+    if is_causal:
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        config = transformers.GPT2Config(**shared, n_inner=192, n_positions=_LENGTH, **ids)
+    else:
+        config = transformers.BertConfig(
+            **shared,
+            intermediate_size=192,
+            max_position_embeddings=_LENGTH,
+            type_vocab_size=2,
+            **kind.head_options(),
+        )
+    config.update(dropout_options(config, dropout, "of the task"))
+    return getattr(transformers, kind.head).from_config(config), tokenizer
+
+
+def dropout_fields(config: Any) -> list[str]:
+    """Return the names of all dropout rates in a model's configuration.
+
+    A rate that is ``None`` follows another one and is left out. Rates of whole layers (``layerdrop``) are no dropout.
+
+    Example:
+        >>> from transformers import GPT2Config
+        >>> dropout_fields(GPT2Config())
+        ['attn_pdrop', 'embd_pdrop', 'resid_pdrop', 'summary_first_dropout']
+    """
+    values = {name: value for name, value in config.to_dict().items() if "dropout" in name or name.endswith("pdrop")}
+    return sorted(name for name, value in values.items() if type(value) in (int, float))
+
+
+def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
+    """Return the options that set all dropout rates of a configuration; none if ``p`` is ``None``."""
+    if p is None:
+        return {}
+    if not (fields := dropout_fields(config)):
+        raise InputError(
+            f"Model {name} ({config.model_type}) has no dropout rate in its configuration: remove --model-dropout."
+        )
+    return dict.fromkeys(fields, p)
