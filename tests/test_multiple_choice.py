@@ -71,7 +71,7 @@ def test_all_splits_are_read_alike(tmp_path):
     # The second row alone could also be a number, of another choice.
     task, splits = load(tmp_path / "data", rows, rows[1:], **LISTED)
     assert kind_class("multiple-choice")(task).gold(splits["validation"]) == [2]
-    says = "Column answer may give a choice number from 0 to 2 or the text of a choice, which differ in row 1 of split train .*: write letters instead"
+    says = "Column answer may give a choice number from 0 to 2 or the text of one choice, which differ in row 1 of split train .*: write letters instead"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "other", rows[1:], **LISTED)
 
@@ -95,14 +95,22 @@ def test_bad_rows_are_named(tmp_path, change, says):
 
 def test_the_text_of_two_choices_is_no_answer(tmp_path):
     rows = rows_of(listed, lambda texts, right: texts[right], [["red", "red", "blue"], ["one", "two", "two"]], [2, 1])
-    says = "Column answer gives the text of a choice, but 'two' is the text of two choices in row 2 of split train .*: write letters instead"
+    says = "Expected the text of one choice in column answer, got 'two' in row 2 of split train"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "data", rows, **LISTED)
 
 
-def test_a_missing_answer_is_no_label(tmp_path):
-    rows = rows_of(lambda texts, right: {"choices": {"text": texts, "label": ["None", "Some", "All"]}}, lambda *_: None)
-    with pytest.raises(InputError, match=r"Expected a choice number .* got None in row 1 of split train"):
+@pytest.mark.parametrize(
+    ("choices", "missing", "expected"),
+    [
+        ({"text": ["a", "b", "c"], "label": ["None", "Some", "All"]}, None, r"a choice number .* got None in row 1"),
+        (["None", "Some", "All"], None, r"a choice number .* got None in row 1"),
+        (["", "Some", "All"], "", r"a choice number .* got '' in row 1"),
+    ],
+)
+def test_a_missing_answer_is_no_label(tmp_path, choices, missing, expected):
+    rows = rows_of(lambda *_: {"choices": choices}, lambda *_: missing)
+    with pytest.raises(InputError, match=f"Expected {expected} of split train"):
         load(tmp_path / "data", rows, **LISTED)
 
 
@@ -111,7 +119,7 @@ def test_columns_that_hold_no_choices(tmp_path):
     with pytest.raises(InputError, match="Expected a list of choices, or two or more --choice-columns, instead of column choices, got 'a/b'"):  # fmt: skip
         load(tmp_path / "text", rows, **LISTED)
     rows = [{"q": "the", "choices": ["a", "b"], "answer": "?"}]
-    says = r"Expected a choice number from 0 to 1, a letter from A to B or the text of a choice in column answer, got '\?' in row 1 of split train"
+    says = r"Expected a choice number from 0 to 1, a letter from A to B or the text of one choice in column answer, got '\?' in row 1 of split train"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "answers", rows, **LISTED)
 

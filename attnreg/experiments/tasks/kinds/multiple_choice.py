@@ -155,30 +155,23 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
     read = {
         f"a choice number from 0 to {count - 1}": [number(answer) for answer, _, _ in every],
         f"a letter from A to {letters[-1]}": [_position(str(answer).upper(), [*letters]) for answer, _, _ in every],
-        "the text of a choice": [_position(answer, given.texts) for answer, given, _ in every],
+        "the text of one choice": [_position(answer, given.texts) for answer, given, _ in every],
     }
-    forms = [form for form, numbers in read.items() if None not in numbers]
-    if not forms:
+    fitting = {form: numbers for form, numbers in read.items() if None not in numbers}
+    if not fitting:
         best = max(read, key=lambda form: sum(number is not None for number in read[form]))
         wanted = "{}, {} or {}".format(*read) if read[best].count(None) == len(every) else best
         answer, _, place = every[read[best].index(None)]
         raise InputError(f"Expected {wanted} in column {column}, got {answer!r} in {place}.")
-    form, *others = forms
-    instead = "numbers from 0" if "letter" in form else "letters"
-    for other in others:
-        for mine, theirs, (_, _, place) in zip(read[form], read[other], every, strict=True):
-            if mine != theirs:
-                raise InputError(
-                    f"Column {column} may give {form} or {other}, which differ in {place}: write {instead} instead."
-                )
-    if "text" in form:
-        for answer, given, place in every:
-            if [*given.texts].count(str(plain_label(answer))) > 1:
-                raise InputError(
-                    f"Column {column} gives the text of a choice, but {answer!r} is the text of two choices in "
-                    f"{place}: write letters instead."
-                )
-    return read[form]
+    (form, found), *others = fitting.items()
+    for other, theirs in others:
+        differing = [mine != its for mine, its in zip(found, theirs, strict=True)]
+        if any(differing):
+            place, instead = every[differing.index(True)][2], "numbers from 0" if "letter" in form else "letters"
+            raise InputError(
+                f"Column {column} may give {form} or {other}, which differ in {place}: write {instead} instead."
+            )
+    return found
 
 
 def _classes(count: int) -> Classes:
@@ -186,5 +179,6 @@ def _classes(count: int) -> Classes:
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:
+    """Return where an answer occurs once; a missing one is nowhere, also if a choice is empty or named ``None``."""
     text = str(plain_label(answer))
-    return None if answer is None or text not in among else list(among).index(text)
+    return None if answer in (None, "") or [*among].count(text) != 1 else [*among].index(text)
