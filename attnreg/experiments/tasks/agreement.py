@@ -26,8 +26,9 @@ NOUNS = (
     ("dog", "dogs", "itself"),
     ("goose", "geese", "itself"),
 )
-DETERMINERS = (("this", "a"), ("these", "many"))
-COPULAS = (("is", "was"), ("are", "were"))
+# of the others, singular and plural
+DETERMINERS = (("this", "these"), ("a", "many"))
+COPULAS = (("is", "are"), ("was", "were"))
 ADJECTIVES = ("happy", "old", "quiet", "tired")
 INTRANSITIVES = (("sleeps", "sleep"), ("laughs", "laugh"), ("waits", "wait"))
 TRANSITIVES = (("sees", "see"), ("likes", "like"), ("follows", "follow"))
@@ -36,10 +37,7 @@ ADVERBS = ("today", "again", "often")
 REFLEXIVES = ("himself", "herself", "itself", "themselves")
 SEPARATOR = ":"
 # The plural form of each word of a predicate that agrees with the subject.
-_PLURALS = {
-    **{entry[0]: entry[1] for entry in (*zip(*COPULAS, strict=True), *INTRANSITIVES, *TRANSITIVES)},
-    **dict.fromkeys(REFLEXIVES, "themselves"),
-}
+_PLURALS = {**dict((*COPULAS, *INTRANSITIVES, *TRANSITIVES)), **dict.fromkeys(REFLEXIVES, "themselves")}
 
 
 _Row = dict[str, str | int]
@@ -115,13 +113,13 @@ def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
     if kind == 0:
         predicate = [_agreeing(rng, COPULAS, plural), _Word(rng.choice(ADJECTIVES))]
     elif kind == 1:
-        predicate = [_verb(rng, INTRANSITIVES, plural), _Word(rng.choice(ADVERBS))]
+        predicate = [_agreeing(rng, INTRANSITIVES, plural), _Word(rng.choice(ADVERBS))]
     elif kind == 2:
-        predicate = [_verb(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
+        predicate = [_agreeing(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
     else:
         own = "themselves" if plural else noun[2]
         reflexive = _Word(own, tuple(word for word in REFLEXIVES if word != own))
-        predicate = [_verb(rng, TRANSITIVES, plural), reflexive]
+        predicate = [_agreeing(rng, TRANSITIVES, plural), reflexive]
     return subject + _modifier(rng, modifier, plural), predicate
 
 
@@ -132,9 +130,9 @@ def _modifier(rng: random.Random, kind: int, plural: int) -> list[_Word]:
     if kind in (1, 2):
         return [_Word(rng.choice(PREPOSITIONS)), *_some_noun_phrase(rng)]
     if kind == 3:
-        return [_Word("that"), _verb(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
+        return [_Word("that"), _agreeing(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
     inner = rng.randrange(2)
-    return [_Word("that"), *_noun_phrase(rng, rng.choice(NOUNS), inner), _verb(rng, TRANSITIVES, inner)]
+    return [_Word("that"), *_noun_phrase(rng, rng.choice(NOUNS), inner), _agreeing(rng, TRANSITIVES, inner)]
 
 
 def _some_noun_phrase(rng: random.Random) -> list[_Word]:
@@ -146,11 +144,6 @@ def _noun_phrase(rng: random.Random, noun: tuple[str, str, str], plural: int) ->
     return [determiner, _Word(noun[plural])]
 
 
-def _agreeing(rng: random.Random, table: tuple[tuple[str, ...], tuple[str, ...]], plural: int) -> _Word:
-    choice = rng.randrange(len(table[0]))
-    return _Word(table[plural][choice], (table[1 - plural][choice],))
-
-
-def _verb(rng: random.Random, table: tuple[tuple[str, str], ...], plural: int) -> _Word:
-    entry = rng.choice(table)
-    return _Word(entry[plural], (entry[1 - plural],))
+def _agreeing(rng: random.Random, table: tuple[tuple[str, str], ...], plural: int) -> _Word:
+    forms = rng.choice(table)
+    return _Word(forms[plural], (forms[1 - plural],))
