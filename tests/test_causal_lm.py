@@ -139,7 +139,7 @@ def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained, monke
     with pytest.raises(InputError, match="None of 1 rows has a token to predict within --max-length"):
         kind.encode(rows.select([1]))
     monkeypatch.setattr(data_checks, "CHECKED", 1)  # such a row is the only one that is looked at
-    (cut,) = data_checks.cut_inputs(kind, rows.select([1, 0]), "inputs")
+    (cut,) = data_checks.input_warnings(kind, rows.select([1, 0]), "inputs")
     assert cut == "1 of the first 1 inputs (100%) are cut by --max-length 6; the longest has 10 tokens."
 
 

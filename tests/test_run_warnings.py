@@ -11,7 +11,7 @@ from rich.console import Console
 
 from attnreg.experiments.results.document import say
 from attnreg.experiments.runs.telemetry import growing_loss
-from attnreg.experiments.setup.data_checks import data_warnings, unknown_tokens
+from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.tasks import choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -98,14 +98,6 @@ def test_a_kind_of_ones_own_is_not_warned_of_classes():
     task, tokenizer = replace(get_task("agreement"), labels=("a", "b", "c")), load_model(get_task("agreement"))[1]
     rows = Dataset.from_dict({"sentence": ["the boy", "the dog", "the man"], "label": [["a"], ["a", "c"], ["b"]]})
     assert not list(data_warnings(Several(task, tokenizer, 32), rows.select([0, 1]), rows.select([2])))
-
-
-def test_a_look_at_tokens_leaves_the_tokenizer_as_it_was():
-    task = get_task("agreement")
-    tokenizer = load_model(task)[1]
-    kind = kind_class(task.kind)(task, tokenizer, 4)
-    assert not list(unknown_tokens(kind, Dataset.from_dict({"sentence": ["the boy sleeps today"], "label": [1]})))
-    assert tokenizer.backend_tokenizer.truncation is None
 
 
 def run(cli, recipe, *options):

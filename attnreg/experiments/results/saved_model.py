@@ -19,7 +19,7 @@ from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, in_order
-from attnreg.experiments.setup.data_checks import cut_inputs, unknown_tokens
+from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
@@ -185,7 +185,7 @@ def _write(path: Path, text: str) -> None:
 
 def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
     for name, rows in sets.items():
-        for sentence in (*cut_inputs(kind, rows, name), *unknown_tokens(kind, rows, name)):
+        for sentence in input_warnings(kind, rows, name):
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
 
 

@@ -76,8 +76,6 @@ def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
 
 def _collate(kind: Kind, generator: torch.Generator) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:
     """Return the function that makes a batch of rows; its random draws depend only on the generator."""
-    if not kind.draws:
-        return kind.collate
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         seed = int(torch.randint(2**31, (), generator=generator))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -33,8 +32,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
         yield from rare_class(kind, train, dev, scored_on)
     if not kind.skips_empty_rows:
         yield from empty_texts(kind.task, train)
-    yield from cut_inputs(kind, train)
-    yield from unknown_tokens(kind, train)
+    yield from input_warnings(kind, train)
 
 
 def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
@@ -85,44 +83,36 @@ def _is_empty(text: Any) -> bool:
     return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
-def cut_inputs(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
-    """Say how many inputs are cut and how long the longest one is, if more than a fifth are cut."""
-    if kind.has_windows or (encoded := _encoded(replace(kind, max_length=_UNCUT), rows, CHECKED)) is None:
+def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
+    """Say if more than a fifth of the inputs are cut, or more than a third of the tokens, or all, are not known."""
+    if kind.reads_images:
         return
-    lengths, limit = kind.lengths(encoded), kind.max_length
-    cut = sum(length > limit for length in lengths)
+    # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
+    uncut = replace(copy.deepcopy(kind), max_length=_UNCUT)
+    try:
+        encoded = uncut.encode(rows.select(range(min(CHECKED, len(rows)))))
+    except InputError:
+        return  # none of these rows has a token to predict, although others may
+    lengths, limit = uncut.lengths(encoded), kind.max_length
+    cut = 0 if kind.has_windows else sum(length > limit for length in lengths)
     if cut > MUCH * len(lengths):
         which = "the first " if len(rows) > CHECKED else ""
         share = f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%})"
         yield f"{share} are cut by --max-length {limit}; the longest has {max(lengths)} tokens."
-
-
-def unknown_tokens(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
-    """Say which share of the tokens is unknown to the tokenizer, if more than a third are, or that there are none."""
-    if kind.reads_images or (encoded := _encoded(kind, rows, _READ)) is None:
-        return
     tokenizer = kind.tokenizer
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
     marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
     if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
         unknown = None
-    ids = chain.from_iterable(encoded["input_ids"][:])
+    ids = chain.from_iterable(encoded["input_ids"][:_READ])
     ids = chain.from_iterable(ids) if kind.needs_choices else ids
     tokens = [token for token in ids if token == unknown or token not in special]
-    share = sum(token == unknown for token in tokens) / max(1, len(tokens))
+    unread = sum(token == unknown for token in tokens) / max(1, len(tokens))
     advice = "check that the tokenizer belongs to the model and fits the language of your texts."
     if not tokens and len(rows):
         yield f"the tokenizer finds no token in the {name}: {advice}"
-    elif share > _UNKNOWN:
-        yield f"{share:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
-
-
-def _encoded(kind: Kind, rows: Dataset, most: int) -> Dataset | None:
-    """Encode the first rows; ``None`` if none of them has a token to predict, although others may."""
-    with suppress(InputError):
-        # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
-        return copy.deepcopy(kind).encode(rows.select(range(min(most, len(rows)))))
-    return None
+    elif unread > _UNKNOWN:
+        yield f"{unread:.0%} of the tokens in the {name} are unknown to the tokenizer ({tokenizer.unk_token}): {advice}"
 
 
 def _texts(task: Task, rows: Dataset) -> list[Any]:

@@ -21,7 +21,7 @@ from attnreg.experiments.options.option import Rates
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
-from attnreg.experiments.setup.data_checks import cut_inputs, data_warnings
+from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
@@ -267,7 +267,7 @@ class Setup:
             raise InputError(f"Cannot read --score-on {path}: {error}") from error
         kind = CausalLM(task, self.tokenizer, max_length)
         rows = splits["validation"]
-        self.remarks += [f"Warning: {sentence}" for sentence in cut_inputs(kind, rows, "texts of --score-on")]
+        self.remarks += [f"Warning: {sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
         return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
@@ -346,7 +346,7 @@ class Setup:
         """Write a line to ``metrics.jsonl`` and to the trackers."""
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
-        self.accelerator.log(flattened(numbers, f"{self.scored_on}/{record['network']}/"), step=record["step"])
+        self.accelerator.log(flattened(numbers, self.scored_on, record["network"]), step=record["step"])
 
 
 def sharded(name: str) -> bool:

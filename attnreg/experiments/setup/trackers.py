@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
+from transformers.utils.generic import flatten_dict
 
 from attnreg.errors import InputError, did_you_mean
 
@@ -35,18 +36,12 @@ def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[No
             tracker.finish()  # not `end_training`, which would also destroy the process group
 
 
-def flattened(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Flatten the numbers of a nested record; keys become paths.
+def flattened(record: Mapping[str, Any], *prefix: str) -> dict[str, float]:
+    """Flatten the numbers of a nested record; keys become paths. Lists, such as drop rates by head, are left out.
 
     Example:
         >>> flattened({"loss": 0.5, "winner": "attacker", "drop_rate": {"encoder.0": 0.25}})
         {'loss': 0.5, 'drop_rate/encoder.0': 0.25}
     """
-    numbers: dict[str, float] = {}
-    for name, value in record.items():
-        inner = dict(enumerate(value)) if isinstance(value, list) else value
-        if isinstance(inner, Mapping):
-            numbers |= flattened(inner, f"{prefix}{name}/")
-        elif isinstance(inner, (int, float)):
-            numbers[f"{prefix}{name}"] = inner
-    return numbers
+    flat = flatten_dict({**record}, "/".join(prefix), delimiter="/")
+    return {name: value for name, value in flat.items() if isinstance(value, (int, float))}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
@@ -61,7 +60,6 @@ class Kind(ABC):
     has_text_labels: ClassVar[bool] = False  #: whether labels stay text in files, even if they look like numbers
     reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
     skips_empty_rows: ClassVar[bool] = False  #: whether rows without text are skipped
-    draws: ClassVar[bool] = False  #: whether :meth:`collate` uses torch's random generator
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
     config: ClassVar[Mapping[str, Any]] = {}  #: options of the model's configuration
@@ -206,8 +204,8 @@ class Kind(ABC):
         """Return predictions and references in the form that a metric takes; accuracy counts each item of lists."""
         sides = [[record[name] for record in records] for name in ("prediction", "label")]
         if metric == "accuracy" and isinstance(sides[1][0], list):
-            numbers: defaultdict[Any, int] = defaultdict(count().__next__)
-            sides = [[numbers[item] for row in rows for item in row] for rows in sides]
+            right = [int(mine == its) for mine, its in zip(*map(chain.from_iterable, sides), strict=True)]
+            return right, [1] * len(right)
         return sides[0], sides[1]
 
     def calibration_error(self, records: Iterable[Record]) -> float | None:
