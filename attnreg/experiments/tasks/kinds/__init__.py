@@ -1,28 +1,28 @@
-"""Kinds of tasks, one file each: model head, checks of rows and labels, encoding, predictions and scoring."""
+"""Kinds of tasks: model head, checks of rows and labels, encoding, predictions and scoring."""
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnreg.experiments.tasks.kinds.kind import Kind
 
+# Where the class of each kind is.
 KINDS = {
-    "classification": "Classification",
-    "regression": "Regression",
-    "tokens": "Tokens",
-    "multiple-choice": "MultipleChoice",
-    "seq2seq": "Seq2Seq",
-    "masked-lm": "MaskedLM",
-    "causal-lm": "CausalLM",
-    "image-classification": "ImageClassification",
-    "question-answering": "QuestionAnswering",
+    "classification": "classification.Classification",
+    "regression": "classification.Regression",
+    "tokens": "tokens.Tokens",
+    "multiple-choice": "multiple_choice.MultipleChoice",
+    "seq2seq": "seq2seq.Seq2Seq",
+    "masked-lm": "masked_lm.MaskedLM",
+    "causal-lm": "causal_lm.CausalLM",
+    "image-classification": "classification.ImageClassification",
+    "question-answering": "question_answering.QuestionAnswering",
 }
 
 
 def kind_class(name: str) -> type[Kind]:
     """Return the class of a kind. Importing it does not import torch."""
-    module = importlib.import_module(f"attnreg.experiments.tasks.kinds.{name.replace('-', '_')}")
-    found: type[Kind] = getattr(module, KINDS[name])
+    found: type[Kind] = pkgutil.resolve_name(f"{__name__}.{KINDS[name]}")
     return found

@@ -1,16 +1,16 @@
-"""Classification of texts or pairs of texts."""
+"""One label per row: classification of texts, pairs of texts and images; regression."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import mode
+from statistics import fmean, mode
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, class_names, converted
-from attnreg.experiments.tasks.kinds.kind import Kind, Record, Splits, absent_classes
+from attnreg.errors import InputError, one_line
+from attnreg.experiments.tasks.columns import Classes, class_names, converted, number_of
+from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, Splits, absent_classes
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Classification(Kind):
-    """One class per row, labelled by name or number."""
+    """One class per text or pair of texts, labelled by name or number."""
 
     head = "AutoModelForSequenceClassification"
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
@@ -67,3 +67,70 @@ class Classification(Kind):
 
         logits, labels = zip(*((record["logits"], record["label"]) for record in records), strict=True)
         return calibration_error(torch.tensor(logits).softmax(-1), torch.tensor(labels))
+
+
+class ImageClassification(Classification):
+    """One class per image. The model's image processor resizes and normalizes; images are not augmented.
+
+    Images stay in their files and are read for each batch.
+    """
+
+    head = "AutoModelForImageClassification"
+    reads_images = True
+    most_columns = 1
+    usual_columns = ("image",)
+
+    @override
+    def check(self, rows: Dataset, place: str) -> None:
+        from datasets import Image
+
+        (column,) = self.task.columns
+        if not isinstance(rows.features.get(column), Image):
+            raise InputError(
+                f"Expected images in column {column} of {place}, got {rows.features.get(column)}: use --data-dir to "
+                "give a folder of images, with a subfolder for each class in train and validation."
+            )
+        images = rows.select_columns([column])
+        for row in range(len(rows)):
+            try:
+                image = images[row][column]
+            except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last for a broken PNG
+                reason = one_line(error)
+                raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
+            if image is None:
+                raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")
+        self.gold(rows, place)
+
+    @override
+    def encode(self, rows: Dataset) -> Dataset:
+        images, gold = rows.select_columns([*self.task.columns]), self.gold(rows)
+        return images.add_column("labels", gold).add_column(REFERENCE, gold)
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        import torch
+
+        images = [row[self.task.columns[0]].convert("RGB") for row in rows]
+        labels = torch.tensor([row["labels"] for row in rows])
+        return {"pixel_values": self.tokenizer(images, return_tensors="pt")["pixel_values"], "labels": labels}
+
+
+class Regression(Kind):
+    """One finite number per text or pair of texts, trained with squared error."""
+
+    head = "AutoModelForSequenceClassification"
+    metrics = ("pearson", "spearman")
+    one_number_per_row = True
+    config: ClassVar[Mapping[str, Any]] = {"num_labels": 1, "problem_type": "regression"}
+
+    @override
+    def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
+        return converted(self.labels_in(rows), number_of, f"finite numbers in column {self.task.label}", place)
+
+    @override
+    def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
+        return output.logits.float().flatten().cpu().tolist()
+
+    @override
+    def trivial(self, references: Sequence[Any]) -> tuple[str, Any]:
+        return "mean of train", fmean(references)
