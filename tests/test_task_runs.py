@@ -185,7 +185,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
         (["--task", "sst2", "--data-dir", home / "mnli"], 1, "Missing columns in split validation of .*: sentence. Task 'sst2' needs sentence, label;"),
         (["--task", "hans"], 1, "The hub cannot be reached, and .* for task 'hans' is not in the local cache: use --data-dir"),
         (["--task", "hans", "--data-dir", "hans", "--split", "test"], 1, "No labelled test split in hans"),
-        (["--task", "hans", "--kind", "tokens"], 2, "--kind is only for --task custom"),
+        (["--task", "hans", "--kind", "tokens"], 2, "--kind, .* are only for --task custom: remove them for --task hans"),
         (["--task", "nothing"], 2, "Expected a task among"),
     ]:  # fmt: skip
         assert_sentence(cli("evaluate", "out", *args), code, says)

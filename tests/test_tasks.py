@@ -120,7 +120,7 @@ def test_every_task_is_whole(name):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"name": "mrpc", "kind": "tokens"}, "--kind is only for --task custom: remove it for --task mrpc"),
+        ({"name": "mrpc", "kind": "tokens"}, "--kind, .* are only for --task custom: remove them for --task mrpc"),
         ({"name": "rte", "metric": "bleu"}, "Expected --metric for a classification task to be one of accuracy, f1, .* got 'bleu'"),
         ({"name": "custom"}, "--task custom needs --text-columns, for example"),
         ({"name": "custom", "text_columns": "a,b,c"}, "Expected at most 2 --text-columns for --kind classification, got 3"),
@@ -160,7 +160,7 @@ def test_multiple_choice_rows_are_beginnings_with_each_ending(bert):
     assert labelled.batches[0]["input_ids"].shape[:2] == (2, 4)
     records = predict(model, labelled, kind).records
     assert [record["label"] for record in records] == [row["label"], 3]
-    assert kind.length(rows[0]["input_ids"]) == max(map(len, rows[0]["input_ids"]))
+    assert kind.lengths(rows) == [max(map(len, ids)) for ids in rows["input_ids"]]
 
 
 def one_batch(task, model, rows):

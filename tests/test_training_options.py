@@ -119,11 +119,8 @@ def test_an_accelerator_is_used_unless_the_cpu_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert choose_device() == choose_device("mps") == torch.device("mps")
     assert choose_device("cpu") == torch.device("cpu")
-    hint = r"\. To choose a GPU, set CUDA_VISIBLE_DEVICES\."
-    for name, says in (("cuda", r"\."), ("foo", r"\."), ("", r"\."), ("cuda:1", hint)):
-        with pytest.raises(
-            InputError, match=rf"^No {name} device found\. Use --device cpu, or leave --device out{says}$"
-        ):
+    for name in ("cuda", "foo", "", "cuda:1"):
+        with pytest.raises(InputError, match=rf"^No {name} device found\. Use --device cpu, or leave --device out\.$"):
             choose_device(name)
     assert launch.usual_jobs(threads=1, on_cpu=False) == 1
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 3)

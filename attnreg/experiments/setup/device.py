@@ -21,8 +21,7 @@ def choose_device(name: str | None = None) -> torch.device:
     if name in (None, best.type):
         return best
     if name != "cpu":
-        hint = " To choose a GPU, set CUDA_VISIBLE_DEVICES." if str(name).startswith("cuda:") else ""
-        raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.{hint}")
+        raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
     return torch.device("cpu")
 
 

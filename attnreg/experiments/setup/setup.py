@@ -130,7 +130,7 @@ class Setup:
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
-            noise, classes = settings.label_noise, self.kind.num_classes
+            noise, classes = settings.label_noise, len(self.task.choices or self.task.labels)
             self.train_rows, self.true_labels = mislabel(self.train_rows, noise, classes, settings.seed)
             if self.scored_on == "held-out":  # rows held out of noisy data are noisy
                 self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)

@@ -152,9 +152,8 @@ def choose_task(
     if task is TASKS["custom"]:
         task = _custom(task, kind or "classification", *given[1:])
     elif set(given) != {None}:
-        flags = ("--kind", "--text-columns", "--label-column", "--choice-columns")
-        flag = next(flag for flag, value in zip(flags, given, strict=True) if value is not None)
-        raise UsageError(f"{flag} is only for --task custom: remove it for --task {name}.")
+        flags = "--kind, --text-columns, --label-column and --choice-columns"
+        raise UsageError(f"{flags} are only for --task custom: remove them for --task {name}.")
     if metric is None:
         return task
     known = kind_class(task.kind).metrics

@@ -109,13 +109,6 @@ def names_of(values: Iterable[Any]) -> list[str]:
     return [*map(str, sorted(integers)), *sorted(words)]
 
 
-def may_be_class(label: Any) -> bool:
-    """Whether a label can be the name or the number of a class, or is missing."""
-    if isinstance(label, float):
-        return label.is_integer() or not math.isfinite(label)
-    return label is None or isinstance(label, (str, int))
-
-
 def number_of(value: Any) -> float | None:
     """Return a value, or the number that it spells, as a float; ``None`` unless it is a finite number.
 

@@ -43,7 +43,7 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
         raise UsageError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
     kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
-    number = next((i for i, ids in enumerate(rows["input_ids"]) if 8 <= kind.length(ids) <= LONGEST_SAMPLE), 0)
+    number = next((i for i, length in enumerate(kind.lengths(rows)) if 8 <= length <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
     with torch.no_grad():
         choice = int(model.eval()(**batch).logits.argmax()) if task.choices else 0

@@ -73,11 +73,6 @@ class Kind(ABC):
         return False
 
     @property
-    def num_classes(self) -> int:
-        """The number of classes, or choices, of which a row has one."""
-        return len(self.task.choices or self.task.labels)
-
-    @property
     def remarks(self) -> list[str]:
         """Sentences on how rows are encoded, for the report."""
         return []
@@ -100,7 +95,7 @@ class Kind(ABC):
         known = next((names for rows in splits.values() if (names := class_names(rows, label))), None)
         labels = known or names_of(each for rows in splits.values() for each in self.labels_in(rows))
         if len(labels) < 2:
-            found = ", ".join(labels) or "none"
+            found = ", ".join(labels) or "none: numbers are of --kind regression, and lists of labels of --kind tokens"
             raise InputError(f"Column {label} of {where} needs at least two classes, got {found}.")
         return tuple(labels)
 
@@ -167,11 +162,7 @@ class Kind(ABC):
 
     def lengths(self, encoded: Dataset) -> list[int]:
         """Return the number of tokens of each encoded row; 1 for images."""
-        return [1] * len(encoded) if self.reads_images else [self.length(ids) for ids in encoded["input_ids"]]
-
-    def length(self, ids: list[Any]) -> int:
-        """Return the number of tokens of a row, from its ``input_ids``."""
-        return len(ids)
+        return [1] * len(encoded) if self.reads_images else [len(ids) for ids in encoded["input_ids"]]
 
     @abstractmethod
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

@@ -68,9 +68,7 @@ class MultipleChoice(Classification):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        count = len(self.task.choices)
-        what = f"a choice number from 0 to {count - 1} in column {self.task.label}"
-        return converted(self.labels_in(rows), _classes(count).number, what, place)
+        return self.labels_in(rows)  # numbers from 0, by `plain`
 
     @override
     def label_warnings(self, rows: Dataset) -> Iterable[str]:
@@ -94,8 +92,8 @@ class MultipleChoice(Classification):
         return {**grouped, "labels": gold, REFERENCE: gold}
 
     @override
-    def length(self, ids: list[Any]) -> int:
-        return max(map(len, ids))
+    def lengths(self, encoded: Dataset) -> list[int]:
+        return [max(map(len, choices)) for choices in encoded["input_ids"]]
 
 
 class Choices(NamedTuple):
@@ -151,7 +149,7 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
     marked = [_position(answer, given.marks) for answer, given, _ in every]
     if None not in marked:
         return marked
-    number, letters = _classes(count).number, string.ascii_uppercase[:count]
+    number, letters = Classes([*map(str, range(count))]).number, string.ascii_uppercase[:count]
     read = {
         f"a choice number from 0 to {count - 1}": [number(answer) for answer, _, _ in every],
         f"a letter from A to {letters[-1]}": [_position(str(answer).upper(), [*letters]) for answer, _, _ in every],
@@ -172,10 +170,6 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
                 f"Column {column} may give {form} or {other}, which differ in {place}: write {instead} instead."
             )
     return found
-
-
-def _classes(count: int) -> Classes:
-    return Classes([str(number) for number in range(count)])
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:

@@ -10,7 +10,7 @@ import datasets
 
 from attnreg.errors import InputError, did_you_mean
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.columns import class_names, column_of, may_be_class, names_of, plain_label, top_column
+from attnreg.experiments.tasks.columns import class_names, column_of, names_of, plain_label, top_column
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
@@ -28,11 +28,6 @@ from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 HEADER = " The first line of a .csv or .tsv file must hold the column names."
-# What to do with labels that are no classes, by their type.
-_OTHER_KINDS: dict[type, str] = {
-    float: ": to predict such numbers, use --kind regression",
-    list: ": to predict a label for each word, use --kind tokens",
-}
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -96,7 +91,7 @@ def load_data(
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
-    """Load a split, from where :func:`load_splits` would, or from a single file; each row gets the same label."""
+    """Load a split, from where :func:`load_data` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
     where, found = _find(task, data_dir, {split})
@@ -176,16 +171,11 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
-    """Raise if labels give no class names, or a split has a class that train lacks and the data does not declare."""
+    """Raise if a split has a class that train lacks and the data does not declare."""
     column = kind.task.label
-    labels = {name: kind.labels_in(rows) for name, rows in splits.items()}
-    for name, found in labels.items():
-        if strange := [label for label in found if not may_be_class(label)]:
-            what = f"names or numbers of classes in column {column} of {places[name]}"
-            raise InputError(f"Expected {what}, got {strange[0]!r}{_OTHER_KINDS.get(type(strange[0]), '')}.")
     if "train" not in splits or any(class_names(rows, column) for rows in splits.values()):
         return
-    classes = {name: names_of(found) for name, found in labels.items()}
+    classes = {name: names_of(kind.labels_in(rows)) for name, rows in splits.items()}
     for name, found in classes.items():
         if strange := [label for label in found if label not in classes["train"]]:
             raise InputError(
@@ -198,20 +188,17 @@ def _renamed(
     task: Task, splits: Mapping[str, datasets.Dataset], names: Mapping[str, str]
 ) -> dict[str, datasets.Dataset]:
     """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
-    renamed, met = {}, set()
+    renamed, met = {}, set[str]()
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
         declared = class_names(rows, task.label)
-        labels = []
-        for value in rows[task.label][:]:
-            label = declared[value] if declared is not None and isinstance(value, int) else plain_label(value)
-            met.add(str(label))
-            labels.append(names.get(str(label), label))
-        renamed[split] = rows.remove_columns(task.label).add_column(task.label, list(map(str, labels)))
+        values = (declared[each] if declared and isinstance(each, int) else each for each in rows[task.label][:])
+        labels = [str(plain_label(value)) for value in values]
+        met.update(labels)
+        labels = [names.get(label, label) for label in labels]
+        renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
     if strange := [label for label in names if label not in met]:
-        raise InputError(
-            f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has "
-            f"{', '.join(sorted(met)[:20])}."
-        )
+        known = ", ".join(sorted(met)[:20])
+        raise InputError(f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has {known}.")
     return renamed

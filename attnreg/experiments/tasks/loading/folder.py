@@ -101,8 +101,6 @@ def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
     for entry in _entries(place):
         name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
         if name in names and _has_data(entry):
-            if not entry.exists():
-                raise InputError(f"{entry} is a link to {entry.readlink()}, which does not exist.")
             found.setdefault(name, []).append(entry)
     return found
 
@@ -117,10 +115,9 @@ def parts_of(name: str, found: list[Path]) -> list[Path]:
         if is_saved(found[0]):
             return found
         where, files = found[0], [each for each in _entries(found[0]) if each.is_file() and suffix_of(each)]
-    elif len(found) > 1 and any(each.is_dir() or _stem(each) == name for each in found):
-        raise InputError(f"{where} has split {name} several times, {shown(found)}: keep one file, one folder or parts.")
-    if len({suffix_of(file) for file in files}) > 1:
-        raise InputError(f"{where} has split {name} in several formats, {shown(files)}: keep one format.")
+    several = len(found) > 1 and any(each.is_dir() or _stem(each) == name for each in found)
+    if several or len({suffix_of(file) for file in files}) > 1:
+        raise InputError(f"{where} has split {name} several times, {shown(files)}: keep one, or parts of one format.")
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
     for total in {match[2] for match in numbered}:
         there = {int(match[1]) for match in numbered if match[2] == total}

@@ -72,10 +72,10 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         if WHOLE not in saved:
             raise InputError(f"{files[0]} has splits of its own, {', '.join(saved)}: use --data-dir to give it.")
         return saved[WHOLE]
-    if empty := [file for file in files if not file.stat().st_size]:
-        raise InputError(f"{empty[0]} is empty: it must have rows.")
     form = format_of(files[0])
     try:
+        if empty := [file for file in files if not file.stat().st_size]:
+            raise InputError(f"{empty[0]} is empty: it must have rows.")
         if form == "parquet":
             return datasets.Dataset(pyarrow.concat_tables(parquet.read_table(file) for file in files))
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]

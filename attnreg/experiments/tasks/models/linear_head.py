@@ -8,25 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnreg.arguments import Count, whole_number
 from attnreg.errors import InputError
 from attnreg.outputs import needed_labels_of, predictions_of
 from attnreg.training.method import Batch
 
+FOLDS = 5
 STRENGTHS = [10.0**power for power in range(-4, 5)]
 
 
 @torch.no_grad()
-def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count = 5) -> float:
+def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
     """Fit the last linear layer of a classifier by logistic regression on what it reads; of a regressor, by ridge.
 
     The rest of the model stays as it is, and runs in eval mode. The strength of the L2 penalty is chosen by
-    cross-validation among nine powers of ten from 1e-4 to 1e4, by scikit-learn.
+    cross-validation in five parts, or as many as a class has rows, among nine powers of ten from 1e-4 to 1e4.
 
     Args:
         model: a model with one label per row, whose last layer is linear.
         batches: labelled batches, all on the model's device.
-        folds: parts of the cross-validation; fewer where a class has fewer rows.
 
     Returns:
         the chosen penalty: of logistic regression its inverse, C; of ridge regression alpha.
@@ -51,7 +50,6 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 
-    whole_number("folds", folds, least=2)
     if not batches:
         raise InputError("A linear probe needs batches to fit, got none.")
     head, features, labels = _features(model, batches)
@@ -62,7 +60,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     if labels.is_floating_point():
         estimator: Any = Ridge(fit_intercept=head.bias is not None)
-        name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(folds, len(y)))
+        name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(FOLDS, len(y)))
     else:
         _, counts = labels.unique(return_counts=True)
         needed = 2 if head.bias is not None else head.out_features  # a bias rules out a class without rows
@@ -71,7 +69,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch], *, folds: Count 
                 f"A linear probe needs two rows or more of each of {needed} classes or more, got {counts.tolist()}."
             )
         estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
-        name, score, parts = "C", "neg_log_loss", StratifiedKFold(min(folds, int(counts.min())))
+        name, score, parts = "C", "neg_log_loss", StratifiedKFold(min(FOLDS, int(counts.min())))
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
     weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])

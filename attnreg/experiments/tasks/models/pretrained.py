@@ -111,7 +111,7 @@ def load_pretrained(
         raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
-        tokenizer = _load_processor("AutoTokenizer" if reads_text else "AutoImageProcessor", name)
+        tokenizer = _load_processor(name, reads_text)
         kind.fit_tokenizer(tokenizer, name)
         pads = not reads_text or tokenizer.pad_token is not None
         if not pads and tokenizer.eos_token is not None:
@@ -177,16 +177,15 @@ def _embeddings(model: Any) -> float:
         return math.inf
 
 
-def _load_processor(auto: str, name: str) -> Any:
+def _load_processor(name: str, reads_text: bool) -> Any:
     """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
     import transformers
 
-    what, files = {
-        "AutoTokenizer": ("tokenizer", "tokenizer.json or vocab.txt"),
-        "AutoImageProcessor": ("image processor", "preprocessor_config.json"),
-    }[auto]
+    what = "tokenizer" if reads_text else "image processor"
+    files = "tokenizer.json or vocab.txt" if reads_text else "preprocessor_config.json"
     try:
-        processor = getattr(transformers, auto).from_pretrained(name)
+        loader: Any = transformers.AutoTokenizer if reads_text else transformers.AutoImageProcessor
+        processor = loader.from_pretrained(name)
     except ImportError:  # a package is missing
         raise
     except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
@@ -194,7 +193,7 @@ def _load_processor(auto: str, name: str) -> Any:
         if not Path(name).is_dir():
             raise ValueError(reason) from error
     else:
-        if auto != "AutoTokenizer" or _has_vocabulary(processor):
+        if not reads_text or _has_vocabulary(processor):
             return processor
         reason = "it has no vocabulary"
     raise InputError(
