@@ -104,20 +104,18 @@ def test_numbers_are_fitted_by_ridge_regression():
 def test_what_cannot_be_probed_is_refused():
     model, rows = bert(), [*batches(2)]
     one_class = [{**batch, "labels": torch.zeros_like(batch["labels"])} for batch in rows]
-    with pytest.raises(InputError, match=r"needs two rows or more of each of 2 classes or more, got \[8\]"):
-        fit_linear_head(model, one_class)
+    several = [{**batch, "labels": torch.rand(4, 3).double().round()} for batch in rows]
+    multi_label = {"num_labels": 3, "problem_type": "multi_label_classification"}
+    for options, given, says in (
+        ({}, one_class, r"needs two rows or more of each of 2 classes or more, got \[8\]"),
+        (multi_label, several, r"two rows or more with one label each, got labels of shape \(8, 3\)"),
+        ({}, [], "needs batches to fit"),
+    ):
+        with pytest.raises(InputError, match=says):
+            fit_linear_head(bert(**options), given)
     model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Tanh())
     with pytest.raises(InputError, match="has no linear head that reads one state per row"):
         fit_linear_head(model, rows)
-
-
-def test_a_probe_needs_one_label_per_row():
-    model, rows = bert(num_labels=3, problem_type="multi_label_classification"), [*batches(2)]
-    several = [{**batch, "labels": torch.rand(4, 3).double().round()} for batch in rows]
-    with pytest.raises(InputError, match=r"two rows or more with one label each, got labels of shape \(8, 3\)"):
-        fit_linear_head(model, several)
-    with pytest.raises(InputError, match="needs batches to fit"):
-        fit_linear_head(model, [])
 
 
 def test_another_loss_is_refused(cli):
