@@ -148,7 +148,7 @@ finally:
 def test_without_a_network_the_answer_comes_soon(warm, tmp_path):
     code, output = warm.run("-c", WITHOUT_NETWORK, cwd=tmp_path, timeout=60)
     assert code == 1
-    assert "(cola) for task 'cola' is not in the local cache: use --data-dir" in output
+    assert "(cola) for task 'cola' from the hub or the local cache: use --data-dir" in output
     # Once, and without waiting: left alone, the libraries try again for 23 seconds.
     assert output.endswith("tried [('127.0.0.1', 9)]\n")
 

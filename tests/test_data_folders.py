@@ -161,7 +161,7 @@ def test_files_that_do_not_fit_are_named(cli, tmp_path):
     made.write_rows(tmp_path / "notes.txt", rows())
     assert_sentence(cli("recipe", "finetune", "--data-dir", "notes.txt"), 1, "Expected --data-dir to be a folder or a .*.parquet file, got notes.txt")  # fmt: skip
     datasets.DatasetDict(train=table()).save_to_disk(tmp_path / "saved")
-    assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "No validation split in saved, which has train: save it too, or score on rows")  # fmt: skip
+    assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "No validation split in saved, which has train: use --data-dir to give a folder that has it, or score on rows")  # fmt: skip
     (tmp_path / "saved" / "train" / "state.json").unlink()
     assert_sentence(cli("recipe", "finetune", "--data-dir", "saved"), 1, "Cannot read saved as a saved data set: No such file")  # fmt: skip
     made.write_rows(tmp_path / "data" / "train-1.jsonl", rows())

@@ -142,12 +142,14 @@ def configure(folder, **options):
 
 
 def test_weights_that_are_missing(tmp_path):
-    pooler = "lacks pretrained weights, which are newly initialized: bert.pooler.dense."
+    pooler = "lacks pretrained weights of the right size, which are newly initialized: bert.pooler.dense."
     assert said(hf.BertForMaskedLM(BERT), classifier(), tmp_path / "pooler") == [pooler]
     (decoder,) = said(hf.T5EncoderModel(T5), classifier("Seq2SeqLM"), tmp_path / "t5", head_is_new=False)
-    assert decoder.startswith("lacks pretrained weights, which are newly initialized: decoder.block.0.layer.0.Self")
+    assert decoder.startswith(
+        "lacks pretrained weights of the right size, which are newly initialized: decoder.block.0.layer.0.Self"
+    )
     assert decoder.endswith(" more.")
-    head = "lacks pretrained weights, which are newly initialized: lm_head."
+    head = "lacks pretrained weights of the right size, which are newly initialized: lm_head."
     assert said(hf.LlamaModel(LLAMA), classifier("CausalLM"), tmp_path / "head", head_is_new=False) == [head]
 
 
@@ -158,7 +160,7 @@ def test_weights_that_are_missing_are_named_by_the_run_and_by_load_model(cli, tm
     assert "newly initialized" not in (tmp_path / "plain" / "report.md").read_text()
     norm = "encoder.layer.1.output.LayerNorm"
     edit(tmp_path / "bert", lambda weights: {name: value for name, value in weights.items() if norm not in name})
-    sentence = f"--model bert lacks pretrained weights, which are newly initialized: bert.{norm}."
+    sentence = f"--model bert lacks pretrained weights of the right size, which are newly initialized: bert.{norm}."
     result = ran(cli("recipe", "finetune", *QUICK, "--model", "bert", "--output-dir", "out"))
     assert result.stderr.count(f"Warning: {sentence}") == 1
     assert (tmp_path / "out" / "report.md").read_text().count(f"Warning: {sentence}") == 1
@@ -172,7 +174,7 @@ def test_weights_of_another_size_and_weights_that_are_not_used(tmp_path):
     assert load_pretrained(task, str(tmp_path)).warnings == ()
     configure(tmp_path, intermediate_size=32)
     (sentence,) = load_pretrained(task, str(tmp_path)).warnings
-    assert "has weights of other sizes than its configuration says, so they are newly initialized: bert.enc" in sentence
+    assert "lacks pretrained weights of the right size, which are newly initialized: bert.enc" in sentence
     configure(tmp_path, intermediate_size=64, num_hidden_layers=1)
     (sentence,) = load_pretrained(task, str(tmp_path)).warnings
     assert sentence.endswith("has weights for which its configuration has no place, so they are not used: bert.encoder.layer.1.")  # fmt: skip
@@ -201,7 +203,7 @@ def test_a_classifier_that_was_trained_on_other_classes(tmp_path):
     config = hf.BertConfig(**{**SIZES, "vocab_size": len(tokenizer)})
     tokenizer.save_pretrained(tmp_path)
     for names, sentence in (
-        (["LABEL_0", "LABEL_1"], "it names no classes (id2label in config.json): they become entailment, not_ent"),
+        (["LABEL_0", "LABEL_1"], "it was trained on LABEL_0, LABEL_1: they become entailment, not_ent"),
         (
             ["not_entailment", "entailment"],
             "it was trained on not_entailment, entailment: they become entailment, not_",

@@ -76,7 +76,9 @@ def test_a_new_pooler_trains_too(tmp_path):
     hf.BertForMaskedLM(hf.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     model, _, new, said = load_pretrained(get_task("rte"), str(tmp_path))
-    assert said == (f"--model {tmp_path} lacks pretrained weights, which are newly initialized: bert.pooler.dense.",)
+    assert said == (
+        f"--model {tmp_path} lacks pretrained weights of the right size, which are newly initialized: bert.pooler.dense.",
+    )
     adapted = with_lora(model, "AutoModelForSequenceClassification", new, rank=1)
     assert {"bert.pooler.dense.weight", "classifier.weight"} <= trained_names(adapted)
 
@@ -134,7 +136,7 @@ def test_an_adapter_without_its_model(cli, finished, places, tmp_path):
     path = tmp_path / "moved" / "model" / "adapter_config.json"
     path.write_text(path.read_text().replace(str(places / "bert"), "/nowhere/bert"))
     failed = cli("evaluate", "moved", "--data-dir", places / "nli")
-    assert_sentence(failed, 1, "Cannot load the model that the adapter in .* belongs to: .*/nowhere/bert: no such folder")  # fmt: skip
+    assert_sentence(failed, 1, "Cannot load the model that the adapter in .* belongs to: .*/nowhere/bert' .no such folder")  # fmt: skip
 
 
 CASES = {
@@ -172,8 +174,8 @@ def test_a_resumed_run_ends_as_an_unbroken_one(cli, tmp_path, places, case, monk
     [
         (["--lora-alpha", 2], 2, "--lora-alpha needs --lora-rank"),
         (["--lora-targets", "query"], 2, "--lora-targets needs --lora-rank"),
-        (["--lora-rank", 2, "--lora-targets", "querry"], 1, r"such as .*query, value, or all-linear, got 'querry'\. Did you mean query"),
-        (["--lora-rank", 2, "--lora-targets", "query,nothing"], 1, "to be linear layers of the model, .* got 'nothing'"),
+        (["--lora-rank", 2, "--lora-targets", "querry"], 1, r"such as .*query, value, or all-linear, got querry\. Did you mean query"),
+        (["--lora-rank", 2, "--lora-targets", "query,nothing"], 1, "to be linear layers of the model, .* got nothing"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_one_sentence(cli, places, tmp_path, options, code, says):
@@ -189,7 +191,9 @@ def test_what_lora_cannot_do_is_one_sentence(cli, places, monkeypatch):
     assert_sentence(result, 1, "adapts a pretrained model, but the task's own has random weights")
     model, _, new, _ = load_pretrained(get_task("rte"), str(places / "bert"))
     monkeypatch.setattr(hf.BertConfig, "model_type", "unheard-of")
-    with pytest.raises(InputError, match=r"peft has no default for BertFor.*: choose --lora-targets among .*query"):
+    with pytest.raises(
+        InputError, match=r"Expected --lora-targets .*query.* got none, and peft has no default for BertFor"
+    ):
         with_lora(model, "AutoModelForSequenceClassification", new, rank=2)
     monkeypatch.setitem(sys.modules, "peft", None)
     result = cli("recipe", "finetune", *finetune(places), *lora)

@@ -183,7 +183,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
     for args, code, says in [
         (["--task", "conll2003", "--data-dir", "x"], 1, "Expected a classification task for the model of out"),
         (["--task", "sst2", "--data-dir", home / "mnli"], 1, "Missing columns in split validation of .*: sentence. Task 'sst2' needs sentence, label;"),
-        (["--task", "hans"], 1, "The hub cannot be reached, and .* for task 'hans' is not in the local cache: use --data-dir"),
+        (["--task", "hans"], 1, "Cannot load .* for task 'hans' from the hub or the local cache: use --data-dir"),
         (["--task", "hans", "--data-dir", "hans", "--split", "test"], 1, "No labelled test split in hans"),
         (["--task", "hans", "--kind", "tokens"], 2, "--kind, .* are only for --task custom: remove them for --task hans"),
         (["--task", "nothing"], 2, "Expected a task among"),

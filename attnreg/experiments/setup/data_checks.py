@@ -12,9 +12,9 @@ from typing import Any
 from datasets import Dataset
 
 from attnreg.errors import InputError, did_you_mean
+from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.kind import Kind
-from attnreg.experiments.tasks.task import Task
 
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows
@@ -44,13 +44,10 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev"
 
 
 def similar_classes(labels: Sequence[str]) -> Iterator[str]:
-    """Name the first two classes that differ only in case or in spaces around them."""
-    known: dict[str, str] = {}
-    for label in labels:
-        if (other := known.setdefault(label.strip().casefold(), label)) != label:
-            both = f"the classes {other!r} and {label!r}"
-            yield f"{both} differ only in case or spaces: spell classes alike in all rows."
-            return
+    """Name the classes that differ from another one only in case or in spaces around them."""
+    counts = Counter(label.strip().casefold() for label in labels)
+    if alike := [repr(label) for label in labels if counts[label.strip().casefold()] > 1]:
+        yield f"the classes {' and '.join(alike)} differ only in case or spaces: spell classes alike in all rows."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:

@@ -86,12 +86,9 @@ class CausalLM(Kind):
         import torch
 
         # Two passes of the same shape: for tokens that do not see the last one, they differ by rounding at most.
-        ids = [torch.tensor([[0, 1, last]], device=next(model.parameters()).device) for last in (2, 3)]
-        training = model.training
-        with torch.no_grad():
-            model.eval()
+        ids = [torch.tensor([[0, 1, last]]) for last in (2, 3)]
+        with torch.no_grad():  # and in eval mode, as transformers loads models
             ours, others = (model(input_ids=each, attention_mask=torch.ones_like(each)).logits for each in ids)
-        model.train(training)
         rounding = 8 * torch.finfo(ours.dtype).eps * ours.abs().max()
         if (ours - others)[:, :2].abs().max() > rounding:
             raise InputError(
@@ -229,8 +226,7 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
 def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
     """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
     first = next((values[0] for values in columns.values() if values), None)
-    form = list if isinstance(first, list) else str
-    wanted = "text" if form is str else 'a list of {"role": ..., "content": ...}'
+    form, wanted = (list, 'a list of {"role": ..., "content": ...}') if isinstance(first, list) else (str, "text")
     for row, values in enumerate(zip(*columns.values(), strict=True), 1):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, form) or (form is list and not all(map(_is_message, value))):

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
+from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of
-from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -128,14 +128,14 @@ class QuestionAnswering(Kind):
         return {**encoded, **positions, REFERENCE: references}
 
     def _check_room(self, questions: Sequence[str]) -> None:
-        taken = self.tokenizer.num_special_tokens_to_add(pair=True) + self._overlap
         tokens = self.tokenizer(list(questions), add_special_tokens=False)["input_ids"]
-        for question, ids in zip(questions, tokens, strict=True):
-            if len(ids) + taken >= self.max_length:
-                raise InputError(
-                    f"--max-length {self.max_length} has no room for the context after a question of {len(ids)} "
-                    f"tokens, {question[:60]!r}: use --max-length of at least {(len(ids) + taken - self._overlap) * 2}."
-                )
+        longest = max(map(len, tokens), default=0)
+        taken = longest + self.tokenizer.num_special_tokens_to_add(pair=True)
+        if taken + self._overlap >= self.max_length:
+            raise InputError(
+                f"--max-length {self.max_length} has no room for the context after a question of {longest} tokens: use "
+                f"--max-length of at least {taken * 2}."
+            )
 
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:

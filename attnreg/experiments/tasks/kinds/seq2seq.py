@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Seq2Seq(Kind):
         (source,) = self._texts(batch)
         encoded = self.tokenizer(source, text_target=gold, truncation=True, max_length=self.max_length)
         encoded.pop("token_type_ids", None)  # encoder-decoder models do not accept them
-        return {**encoded, REFERENCE: column_of(batch, self.task.label)}
+        return {**encoded, REFERENCE: gold}
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import datasets
 
-from attnreg.errors import InputError, did_you_mean
+from attnreg.errors import InputError, did_you_mean, one_line
 from attnreg.experiments.tasks import agreement
+from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, plain_label, top_column
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -22,12 +27,11 @@ from attnreg.experiments.tasks.loading.folder import (
     parts_of,
     wanted_names,
 )
-from attnreg.experiments.tasks.loading.hub import read_hub
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
-from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 HEADER = " The first line of a .csv or .tsv file must hold the column names."
+_TIMEOUT_S = 3.0
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -123,11 +127,46 @@ def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found,
 
 def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
     if data_dir is None:
-        return read_hub(task)
+        return _read_hub(task)
     has_images, place = kind_class(task.kind).reads_images, Path(data_dir)
     folder = place if has_images and place.is_dir() else folder_with_data(place, names)
     found: _Found = read_saved(folder) or find_files(folder, names)
     return folder, read_images(folder) if has_images and not found else found
+
+
+@functools.cache
+def offline_if_unreachable() -> None:
+    """Switch the Hugging Face libraries to their local cache if the hub does not answer in time.
+
+    It is asked once per process. Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before
+    they fail.
+    """
+    from huggingface_hub import constants
+
+    try:
+        asked = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        if not constants.HF_HUB_OFFLINE:
+            urllib.request.urlopen(asked, timeout=_TIMEOUT_S).close()
+    except urllib.error.HTTPError:
+        pass  # an error status is an answer too
+    except (OSError, ValueError):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+
+
+def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
+    """Return the name of a task's data on the hub, and all of its splits."""
+    if task.hub is None:
+        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
+    offline_if_unreachable()
+    named = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
+    try:
+        return named, dict(datasets.load_dataset(*task.hub))
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"Cannot load {named} for task {task.name!r} from the hub or the local cache: use --data-dir to give a "
+            f"folder with train and validation. {one_line(error)}"
+        ) from error
 
 
 def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:

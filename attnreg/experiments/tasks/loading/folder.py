@@ -132,14 +132,13 @@ def missing_split(split: str, found: Mapping[str, object], place: Path | str, hi
     """Return the error for a split that is not there: what is there, and what to do; ``hint`` is another way out."""
     if WHOLE in found:
         return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
-    if (on_hub := isinstance(place, str)) or (place / "dataset_dict.json").exists():
-        advice = "use --data-dir to give a folder that has it" if on_hub else "save it too"
+    if isinstance(place, str) or (place / "dataset_dict.json").exists():
+        advice = "use --data-dir to give a folder that has it"
         return InputError(f"No {split} split in {place}, which has {', '.join(found)}: {advice}{hint}.")
-    inside = _entries(place)
-    there = f"has {shown(inside)}" if inside else "is empty"
+    there = shown(_entries(place)) or "no files"
     others = [f"{name}.*" for name in spellings(split)[1:]]
     advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
-    return InputError(f"No {split} file in {place}, which {there}: {advice}{hint}.")
+    return InputError(f"No {split} file in {place}, which has {there}: {advice}{hint}.")
 
 
 def shown(files: Iterable[Path]) -> str:

@@ -72,11 +72,8 @@ def with_lora(
         try:
             adapted = peft.get_peft_model(model, config)
         except ValueError as error:
-            if names is not None:
-                raise _no_such(names[0], linear) from error
-            known = f"{', '.join(linear)}, or {ALL}"
-            what = f"peft has no default for {type(model).__name__}"
-            raise InputError(f"{what}: choose --lora-targets among {known}.") from error
+            none = f"none, and peft has no default for {type(model).__name__}"
+            raise _no_such(names[0] if names else none, linear) from error
     found = adapted.targeted_module_names
     for name in names or ():
         if name != ALL and not any(f".{each}".endswith(f".{name}") for each in found):
@@ -151,7 +148,7 @@ def saved_modules(model: Any) -> set[str]:
 
 def _no_such(name: str, known: Collection[str]) -> InputError:
     return InputError(
-        f"Expected --lora-targets to be linear layers of the model, such as {', '.join(known)}, or {ALL}, got {name!r}."
+        f"Expected --lora-targets to be linear layers of the model, such as {', '.join(known)}, or {ALL}, got {name}."
         f"{did_you_mean(name, known)}"
     )
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError, listed, one_line
 from attnreg.experiments.tasks import agreement
+from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.loading.hub import offline_if_unreachable
+from attnreg.experiments.tasks.loading.data import offline_if_unreachable
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
-from attnreg.experiments.tasks.task import Task
 
 _SHOWN = 5  # names in a warning
 _LENGTH = 64  # of a tiny model
@@ -70,8 +70,6 @@ def load_pretrained(
     ``pooling`` is what :func:`pool` takes (default: that of the checkpoint).
     """
     import transformers
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
     from safetensors import SafetensorError
     from transformers.utils import logging
 
@@ -97,14 +95,7 @@ def load_pretrained(
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
     if not (folder := Path(name)).is_dir():
-        try:
-            cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-        except HFValidationError as error:  # no hub name
-            raise InputError(f"Expected --model to be a folder or a hub name, got {name}: no such folder.") from error
-        if not cached and not offline_if_unreachable():
-            raise InputError(
-                f"The hub cannot be reached, and model {name} is not in the local cache: use --model to give a folder."
-            )
+        offline_if_unreachable()
     elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
         inner = folder / "model"
         found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
@@ -130,9 +121,8 @@ def load_pretrained(
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
         reason = f"its weights are damaged ({error})" if isinstance(error, SafetensorError) else one_line(error)
-        raise InputError(
-            f"Cannot load --model {name!r} (a folder with a model and its tokenizer, or a hub name): {reason}"
-        ) from error
+        what = "a folder" if folder.is_dir() else "no such folder, so a hub name"
+        raise InputError(f"Cannot load --model {name!r} ({what}): {reason}") from error
     if reads_text and (model.config.pad_token_id is None or not pads):
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
     if reads_text and (tokenizer.pad_token is None or len(tokenizer) > _embeddings(model)):
@@ -215,21 +205,18 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     ``info`` is the loading information of transformers.
     """
     inside, other_sizes = _backbone(model), [each[0] for each in info["mismatched_keys"]]
+    new = {*info["missing_keys"], *other_sizes}
     own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
-    if own and own <= {*info["missing_keys"], *other_sizes}:
+    if own and own <= new:
         others = sorted({*info["unexpected_keys"], *other_sizes})
         held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
-    missing, resized = (
-        [key for key in keys if not head_is_new or key.startswith(inside)]
-        for keys in (info["missing_keys"], other_sizes)
-    )
+    unused = _unused(model, info["unexpected_keys"], inside)
     found = {
-        "lacks pretrained weights, which are newly initialized": missing,
-        "has weights of other sizes than its configuration says, so they are newly initialized": resized,
-        "has weights for which its configuration has no place, so they are not used": _unused(
-            model, info["unexpected_keys"], inside
-        ),
+        "lacks pretrained weights of the right size, which are newly initialized": [
+            key for key in new if not head_is_new or key.startswith(inside)
+        ],
+        "has weights for which its configuration has no place, so they are not used": unused,
     }
     modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
     return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
@@ -239,9 +226,8 @@ def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> li
     """Say that a classifier, trained on the classes ``names``, is used for others, ``labels``, as many."""
     if [each.casefold() for each in names] == [each.casefold() for each in labels]:
         return []
-    unnamed = list(names) == [f"LABEL_{number}" for number in range(len(names))]
-    of = "it names no classes (id2label in config.json)" if unnamed else f"it was trained on {listed(names, _SHOWN)}"
-    return [f"the classifier of --model {name} is kept, but {of}: they become {listed(labels, _SHOWN)}."]
+    theirs, ours = listed(names, _SHOWN), listed(labels, _SHOWN)
+    return [f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}."]
 
 
 def _backbone(model: nn.Module) -> tuple[str, ...]:
@@ -275,10 +261,8 @@ def _tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
 
     kind = kind_class(task.kind)(task)
     is_causal = kind.head == "AutoModelForCausalLM"
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}  # the first words, in their order
-    special |= (
-        {"bos_token": "[BOS]", "eos_token": "[EOS]"} if is_causal else {"cls_token": "[CLS]", "sep_token": "[SEP]"}
-    )
+    ends = {"bos_token": "[BOS]", "eos_token": "[EOS]"} if is_causal else {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", **ends}  # the first words, in their order
     mask = {} if is_causal or kind.needs_labels else {"mask_token": "[MASK]"}
     further = [agreement.SEPARATOR] if is_causal else mask.values()
     words = [*special.values(), *agreement.vocabulary(), *further]
@@ -289,21 +273,15 @@ def _tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
     else:
         backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special, **mask)
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6}
-    # Twice the usual 0.02, which is meant for 768 dimensions.
-    shared: dict[str, Any] = {**sizes, "initializer_range": 0.04}
+    sizes: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 6}
+    sizes |= {"vocab_size": len(tokenizer), "initializer_range": 0.04}  # twice the usual, which is meant for 768
     config: Any
     if is_causal:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = transformers.GPT2Config(**shared, n_inner=192, n_positions=_LENGTH, **ids)
+        config = transformers.GPT2Config(**sizes, n_inner=192, n_positions=_LENGTH, **ids)
     else:
-        config = transformers.BertConfig(
-            **shared,
-            intermediate_size=192,
-            max_position_embeddings=_LENGTH,
-            type_vocab_size=2,
-            **kind.head_options(),
-        )
+        sizes |= {"intermediate_size": 192, "max_position_embeddings": _LENGTH, "type_vocab_size": 2}
+        config = transformers.BertConfig(**sizes, **kind.head_options())
     config.update(dropout_options(config, dropout, "of the task"))
     return getattr(transformers, kind.head).from_config(config), tokenizer
 
