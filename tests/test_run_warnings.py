@@ -36,7 +36,6 @@ def pairs(count, words=3, labels=LABELS, start=0):
 
 
 CLASSES = [{"text": f"red {made.WORDS[n % 12]} {n}", "label": ["good", "bad"][n % 2]} for n in range(60)]
-CASES = [{"text": f"red {word}", "label": ["yes", "no", "Yes "][i % 3]} for i, word in enumerate(made.WORDS[:9])]
 TAGS = [{"tokens": ["Anna", "went", made.WORDS[number]], "ner_tags": ["B-PER", "O", "O"]} for number in range(8)]
 # 3 of 8 tokens: words of other letters, and a digit
 UNKNOWN = [{"sentence": each, "label": i % 2} for i, each in enumerate(["ρόδα red", "κάππα 7 one", "red one two"])]
@@ -65,15 +64,11 @@ ABSENT = "raise --train-size, or add such rows."
         ([*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20), "mnli", {}, []),  # less than a fifth
         ([*pairs(9), *pairs(3, words=40, start=9)], pairs(6, start=20), "mnli", {},
          [f"3 of 12 training inputs (25%) are cut by --max-length 32; the longest has {LONGEST} tokens."]),
-        ([{"text": " ", "label": "no"}, *CASES], [{"text": "blue", "label": "no"}], "custom", OF_TEXT,
-         ["the classes 'Yes ' and 'yes' differ only in case or spaces: spell classes alike in all rows.",
-          "1 of 10 training rows has no text in text: remove or fill them."]),
         (UNKNOWN, [{"sentence": "far", "label": 1}], "cola", {},
          ["38% of the tokens in the training inputs are unknown to the tokenizer ([UNK]): check that the tokenizer "
           "belongs to the model and fits the language of your texts."]),
         (CHOICES, [{**CHOICES[0], "q": "blue"}], "custom", OF_CHOICES,
-         ["the first choice is right in no training row: numbers of choices count from 0, not from 1.",
-          "4 of 4 training rows have a choice without text: remove or fill them."]),
+         ["the first choice is right in no training row: numbers of choices count from 0, not from 1."]),
     ],
 )  # fmt: skip
 def test_probable_mistakes_in_the_data_are_one_sentence_each(home, train, dev, task, options, expected):
@@ -163,8 +158,7 @@ def test_inputs_that_evaluation_cuts(cli, home):
 
 def test_inputs_are_as_long_as_the_model_takes(cli, home):
     made.write(home / "data", train=24, validation=16)
-    result = ran(run(cli, "finetune"))
-    assert "Inputs have at most 64 tokens, which is what the model takes (--max-length)." in result.output
+    ran(run(cli, "finetune"))
     config = json.loads((home / "out/config.json").read_text())
     assert (config["max_length"], config["default_max_length"]) == (64, True)
     ran(run(cli, "finetune", "--resume"))

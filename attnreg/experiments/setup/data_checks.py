@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from datasets import Dataset
 
 from attnreg.errors import InputError, did_you_mean
-from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.task import Task
 
 CHECKED = 1000  # rows whose length is looked at
 MUCH = 0.2  # of these rows
@@ -27,11 +27,8 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     """Yield one sentence for each probable mistake in rows that are not yet encoded."""
     yield from shared_rows(kind.task, train, dev, scored_on)
     yield from kind.label_warnings(train)
-    yield from similar_classes(kind.task.labels)
     if kind.has_classes and kind.one_class_per_row:
         yield from rare_class(kind, train, dev, scored_on)
-    if not kind.skips_empty_rows:
-        yield from empty_texts(kind.task, train)
     yield from input_warnings(kind, train)
 
 
@@ -43,13 +40,6 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev"
         yield f"{shared}, so the score is too high: remove such rows from train."
 
 
-def similar_classes(labels: Sequence[str]) -> Iterator[str]:
-    """Name the classes that differ from another one only in case or in spaces around them."""
-    counts = Counter(label.strip().casefold() for label in labels)
-    if alike := [repr(label) for label in labels if counts[label.strip().casefold()] > 1]:
-        yield f"the classes {' and '.join(alike)} differ only in case or spaces: spell classes alike in all rows."
-
-
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
     """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
     names, counts = kind.task.labels, Counter(kind.gold(train))
@@ -59,25 +49,6 @@ def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev")
         others = [name for name in names if name != names[number]]
         count = f"{counts[number]} of {len(train)} training rows and none in {scored_on}"
         yield f"class {names[number]!r} has {count}.{did_you_mean(names[number], others)}"
-
-
-def empty_texts(task: Task, train: Dataset) -> Iterator[str]:
-    """Say how many rows have no text or, if all have some, a choice without text."""
-    for columns, counts, what in (
-        (task.columns, all, f"no text in {' and '.join(task.columns)}"),
-        (task.choices, any, "a choice without text"),
-    ):
-        rows = zip(*(map(_is_empty, column_of(train, name)) for name in columns), strict=True)
-        if count := sum(counts(row) for row in rows):
-            verb = "has" if count == 1 else "have"
-            yield f"{count} of {len(train)} training rows {verb} {what}: remove or fill them."
-            return
-
-
-def _is_empty(text: Any) -> bool:
-    if isinstance(text, list) and all(isinstance(word, str) for word in text):
-        text = "".join(text)
-    return not text.strip() if isinstance(text, str) else not text  # an image, or a conversation
 
 
 def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:

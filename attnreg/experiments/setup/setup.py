@@ -33,7 +33,7 @@ from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
-from attnreg.experiments.tasks.models.pretrained import dropout_fields, load_pretrained, longest_input
+from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.cross_entropy import CrossEntropy, WeightedCrossEntropy, balanced_weights
@@ -103,8 +103,6 @@ class Setup:
         self.remarks: list[str] = []
         if device.type == "cpu":
             self.remarks.append(f"CPU threads: {threads} (--threads).")
-        if (p := settings.model_dropout) is not None:
-            self.remarks.append(f"--model-dropout {p:g} set {', '.join(dropout_fields(self.model.config))}.")
         if (pooling := saved_pooling(self.model.config)) not in (None, "own"):
             self.remarks.append(f"The head reads pooled states: {pooling} (--pooling).")
         if settings.reinit_layers:
@@ -115,10 +113,6 @@ class Setup:
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
         train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
-        if settings.max_length is None and max_length < self.task.max_length and not self.kind.reads_images:
-            self.remarks.append(
-                f"Inputs have at most {max_length} tokens, which is what the model takes (--max-length)."
-            )
         if self.accelerator.is_fsdp2:
             self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))

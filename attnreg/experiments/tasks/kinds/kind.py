@@ -9,8 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
-from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,7 +59,6 @@ class Kind(ABC):
     needs_labels: ClassVar[bool] = True  #: whether the data has a label column
     has_text_labels: ClassVar[bool] = False  #: whether labels stay text in files, even if they look like numbers
     reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
-    skips_empty_rows: ClassVar[bool] = False  #: whether rows without text are skipped
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
     config: ClassVar[Mapping[str, Any]] = {}  #: options of the model's configuration

@@ -32,7 +32,6 @@ class MaskedLM(Kind):
     metrics = ("accuracy",)
     most_columns = 1
     needs_labels = False
-    skips_empty_rows = True
     tokenizer_needs = ("mask_token", "has no mask token: choose a masked language model, such as BERT")
 
     @override

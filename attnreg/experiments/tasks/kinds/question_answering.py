@@ -43,18 +43,6 @@ class QuestionAnswering(Kind):
     config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
     tokenizer_needs = FAST
 
-    @property
-    @override
-    def remarks(self) -> list[str]:
-        return [
-            f"Contexts are divided into windows of at most {self.max_length} tokens, which overlap by {self._overlap} "
-            "tokens. Counts of training rows, batch sizes and losses are of windows; scores are of questions."
-        ]
-
-    @property
-    def _overlap(self) -> int:
-        return self.max_length // 3
-
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
         columns, metrics = self.task.columns, dict.fromkeys((*self.task.metrics, *self.metrics))
@@ -93,13 +81,14 @@ class QuestionAnswering(Kind):
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         questions, contexts = self._texts(batch)
         questions = [question.strip() for question in questions]
-        self._check_room(questions)
+        overlap = self.max_length // 3
+        self._check_room(questions, overlap)
         encoded = self.tokenizer(
             questions,
             contexts,
             truncation="only_second",
             max_length=self.max_length,
-            stride=self._overlap,
+            stride=overlap,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
@@ -127,11 +116,11 @@ class QuestionAnswering(Kind):
         positions = {name: [span[i] for span in spans] for i, name in enumerate(("start_positions", "end_positions"))}
         return {**encoded, **positions, REFERENCE: references}
 
-    def _check_room(self, questions: Sequence[str]) -> None:
+    def _check_room(self, questions: Sequence[str], overlap: int) -> None:
         tokens = self.tokenizer(list(questions), add_special_tokens=False)["input_ids"]
         longest = max(map(len, tokens), default=0)
         taken = longest + self.tokenizer.num_special_tokens_to_add(pair=True)
-        if taken + self._overlap >= self.max_length:
+        if taken + overlap >= self.max_length:
             raise InputError(
                 f"--max-length {self.max_length} has no room for the context after a question of {longest} tokens: use "
                 f"--max-length of at least {taken * 2}."
