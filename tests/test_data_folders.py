@@ -153,7 +153,7 @@ def test_other_ways_out_are_named(tmp_path):
     with pytest.raises(InputError, match=r"train.json.gz has no splits: use --data-dir to give a folder"):
         load_splits(choose_task("custom", text_columns="sentence"), tmp_path / "train.json.gz")
     made.write_rows(tmp_path / "test" / "0.csv", rows(1))
-    with pytest.raises(InputError, match=r"No validation file in .*, which has test/, .*, or use --split test\.$"):
+    with pytest.raises(InputError, match=r"No validation file in .*, which has test/, .*\.$"):
         load_splits(get_task("hans"), tmp_path)
 
 

@@ -83,7 +83,7 @@ def test_all_splits_are_read_alike(tmp_path):
         ({"answer": "AB"}, "Expected a letter from A to C in column answer, got 'AB' in row 2 of split train"),
         ({"answer": "D"}, "Expected a letter from A to C in column answer, got 'D' in row 2 of split train"),
         ({"choices": ["a", "b"]}, "Expected 3 choices, as in the first row, in column choices, got 2 in row 2 of split train .*: remove rows with another number of choices .2 of 8.\\.$"),
-        ({"choices": ["a", None, "c"]}, "Expected text in column choices, got None in row 2 of split train"),
+        ({"choices": ["a", None, "c"]}, r"Expected a list of texts, or .*, instead of column choices, got \['a', None, 'c'\] in row 2 of split train"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_named(tmp_path, change, says):
@@ -116,7 +116,7 @@ def test_a_missing_answer_is_no_label(tmp_path, choices, missing, expected):
 
 def test_columns_that_hold_no_choices(tmp_path):
     rows = [{"q": "the", "choices": "a/b", "answer": "?"}]
-    with pytest.raises(InputError, match="Expected a list of choices, or two or more --choice-columns, instead of column choices, got 'a/b'"):  # fmt: skip
+    with pytest.raises(InputError, match="Expected a list of texts, or two or more --choice-columns, instead of column choices, got 'a/b'"):  # fmt: skip
         load(tmp_path / "text", rows, **LISTED)
     rows = [{"q": "the", "choices": ["a", "b"], "answer": "?"}]
     says = r"Expected a choice number from 0 to 1, a letter from A to B or the text of one choice in column answer, got '\?' in row 1 of split train"

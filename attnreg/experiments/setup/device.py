@@ -18,11 +18,9 @@ def choose_device(name: str | None = None) -> torch.device:
     """Return the device of this name; without one, the accelerator if there is one, else the CPU."""
     # Without the check it names what torch was built for: CUDA also where no GPU or driver is.
     best = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    if name in (None, best.type):
-        return best
-    if name != "cpu":
+    if name not in (None, "cpu", best.type):
         raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
-    return torch.device("cpu")
+    return best if name is None else torch.device(name)
 
 
 def set_threads(threads: int | None, parameters: int) -> int:

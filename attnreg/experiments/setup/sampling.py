@@ -105,7 +105,6 @@ def _check(settings: Settings, task: Task) -> None:
         ("prompt_weight", task.kind == "causal-lm", "causal-lm"),
     ):
         if getattr(settings, name) and not is_for:
-            flag = settings.flag(name)
-            raise UsageError(f"{flag} is for {what}, but {task.name} is a {task.kind} task: remove it.")
+            raise UsageError(f"{settings.flag(name)} is for {what}, but {task.name} is a {task.kind} task: remove it.")
     if settings.shots is not None and settings.train_size is not None:
         raise UsageError("--shots and --train-size both say how many rows to train on: remove one of them.")

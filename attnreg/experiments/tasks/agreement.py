@@ -41,6 +41,7 @@ _PLURALS = {**dict((*COPULAS, *INTRANSITIVES, *TRANSITIVES)), **dict.fromkeys(RE
 
 
 _Row = dict[str, str | int]
+_Noun = tuple[str, str, str]
 
 
 class _Word(NamedTuple):
@@ -115,7 +116,7 @@ def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
     elif kind == 1:
         predicate = [_agreeing(rng, INTRANSITIVES, plural), _Word(rng.choice(ADVERBS))]
     elif kind == 2:
-        predicate = [_agreeing(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
+        predicate = [_agreeing(rng, TRANSITIVES, plural), *_noun_phrase(rng)]
     else:
         own = "themselves" if plural else noun[2]
         reflexive = _Word(own, tuple(word for word in REFLEXIVES if word != own))
@@ -128,18 +129,16 @@ def _modifier(rng: random.Random, kind: int, plural: int) -> list[_Word]:
     if kind == 0:
         return []
     if kind in (1, 2):
-        return [_Word(rng.choice(PREPOSITIONS)), *_some_noun_phrase(rng)]
+        return [_Word(rng.choice(PREPOSITIONS)), *_noun_phrase(rng)]
     if kind == 3:
-        return [_Word("that"), _agreeing(rng, TRANSITIVES, plural), *_some_noun_phrase(rng)]
+        return [_Word("that"), _agreeing(rng, TRANSITIVES, plural), *_noun_phrase(rng)]
     inner = rng.randrange(2)
-    return [_Word("that"), *_noun_phrase(rng, rng.choice(NOUNS), inner), _agreeing(rng, TRANSITIVES, inner)]
+    return [_Word("that"), *_noun_phrase(rng, plural=inner), _agreeing(rng, TRANSITIVES, inner)]
 
 
-def _some_noun_phrase(rng: random.Random) -> list[_Word]:
-    return _noun_phrase(rng, rng.choice(NOUNS), rng.randrange(2))
-
-
-def _noun_phrase(rng: random.Random, noun: tuple[str, str, str], plural: int) -> list[_Word]:
+def _noun_phrase(rng: random.Random, noun: _Noun | None = None, plural: int | None = None) -> list[_Word]:
+    noun = noun or rng.choice(NOUNS)
+    plural = rng.randrange(2) if plural is None else plural
     determiner = _Word("the") if rng.randrange(2) else _agreeing(rng, DETERMINERS, plural)
     return [determiner, _Word(noun[plural])]
 

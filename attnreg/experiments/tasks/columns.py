@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, listed
@@ -116,13 +117,10 @@ def number_of(value: Any) -> float | None:
         >>> number_of(2), number_of("1.5"), number_of("?"), number_of("nan"), number_of(True)
         (2.0, 1.5, None, None, None)
     """
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    return None
 
 
 def class_names(rows: Dataset, label: str) -> list[str] | None:

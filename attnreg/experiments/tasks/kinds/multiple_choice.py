@@ -108,12 +108,8 @@ def _choices_of(task: Task, rows: Dataset, place: str) -> list[Choices]:
         texts = [texts_of(rows, column, place) for column in task.choices]
         return [Choices(given, task.choices) for given in zip(*texts, strict=True)]
     (column,) = task.choices
-    what = f"a list of choices, or two or more --choice-columns, instead of column {column}"
-    listed = converted(column_of(rows, column), _listed, what, place)
-    for row, given in enumerate(listed, 1):
-        if strange := [text for text in given.texts if not isinstance(text, str)]:
-            raise InputError(f"Expected text in column {column}, got {strange[0]!r} in row {row} of {place}.")
-    return listed
+    what = f"a list of texts, or two or more --choice-columns, instead of column {column}"
+    return converted(column_of(rows, column), _listed, what, place)
 
 
 def _listed(value: Any) -> Choices | None:
@@ -123,9 +119,11 @@ def _listed(value: Any) -> Choices | None:
         case [{"text": _}, *_] if all(isinstance(each, dict) and "text" in each for each in value):
             texts, marks = [each["text"] for each in value], [each.get("label") for each in value]
         case [_, *_]:
-            return Choices(value)
+            texts, marks = value, None
         case _:
             return None
+    if not all(isinstance(text, str) for text in texts):
+        return None
     marked = isinstance(marks, list) and len(marks) == len(texts) and None not in marks
     return Choices(texts, [str(plain_label(mark)) for mark in marks] if marked else ())
 

@@ -14,7 +14,6 @@ import datasets
 
 from attnreg.errors import InputError, did_you_mean, one_line
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, plain_label, top_column
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -28,6 +27,7 @@ from attnreg.experiments.tasks.loading.folder import (
     wanted_names,
 )
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
+from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 HEADER = " The first line of a .csv or .tsv file must hold the column names."
@@ -180,12 +180,9 @@ def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> 
     where, found, chosen = _named(task, data_dir)
     for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
         if is_needed and split not in chosen:
-            hint = ""
-            if task.evaluation_only:
-                hint = ", or use --split test" if "test" in chosen else ""
-            elif split == "validation":
-                hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-            raise missing_split(split, found, where, hint)
+            of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            is_last = split == "train" or task.evaluation_only
+            raise missing_split(split, found, where, "" if is_last else of_train)
     return {split: _read(task, name, found[name]) for split, name in chosen.items()}
 
 

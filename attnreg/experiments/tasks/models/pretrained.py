@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from attnreg.errors import AttnRegWarning, InputError, listed, one_line
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.built_in import Task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.data import offline_if_unreachable
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
+from attnreg.experiments.tasks.task import Task
 
 _SHOWN = 5  # names in a warning
 _LENGTH = 64  # of a tiny model
@@ -97,9 +97,7 @@ def load_pretrained(
     if not (folder := Path(name)).is_dir():
         offline_if_unreachable()
     elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        inner = folder / "model"
-        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
+        raise InputError(f"Expected --model to be the folder of a model, such as model in that of a run, got {name}.")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
@@ -125,9 +123,10 @@ def load_pretrained(
         raise InputError(f"Cannot load --model {name!r} ({what}): {reason}") from error
     if reads_text and (model.config.pad_token_id is None or not pads):
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
-    if reads_text and (tokenizer.pad_token is None or len(tokenizer) > _embeddings(model)):
+    embedded = getattr(model.config, "vocab_size", None) or math.inf  # CANINE has none: it hashes characters
+    if reads_text and (tokenizer.pad_token is None or len(tokenizer) > embedded):
         raise InputError(
-            f"The tokenizer of --model {name} needs a padding token and at most {_embeddings(model)} tokens, as many "
+            f"The tokenizer of --model {name} needs a padding token and at most {embedded} tokens, as many "
             f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
         )
     kind.check_model(model, name)
@@ -136,8 +135,9 @@ def load_pretrained(
         pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
     new = frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]}
-    if kind.has_classes and not new:
-        said += class_warnings(names, task.labels, name)
+    if kind.has_classes and not new and [*map(str.casefold, names)] != [*map(str.casefold, task.labels)]:
+        theirs, ours = listed(names, _SHOWN), listed(task.labels, _SHOWN)
+        said.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
     return Loaded(model, tokenizer, new, tuple(said))
 
 
@@ -157,14 +157,6 @@ def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> i
     if 0 < limit < max_length:
         raise InputError(f"Expected --max-length of at most {limit} for this model, got {max_length}.")
     return max_length
-
-
-def _embeddings(model: Any) -> float:
-    """Number of tokens that a model embeds; infinity if it has no embedding table (CANINE hashes characters)."""
-    try:
-        return int(model.get_input_embeddings().num_embeddings)
-    except (NotImplementedError, AttributeError):
-        return math.inf
 
 
 def _load_processor(name: str, reads_text: bool) -> Any:
@@ -220,14 +212,6 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     }
     modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
     return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
-
-
-def class_warnings(names: Sequence[str], labels: Sequence[str], name: str) -> list[str]:
-    """Say that a classifier, trained on the classes ``names``, is used for others, ``labels``, as many."""
-    if [each.casefold() for each in names] == [each.casefold() for each in labels]:
-        return []
-    theirs, ours = listed(names, _SHOWN), listed(labels, _SHOWN)
-    return [f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}."]
 
 
 def _backbone(model: nn.Module) -> tuple[str, ...]:
@@ -286,26 +270,16 @@ def _tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
     return getattr(transformers, kind.head).from_config(config), tokenizer
 
 
-def dropout_fields(config: Any) -> list[str]:
-    """Return the names of all dropout rates in a model's configuration.
+def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
+    """Return the options that set all dropout rates of a configuration; none if ``p`` is ``None``.
 
     A rate that is ``None`` follows another one and is left out. Rates of whole layers (``layerdrop``) are no dropout.
-
-    Example:
-        >>> from transformers import GPT2Config
-        >>> dropout_fields(GPT2Config())
-        ['attn_pdrop', 'embd_pdrop', 'resid_pdrop', 'summary_first_dropout']
     """
-    values = {name: value for name, value in config.to_dict().items() if "dropout" in name or name.endswith("pdrop")}
-    return sorted(name for name, value in values.items() if type(value) in (int, float))
-
-
-def dropout_options(config: Any, p: float | None, name: str) -> dict[str, Any]:
-    """Return the options that set all dropout rates of a configuration; none if ``p`` is ``None``."""
     if p is None:
         return {}
-    if not (fields := dropout_fields(config)):
+    values = {name: value for name, value in config.to_dict().items() if "dropout" in name or name.endswith("pdrop")}
+    if not (rates := [name for name, value in values.items() if type(value) in (int, float)]):
         raise InputError(
             f"Model {name} ({config.model_type}) has no dropout rate in its configuration: remove --model-dropout."
         )
-    return dict.fromkeys(fields, p)
+    return dict.fromkeys(rates, p)
