@@ -280,7 +280,6 @@ def test_a_run_is_saved_and_evaluated(cli, args, tmp_path, undrawn):
         ran(cli("plot", recipe))
     plain = hf.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "ad-drop" / "model")
     assert plain.config.architectures == ["BertForQuestionAnswering"]
-    assert "windows of at most 16 tokens, which overlap by 5" in (tmp_path / "ad-drop" / "report.md").read_text()
 
 
 def test_attendout_plays(cli, args, tmp_path):
