@@ -15,7 +15,6 @@ from common import Shape
 
 import attnreg
 from attnreg.training import (
-    R3F,
     SAM,
     AttackerDefender,
     ChildTuning,
@@ -23,12 +22,12 @@ from attnreg.training import (
     FineTuning,
     FreeLBLoss,
     LoRADropout,
-    RDrop,
+    R3FLoss,
+    RDropLoss,
     Reinforce,
     Rewards,
     Rounds,
     TrainingMethod,
-    TwoPass,
     adamw,
 )
 
@@ -114,7 +113,7 @@ def ad_drop(official: bool = False, first_pass_alone: bool = False, **options: A
     def arm(shape: Shape) -> tuple[Callable[[], object], int]:
         model, batch = shape.model("eager" if official else "sdpa"), shape.batch()
         provider = (OneBackwardPassPerLayer if official else attnreg.AttributionProvider)(**options)
-        method = TwoPass(model, adamw(model, LEARNING_RATE), provider, accelerator=Accelerator())
+        method = FineTuning(model, adamw(model, LEARNING_RATE), provider, accelerator=Accelerator())
         if first_pass_alone:
             return lambda: provider.attribute(model.train(), batch), 1
         return _step(method, batch)
@@ -246,8 +245,8 @@ ROWS["RelaxedAttention, instead of the model's dropout"] = Row(
     fine_tuning(NEWER["RelaxedAttention"], **OWN_DROPOUT_OFF), plain
 )
 ROWS["SAM"] = Row(trained_by(SAM), plain)
-ROWS["R-Drop"] = Row(trained_by(RDrop), plain)
-ROWS["R3F"] = Row(trained_by(R3F), plain)
+ROWS["R-Drop"] = Row(trained_by(FineTuning, objective=RDropLoss()), plain)
+ROWS["R3F"] = Row(trained_by(FineTuning, objective=R3FLoss()), plain)
 ROWS["Child-Tuning, F"] = Row(trained_by(ChildTuning), plain)
 ROWS["CrossEntropy, smoothing"] = Row(
     trained_by(lambda model, *args, **given: FineTuning(model, *args, loss_function=CrossEntropy(model, 0.1), **given)),

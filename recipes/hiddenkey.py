@@ -8,4 +8,4 @@ def hiddenkey(run: "attnreg.experiments.Run", p: float, alpha: float) -> None:
 
     Example: attnreg recipe hiddenkey --task cola --p 0.1
     """
-    run.report(run.train(attnreg.training.RDrop, provider=attnreg.HiddenKey(p), alpha=alpha))
+    run.report(run.train(provider=attnreg.HiddenKey(p), objective=attnreg.training.RDropLoss(alpha)))

@@ -10,4 +10,4 @@ def r3f(run: "attnreg.experiments.Run", **options: Any) -> None:
 
     Example: attnreg recipe r3f --task cola --weight 0.5 --eps 0.01
     """
-    run.report(run.train(attnreg.training.R3F, **options))
+    run.report(run.train(objective=attnreg.training.R3FLoss(**options)))

@@ -8,4 +8,4 @@ def r_drop(run: "attnreg.experiments.Run", alpha: float) -> None:
 
     Example: attnreg recipe r-drop --task cola --alpha 0.5
     """
-    run.report(run.train(attnreg.training.RDrop, alpha=alpha))
+    run.report(run.train(objective=attnreg.training.RDropLoss(alpha)))

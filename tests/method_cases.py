@@ -17,7 +17,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import FineTuning, ForwardPass, RDrop, Reinforce, Rewards, Rounds, TrainingMethod
+from attnreg.training import FineTuning, ForwardPass, R3FLoss, RDropLoss, Reinforce, Rewards, Rounds, TrainingMethod
 
 DRAW = torch.Generator().manual_seed(0)
 IDS = torch.randint(1, 20, (8, 6), generator=DRAW)
@@ -52,7 +52,7 @@ def batches(number, rows=4, seed=1):
 def step_of_r_drop(model, batch):
     """The loss of a step of R-Drop that changes nothing, and what its two passes return."""
     torch.manual_seed(1)
-    loss = RDrop(model, torch.optim.SGD(model.parameters(), lr=0.0), alpha=2.0).step(batch).loss
+    loss = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.0), objective=RDropLoss(2.0)).step(batch).loss
     torch.manual_seed(1)
     with torch.no_grad():
         passes = model.train()(**batch), model(**batch)
@@ -162,7 +162,11 @@ ARGUMENTS = {
         MethodCase(FineTuning, {"p": 0.5}, variant="F"),
         MethodCase(FineTuning, {"mode": "D", "p": 0.5}, data=lambda change: {"data": [change(BATCH)]}, variant="D"),
     ],
-    "R3F": [MethodCase(FineTuning, {"eps": 0.1})],
+    "FineTuning": [
+        MethodCase(FineTuning),
+        MethodCase(FineTuning, {"objective": RDropLoss()}, variant="R-Drop"),
+        MethodCase(FineTuning, {"objective": R3FLoss(eps=0.1)}, variant="R3F"),
+    ],
     "AttackerDefender": [
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
         for options, sure, variant in (
@@ -174,12 +178,12 @@ ARGUMENTS = {
 
 
 def built_in() -> dict[str, type[TrainingMethod]]:
-    """Return the training methods among the public names, by name; aliases once."""
+    """Return the training methods among the public names, by name."""
     found = {name: getattr(attnreg.training, name) for name in attnreg.training.__all__}
     methods = {
         name: each for name, each in found.items() if isinstance(each, type) and issubclass(each, TrainingMethod)
     }
-    return {name: each for name, each in methods.items() if not inspect.isabstract(each) and each.__name__ == name}
+    return {name: each for name, each in methods.items() if not inspect.isabstract(each)}
 
 
 class Counting(FineTuning):

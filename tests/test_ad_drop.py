@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.regularizers._parts import speed
-from attnreg.training import TwoPass, adamw
+from attnreg.training import FineTuning, adamw
 from tests.cases import SMALL, TEXT
 
 BATCH = {
@@ -239,7 +239,7 @@ def test_two_pass_is_a_first_pass_and_a_step():
                     optimizer.zero_grad()
                     provider.step()
         else:
-            method = TwoPass(model, optimizer, provider)
+            method = FineTuning(model, optimizer, provider)
             for _ in range(4):
                 loss = method.step(BATCH).loss
             assert method.drop_rates()["encoder.0"] > 0
@@ -252,7 +252,7 @@ def test_no_first_pass_in_the_plain_epochs(monkeypatch):
     monkeypatch.setattr(attnreg.AttributionProvider, "attribute", lambda *args: calls.append(args))
     model = bert()
     provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
-    method = TwoPass(model, adamw(model, 1e-3), provider)
+    method = FineTuning(model, adamw(model, 1e-3), provider)
     method.on_epoch(0)
     method.step(BATCH)
     assert not calls

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from attnreg.training import TwoPass
+from attnreg.training import FineTuning
 from tests.cases import NEEDS_TORCH_2_13
 from tests.provider_cases import CASES as ALL
 from tests.provider_cases import COMPILED, MATRIX, PROVIDERS
@@ -143,7 +143,7 @@ def test_ad_drop_trains_compiled():
         model = bert()
         handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttributionProvider(0.6, 0.6)))
         runs = torch.compile(model, backend="aot_eager") if compiled else model
-        method = TwoPass(runs, torch.optim.SGD(model.parameters(), lr=0.01), handle)
+        method = FineTuning(runs, torch.optim.SGD(model.parameters(), lr=0.01), handle)
         torch.manual_seed(1)
         for epoch in range(2):
             method.on_epoch(epoch)

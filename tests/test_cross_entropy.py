@@ -12,7 +12,7 @@ from torch import nn
 
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
-from attnreg.training import CrossEntropy, FineTuning, RDrop, WeightedCrossEntropy, balanced_weights
+from attnreg.training import CrossEntropy, FineTuning, RDropLoss, balanced_weights
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 from tests.method_cases import BATCH, IDS, PADDED, bert, sgd, weights
@@ -85,7 +85,11 @@ def test_micro_batches_add_up_to_their_batch():
 
 def test_it_trains_in_an_objective():
     model = bert(num_labels=2)
-    assert RDrop(model, sgd(model), loss_function=CrossEntropy(model, 0.1)).step(BATCH).loss.isfinite()
+    assert (
+        FineTuning(model, sgd(model), objective=RDropLoss(), loss_function=CrossEntropy(model, 0.1))
+        .step(BATCH)
+        .loss.isfinite()
+    )
 
 
 def test_what_has_no_classes_or_no_prompt_is_refused():
@@ -160,7 +164,7 @@ def test_the_loss_is_the_mean_of_weighted_rows():
     total = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         total -= weights[label] * math.log(math.exp(row[label]) / sum(map(math.exp, row)))
-    loss_function = WeightedCrossEntropy(weights)
+    loss_function = CrossEntropy(nn.Identity(), weights=weights)
     got = loss_function(SimpleNamespace(logits=logits), {"labels": labels})
     assert got.item() == pytest.approx(total / 5, abs=1e-12)
     assert torch.autograd.gradcheck(lambda x: loss_function(SimpleNamespace(logits=x), {"labels": labels}), (logits,))
@@ -173,8 +177,8 @@ def test_the_loss_is_the_mean_of_weighted_rows():
 )
 def test_a_run_trains_with_weights_of_the_rows_it_trains_on(cli, home, monkeypatch, recipe):
     seen = []
-    call = WeightedCrossEntropy.__call__
-    monkeypatch.setattr(WeightedCrossEntropy, "__call__", lambda own, *args: seen.append(own) or call(own, *args))
+    call = CrossEntropy.__call__
+    monkeypatch.setattr(CrossEntropy, "__call__", lambda own, *args: seen.append(own) or call(own, *args))
     ran(cli("recipe", *recipe, *CUSTOM, *OPTIONS, "--class-weights", "balanced"))
     assert len(set(seen)) == 1
     assert seen[0].weights == pytest.approx([32 / 60, 32 / 6, 32 / 30])
@@ -196,7 +200,7 @@ def test_rows_held_out_do_not_count(home, monkeypatch):
     run = Run(load_command("finetune").settings([str(word) for word in words]))
     labels = run.train_rows["labels"][:]
     assert len(labels) == 24
-    assert run.loss_function.weights == tuple(balanced_weights(labels, 3))
+    assert run.loss_function.weights == balanced_weights(labels, 3)
 
 
 @pytest.mark.parametrize("task", ["agreement-words", "stsb", "swag"])

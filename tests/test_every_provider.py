@@ -18,8 +18,8 @@ NEEDED = {
 }  # fmt: skip
 OF_TRAINING = {
     "SAM": ("rho",),
-    "RDrop": ("alpha",),
-    "R3F": ("weight", "eps", "noise"),
+    "RDropLoss": ("alpha",),
+    "R3FLoss": ("weight", "eps", "noise"),
     "Mixout": ("p",),
     "ChildTuning": ("p", "mode"),
     "FineTuning": ("micro_batches",),

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running import forward_pass
-from attnreg.integrations import ADDropTrainer, AttnRegCallback, RegularizedTrainer, Seq2SeqADDropTrainer
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from tests.cases import MODELS, SMALL, TEXT
 from tests.method_cases import weights
 from tests.test_attacker_defender import make_game
@@ -84,7 +84,7 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
     model.accepts_loss_kwargs = False  # the stock Trainer's error under gradient accumulation
     stock = hf.Trainer(model, arguments(tmp_path, **VARIANTS[variant]), train_dataset=Rows())
     stock.train()
-    ours = ADDropTrainer(
+    ours = RegularizedTrainer(
         bert(),
         arguments(tmp_path, **VARIANTS[variant]),
         train_dataset=Rows(),
@@ -108,7 +108,7 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_masks_in_every_other_epoch(tmp_path, variant):
     options = {**VARIANTS[variant], "num_train_epochs": 4}
-    trainer = ADDropTrainer(bert(), arguments(tmp_path, **options), train_dataset=Rows(), provider=ad_drop())
+    trainer = RegularizedTrainer(bert(), arguments(tmp_path, **options), train_dataset=Rows(), provider=ad_drop())
     trainer.train()
     steps = 4 // options.get("gradient_accumulation_steps", 1)
     rates = [record.get("drop_rate/encoder.0") for record in trainer.state.log_history if "loss" in record]
@@ -121,7 +121,7 @@ def test_accumulated_micro_batches_are_one_batch(tmp_path):
     results = []
     for size, accumulated in ((8, 1), (4, 2), (2, 4)):
         provider = attnreg.AttributionProvider(0.5, 1.0)  # q = 1 leaves nothing to chance
-        trainer = ADDropTrainer(
+        trainer = RegularizedTrainer(
             bert(dropout=0.0),
             arguments(tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=accumulated),
             train_dataset=Rows(),
@@ -137,7 +137,7 @@ def test_accumulated_micro_batches_are_one_batch(tmp_path):
 def test_it_resumes_to_the_same_end(tmp_path):
     def trainer(folder):
         options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
-        return ADDropTrainer(bert(), arguments(folder, **options), train_dataset=Rows(), provider=ad_drop())
+        return RegularizedTrainer(bert(), arguments(folder, **options), train_dataset=Rows(), provider=ad_drop())
 
     whole = trainer(tmp_path)
     whole.train()
@@ -154,10 +154,13 @@ def test_it_resumes_to_the_same_end(tmp_path):
 def test_sequence_to_sequence(tmp_path):
     model = next(case for case in MODELS if case.name == "marian").build()
     handle = attnreg.attach(model, attnreg.AttributionProvider(0.5, 0.5), stacks=["encoder", "cross"])
-    trainer = Seq2SeqADDropTrainer(
+
+    class Both(RegularizedTrainer, hf.Seq2SeqTrainer):
+        pass
+
+    trainer = Both(
         model, arguments(tmp_path, hf.Seq2SeqTrainingArguments), train_dataset=Rows(pair=True), provider=handle
     )
-    assert isinstance(trainer, hf.Seq2SeqTrainer)
     trainer.train()
     assert column(trainer, "drop_rate/encoder.0")
     assert column(trainer, "drop_rate/cross.1")
@@ -214,7 +217,9 @@ def test_resuming_without_the_saved_provider_warns(tmp_path):
 
 def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
     provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
-    trainer = ADDropTrainer(bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows(), provider=provider)
+    trainer = RegularizedTrainer(
+        bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows(), provider=provider
+    )
     with pytest.warns(UserWarning, match="without its provider. AttributionProvider cannot be saved"):
         trainer.train()
     assert (tmp_path / "checkpoint-8").is_dir()
@@ -223,12 +228,12 @@ def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
 def test_a_regularizer_without_its_name_is_refused(tmp_path):
     for given, named in (([attnreg.DropHead(0.1)], {}), ([], {"regularizer": attnreg.DropHead(0.1)})):
         with pytest.raises(ValueError, match=r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"):
-            ADDropTrainer(bert(), *given, arguments(tmp_path), **named)
+            RegularizedTrainer(bert(), *given, arguments(tmp_path), **named)
 
 
 def test_model_init_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`model_init` is not supported, .*\. Pass a `model`"):
-        ADDropTrainer(args=arguments(tmp_path), model_init=bert)
+        RegularizedTrainer(args=arguments(tmp_path), model_init=bert, provider=ad_drop())
 
 
 class Strict(hf.BertForSequenceClassification):
@@ -238,7 +243,7 @@ class Strict(hf.BertForSequenceClassification):
         return super().forward(input_ids=input_ids, labels=labels)
 
 
-class Renamed(ADDropTrainer):
+class Renamed(RegularizedTrainer):
     """Calls the model, its batches and its loss by names of its own, as sentence-transformers and SetFit do."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -255,7 +260,7 @@ def renamed(folder, provider):
 
 
 def test_a_batch_that_the_model_does_not_take(tmp_path):
-    says = "AttributionProvider looks .* but Strict does not accept the batches of Renamed as .* \\(labels, rows\\)\\. Use a"
+    says = r"the batch to be a dict of arguments of Strict\.forward\(input_ids, labels\), got 'rows' in it"
     with pytest.raises(ValueError, match=says):
         renamed(tmp_path, attnreg.AttributionProvider()).train()
 
@@ -263,7 +268,7 @@ def test_a_batch_that_the_model_does_not_take(tmp_path):
         raise TypeError("the user's own")
 
     provider = attnreg.AttributionProvider(target=wrong)
-    trainer = ADDropTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    trainer = RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
     with pytest.raises(TypeError, match="the user's own"):
         trainer.train()
 
@@ -289,19 +294,13 @@ def test_what_is_no_trainer_is_refused():
         callback.add_to(Rows())
 
 
-def test_the_default_is_ad_drop_with_cross_tuning(tmp_path):
-    provider = ADDropTrainer(bert(), arguments(tmp_path)).handle.provider
-    assert isinstance(provider, attnreg.CrossTuning)
-    assert isinstance(provider.provider, attnreg.AttributionProvider)
-
-
 def test_a_lora_model(tmp_path):
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks for it
     base = bert()
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = peft.get_peft_model(base, peft.LoraConfig(peft.TaskType.SEQ_CLS, r=2, target_modules=["query", "value"]))
     trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    trainer = ADDropTrainer(model, arguments(tmp_path), train_dataset=Rows(), provider=ad_drop(offset=0))
+    trainer = RegularizedTrainer(model, arguments(tmp_path), train_dataset=Rows(), provider=ad_drop(offset=0))
     trainer.train()
     assert column(trainer, "drop_rate/encoder.1")
     assert [site.label for site in trainer.handle.sites] == ["encoder.0", "encoder.1"]

@@ -4,10 +4,11 @@ import pytest
 import torch
 import transformers as hf
 from packaging.version import Version
+from torch import nn
 
 import attnreg
 from attnreg.outputs import shifts_labels
-from attnreg.training import SAM, FineTuning, RDrop, WeightedCrossEntropy
+from attnreg.training import SAM, CrossEntropy, FineTuning, RDropLoss
 from attnreg.training.fine_tuning import split_batch
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
@@ -49,10 +50,10 @@ CASES = {
     "numbers": (lambda: bert(dropout=0.0, num_labels=1), NUMBERS, FineTuning, dict),
     "tokens": (tagger, TOKENS, FineTuning, dict),
     "causal": (gpt2, TOKENS, FineTuning, dict),
-    "weighted": (lambda: bert(dropout=0.0), BATCH, FineTuning, lambda: {"loss_function": WeightedCrossEntropy([0.3, 2.0])}),
+    "weighted": (lambda: bert(dropout=0.0), BATCH, FineTuning, lambda: {"loss_function": CrossEntropy(nn.Identity(), weights=[0.3, 2.0])}),
     "ad-drop": (lambda: bert(dropout=0.0), BATCH, FineTuning, ad_drop),
-    "r-drop of tokens": (tagger, TOKENS, RDrop, lambda: {"alpha": 0.7}),
-    "r-drop of a causal model": (gpt2, TOKENS, RDrop, lambda: {"alpha": 0.7, "loss_function": in_double}),
+    "r-drop of tokens": (tagger, TOKENS, FineTuning, lambda: {"objective": RDropLoss(0.7)}),
+    "r-drop of a causal model": (gpt2, TOKENS, FineTuning, lambda: {"objective": RDropLoss(0.7), "loss_function": in_double}),
     "sam with ad-drop": (lambda: bert(dropout=0.0), BATCH, SAM, lambda: {**ad_drop(), "rho": 0.3}),
 }  # fmt: skip
 

@@ -9,7 +9,8 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.integrations import AttnRegCallback, RDropTrainer, RegularizedTrainer
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
+from attnreg.training import RDropLoss
 from tests.test_integrations import Rows, arguments, bert, column, weights
 from tests.test_integrations_learned import Sentences
 from tests.test_trainers import EXTRA, WORDS, of_trl
@@ -169,7 +170,9 @@ def test_r_drop_is_its_formula(tmp_path):
     labels = Rows().ids[:4].clone()
     labels[:, :2] = -100
     batch = {"input_ids": Rows().ids[:4], "labels": labels}
-    trainer = RDropTrainer(model, arguments(tmp_path), alpha=3.0, callbacks=[AttnRegCallback(attnreg.HiddenKey(0.3))])
+    trainer = RegularizedTrainer(
+        model, arguments(tmp_path), objective=RDropLoss(3.0), callbacks=[AttnRegCallback(attnreg.HiddenKey(0.3))]
+    )
     model.train()
     expected = by_hand(model, batch, 3.0, seed=5)
     torch.manual_seed(5)
@@ -191,7 +194,9 @@ def test_r_drop_under_gradient_accumulation(tmp_path, counted):
         model.lm_head.register_forward_hook(lambda module, args, logits, n=passes: logits * (1 + 9 * (next(n) % 2)))
         options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
         options |= {"max_steps": 1, "optim": "sgd", "max_grad_norm": 0.0}
-        trainer = RDropTrainer(model, arguments(tmp_path, **options), alpha=100.0, train_dataset=Sentences())
+        trainer = RegularizedTrainer(
+            model, arguments(tmp_path, **options), objective=RDropLoss(100.0), train_dataset=Sentences()
+        )
         trainer.train()
         found.append((column(trainer, "loss")[0], weights(model)))
     assert found[0][0] > 4.5  # 3.8 of it is cross-entropy
@@ -201,31 +206,29 @@ def test_r_drop_under_gradient_accumulation(tmp_path, counted):
 
 
 def test_r_drop_with_a_penalty_and_what_it_refuses(tmp_path):
-    class Both(RDropTrainer, RegularizedTrainer):
-        pass
-
     losses = []
     for alpha in (0.0, 0.5):
-        trainer = Both(
+        trainer = RegularizedTrainer(
             llama(),
             arguments(tmp_path, max_steps=1),
             train_dataset=Sentences(),
             provider=attnreg.AttentionEntropy(alpha),
+            objective=RDropLoss(),
         )
         trainer.train()
         losses.append(column(trainer, "loss")[0])
     assert losses[1] < losses[0] - 0.5  # the entropy of two layers, once
     assert losses[1] > losses[0] - 1.5
     with pytest.raises(ValueError, match="R-Drop does not work with AttributionProvider, which needs a first pass"):
-        Both(bert(), arguments(tmp_path), provider=attnreg.AttributionProvider())
+        RegularizedTrainer(bert(), arguments(tmp_path), provider=attnreg.AttributionProvider(), objective=RDropLoss())
     model = bert()
-    trainer = RDropTrainer(model.bert, arguments(tmp_path))
-    with pytest.raises(ValueError, match="Expected `alpha`"):
-        RDropTrainer(model, arguments(tmp_path), alpha=-1.0)
     with pytest.raises(ValueError, match="The batch has no labels, got input_ids"):
-        RDropTrainer(model, arguments(tmp_path), compute_loss_func=lambda *_, **__: torch.zeros(())).compute_loss(
-            model.train(), {"input_ids": Rows().ids[:2]}
-        )
+        RegularizedTrainer(
+            model,
+            arguments(tmp_path),
+            objective=RDropLoss(),
+            compute_loss_func=lambda *_, **__: torch.zeros(()),
+        ).compute_loss(model.train(), {"input_ids": Rows().ids[:2]})
 
 
 def in_sft(folder, models, callback, **options):
@@ -273,10 +276,10 @@ def test_entropy_in_sft(tmp_path, models):
 def test_r_drop_is_refused_in_sft(tmp_path, models):
     trl = pytest.importorskip("trl", reason=EXTRA)
 
-    class Both(RDropTrainer, trl.SFTTrainer):
+    class Both(RegularizedTrainer, trl.SFTTrainer):
         pass
 
-    trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), kind=Both)
+    trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), kind=Both, objective=RDropLoss())
     with pytest.raises(ValueError, match=r"R-Drop needs `logits` in the output of \w+, with gradients, but found none"):
         trainer.train()
 

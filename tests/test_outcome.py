@@ -12,7 +12,7 @@ import attnreg
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.tasks import get_task, load_model, load_splits
 from attnreg.experiments.tasks.metrics import calibration_error
-from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult, TwoPass
+from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
 from tests.commands import ran, read_lines
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
@@ -121,10 +121,10 @@ def test_passes():
     model = tiny()
     assert passes_of(FineTuning(model, sgd(model)), 3) == (6, 6)
     model = tiny()
-    assert passes_of(TwoPass(model, sgd(model), attnreg.AttributionProvider())) == (4, 4)
+    assert passes_of(FineTuning(model, sgd(model), attnreg.AttributionProvider())) == (4, 4)
     model = tiny()
     steps = {"method": "integrated_gradients", "steps": 5, "layers": [0]}
-    assert passes_of(TwoPass(model, sgd(model), attnreg.AttributionProvider(**steps))) == (2 * 7, 2 * 6)
+    assert passes_of(FineTuning(model, sgd(model), attnreg.AttributionProvider(**steps))) == (2 * 7, 2 * 6)
     model = tiny()
     game = AttackerDefender(
         model, attnreg.GNetProvider.for_model(model), sgd, rewards=Rewards([BATCH]), rounds=Rounds(2)

@@ -18,7 +18,8 @@ from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.integrations import RDropTrainer
+from attnreg.integrations import RegularizedTrainer
+from attnreg.training import RDropLoss
 from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
@@ -192,7 +193,9 @@ def test_loss_rewards_targets_and_r_drop_take_start_and_end_as_two_classes(loade
     sides = [torch.stack([each.start_logits, each.end_logits], 1) for each in (first, other)]
     expected = (first.loss + other.loss + 2 * disagreement(*sides, torch.stack(gold, 1))) / 2
     assert loss == pytest.approx(float(expected), abs=1e-6)
-    trainer = RDropTrainer(model, hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), alpha=2.0)
+    trainer = RegularizedTrainer(
+        model, hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), objective=RDropLoss(2.0)
+    )
     torch.manual_seed(1)
     assert float(trainer.compute_loss(model.train(), batch).detach()) == pytest.approx(float(expected), abs=1e-6)
     model.eval()

@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import R3F, R3FLoss
+from attnreg.training import FineTuning, R3FLoss
 from tests.method_cases import bert, sgd
 from tests.test_r_drop import IDS, Recorder, slow_symmetric_kl
 
@@ -50,7 +50,7 @@ def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, lab
         assert difference.item() == pytest.approx(slow, abs=1e-12)
     loss = clean.loss + 0.7 * difference
     loss.backward()
-    method = R3F(model, sgd(model), weight=0.7, eps=0.3, noise=kind, max_grad_norm=None)
+    method = FineTuning(model, sgd(model), objective=R3FLoss(0.7, 0.3, kind), max_grad_norm=None)
     torch.manual_seed(1)
     assert method.step(batch).loss.item() == pytest.approx(loss.item(), abs=1e-12)
     for ours, theirs in zip(model.parameters(), before.parameters(), strict=True):
@@ -112,7 +112,7 @@ def test_other_layouts_of_the_tokens():
 
 def test_the_penalty_is_that_of_the_pass_without_noise():
     model, provider = bert(dropout=0.0, num_labels=3), Recorder()
-    loss = R3F(model, sgd(model), provider, weight=0.0).step(BATCH).loss
+    loss = FineTuning(model, sgd(model), provider, objective=R3FLoss(weight=0.0)).step(BATCH).loss
     assert provider.prepared == 2
     assert 2 < loss < 2 + 2  # the masks of two layers, and a cross-entropy
 
@@ -120,9 +120,9 @@ def test_the_penalty_is_that_of_the_pass_without_noise():
 def test_what_has_no_place_for_the_noise_is_refused():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"`get_input_embeddings\(\)`, which Linear does not have"):
-        R3F(model, sgd(model))
+        FineTuning(model, sgd(model), objective=R3FLoss())
     model = bert(num_labels=3)
-    method = R3F(model, sgd(model))
+    method = FineTuning(model, sgd(model), objective=R3FLoss())
     with pytest.raises(ValueError, match="has no `input_ids`"):
         method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: (args[0] + 1,))
@@ -131,4 +131,4 @@ def test_what_has_no_place_for_the_noise_is_refused():
     with pytest.raises(ValueError, match="R3F needs an `attention_mask` of the shape of `input_ids`"):
         method.step({**BATCH, "attention_mask": MASK[:, None, None]})
     with pytest.raises(ValueError, match="R3F does not work with AttributionProvider, which needs a first pass"):
-        R3F(model, sgd(model), attnreg.AttributionProvider())
+        FineTuning(model, sgd(model), attnreg.AttributionProvider(), objective=R3FLoss())

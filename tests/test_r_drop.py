@@ -1,7 +1,6 @@
 """R-Drop against its formula, written out slowly in float64."""
 
 import copy
-import inspect
 import math
 
 import pytest
@@ -10,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.training import R3F, RDrop, RDropLoss
+from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.objective import disagreement
 from tests.method_cases import bert, sgd
 
@@ -74,7 +73,7 @@ def test_a_step_follows_the_gradient_of_half_the_papers_loss(kind, options, labe
     alpha = 0.7
     loss = first.loss + second.loss + alpha * disagreement(first.logits, second.logits, labels)
     (loss / 2).backward()
-    method = RDrop(model, sgd(model), alpha=alpha, max_grad_norm=None)
+    method = FineTuning(model, sgd(model), objective=RDropLoss(alpha), max_grad_norm=None)
     torch.manual_seed(1)
     assert method.step(batch).loss.item() == pytest.approx(loss.item() / 2, abs=1e-12)
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
@@ -100,7 +99,7 @@ class Recorder(attnreg.AttentionDropout):
 
 def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_mean():
     model, provider = bert(dropout=0.0), Recorder()
-    method = RDrop(model, sgd(model), provider, alpha=0.0)
+    method = FineTuning(model, sgd(model), provider, objective=RDropLoss(0.0))
     torch.manual_seed(1)
     loss = method.step(BATCH).loss
     assert provider.prepared == 2
@@ -108,13 +107,6 @@ def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_
     for layer in range(2):
         assert not torch.equal(provider.masks[layer].weights, provider.masks[layer + 2].weights)
     assert 3 < loss < 3 + 3  # (2 + 4) / 2, and a cross-entropy
-
-
-@pytest.mark.parametrize("method", [RDrop, R3F])
-def test_the_objective_is_the_methods_own(method):
-    assert list(inspect.signature(method).parameters)[:3] == ["model", "optimizer", "provider"]
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'objective'"):
-        method(bert(), None, objective=RDropLoss())
 
 
 class NoLogits(nn.Linear):
@@ -127,7 +119,7 @@ class NoLogits(nn.Linear):
 def test_a_model_without_logits_is_refused():
     model = NoLogits(2, 1)
     with pytest.raises(ValueError, match="R-Drop needs `logits` in the output of NoLogits"):
-        RDrop(model, sgd(model)).step({"x": torch.ones(1, 2), "labels": torch.zeros(1)})
+        FineTuning(model, sgd(model), objective=RDropLoss()).step({"x": torch.ones(1, 2), "labels": torch.zeros(1)})
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
@@ -136,7 +128,7 @@ def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_ot
     for checkpointed in (False, True):
         model = bert()
         provider = attnreg.AttentionDropout(0.3) & attnreg.LayerDrop(0.3)
-        method = RDrop(model, sgd(model), provider, max_grad_norm=None)
+        method = FineTuning(model, sgd(model), provider, max_grad_norm=None, objective=RDropLoss())
         if checkpointed:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(1)
@@ -144,7 +136,7 @@ def test_gradient_checkpointing_with_masks_drawn_per_pass_is_refused_and_with_ot
         gradients.append(torch.cat([p.flatten() for p in model.parameters()]))
     assert torch.equal(*gradients)
     attnreg.detach(model)
-    method = RDrop(model, sgd(model), Recorder() & attnreg.AttentionDropout(0.1))
+    method = FineTuning(model, sgd(model), Recorder() & attnreg.AttentionDropout(0.1), objective=RDropLoss())
     with pytest.raises(ValueError, match="R-Drop with Recorder does not work under gradient checkpointing"):
         method.step(BATCH)
 
@@ -164,7 +156,7 @@ def test_what_draws_at_each_call_goes_with_gradient_checkpointing():
             model = bert()
             provider = make(model).double()
             optimizer = torch.optim.SGD([*model.parameters(), *provider.parameters()], lr=0.1)
-            method = RDrop(model, optimizer, provider, max_grad_norm=None)
+            method = FineTuning(model, optimizer, provider, max_grad_norm=None, objective=RDropLoss())
             if checkpointed:
                 model.gradient_checkpointing_enable({"use_reentrant": False})
             torch.manual_seed(1)
@@ -184,7 +176,7 @@ def test_what_draws_at_each_call_goes_with_gradient_checkpointing():
 )
 def test_what_is_drawn_once_per_pass_does_not(make, name):
     model = bert()
-    method = RDrop(model, sgd(model), make(model).double())
+    method = FineTuning(model, sgd(model), make(model).double(), objective=RDropLoss())
     model.gradient_checkpointing_enable({"use_reentrant": False})
     with pytest.raises(ValueError, match=f"R-Drop with {name} does not work under gradient checkpointing"):
         method.step(BATCH)
@@ -203,7 +195,7 @@ def test_providers_that_look_at_batches_first_are_refused(make):
     provider = make(model)
     says = f"R-Drop does not work with {type(provider).__name__}, which needs a first pass over each batch"
     with pytest.raises(ValueError, match=says):
-        RDrop(model, sgd(model), attnreg.CrossTuning(provider) & attnreg.DropHead(0.1))
+        FineTuning(model, sgd(model), attnreg.CrossTuning(provider) & attnreg.DropHead(0.1), objective=RDropLoss())
     assert not attnreg.is_attached(model)
     with attnreg.attach(model, provider) as handle, pytest.raises(ValueError, match=says):
-        RDrop(model, sgd(model), handle)
+        FineTuning(model, sgd(model), handle, objective=RDropLoss())

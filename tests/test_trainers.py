@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 import attnreg
-from attnreg.integrations import ADDropTrainer, AttnRegCallback
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from tests.cases import MODELS, SMALL, TEXT, tiny_bert
 from tests.commands import assert_sentence, ran
 from tests.test_documents import ROOT, run_script
@@ -121,7 +121,7 @@ def sentence_trainer(provider, folder, models, kind="MultipleNegativesRankingLos
     options = {"train_dataset": rows, "eval_dataset": rows, "loss": getattr(losses, kind)(model)}
     trainer = st.SentenceTransformerTrainer
     if on_top:
-        trainer = type("Both", (ADDropTrainer, trainer), {})
+        trainer = type("Both", (RegularizedTrainer, trainer), {})
         options["provider"] = handle
     given = arguments(folder, st.SentenceTransformerTrainingArguments, gradient_accumulation_steps=2)
     return trainer(model, given, **options), handle
@@ -294,7 +294,7 @@ def test_ad_drop_on_top_of_sft(tmp_path, models):
     trl = pytest.importorskip("trl", reason=EXTRA)
     from datasets import Dataset
 
-    class Both(ADDropTrainer, trl.SFTTrainer):
+    class Both(RegularizedTrainer, trl.SFTTrainer):
         pass
 
     model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")

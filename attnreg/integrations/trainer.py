@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Trainer
 from transformers.modeling_utils import unwrap_model
 
-from attnreg.arguments import NotNegative
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizer.containers import CrossTuning
-from attnreg.regularizers.attribution import AttributionProvider
 from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
-from attnreg.training.several_passes import RDropLoss
 
 
 class RegularizedTrainer(Trainer):
@@ -102,28 +97,12 @@ class RegularizedTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         if self.handle.active:
             with self.compute_loss_context_manager():
-                self._attribute(self.handle.provider, model, inputs)
+                self.handle.provider.attribute(model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
         if self.accelerator.sync_gradients:
             Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
         return loss
-
-    def _attribute(self, provider: Regularizer, model: nn.Module, inputs: dict[str, Any]) -> None:
-        try:
-            provider.attribute(model, inputs)
-        except (TypeError, InputError) as error:
-            bare = unwrap_model(model)
-            bare = getattr(bare, "_orig_mod", bare)  # torch.compile's
-            try:
-                inspect.signature(type(bare).forward).bind(bare, **inputs)
-            except TypeError:
-                raise InputError(
-                    f"{type(provider).__name__} looks at each batch first, but {type(bare).__name__} does not accept "
-                    f"the batches of {type(self).__name__} as keyword arguments ({', '.join(sorted(inputs))}). Use a "
-                    "provider that does not look at batches."
-                ) from error
-            raise
 
     def compute_loss(
         self,
@@ -182,46 +161,3 @@ class RegularizedTrainer(Trainer):
             check_learned(optimizer, self.handle.provider)
         add_learned(optimizer, self.handle.provider)
         return optimizer
-
-
-class ADDropTrainer(RegularizedTrainer):
-    """A :class:`RegularizedTrainer` whose provider is AD-DROP with cross-tuning, unless another one is given.
-
-    The default is ``CrossTuning(AttributionProvider())``; the arguments are those of :class:`RegularizedTrainer`.
-
-    Reference:
-        AD-DROP (NeurIPS 2022, arXiv 2210.05883), Section 2.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> ADDropTrainer(model, TrainingArguments("runs", report_to="none", use_cpu=True)).handle.provider.every
-        2
-    """
-
-    handle: AttachHandle
-
-    def __init__(self, *args: Any, provider: Regularizer | AttachHandle | None = None, **kwargs: Any) -> None:
-        provider = CrossTuning(AttributionProvider()) if provider is None else provider
-        super().__init__(*args, provider=provider, **kwargs)
-
-
-class Seq2SeqADDropTrainer(ADDropTrainer, Seq2SeqTrainer):
-    """:class:`ADDropTrainer` for sequence-to-sequence models, on top of :class:`transformers.Seq2SeqTrainer`.
-
-    Its arguments are those of :class:`ADDropTrainer` and of :class:`transformers.Seq2SeqTrainer`.
-    """
-
-
-class RDropTrainer(RegularizedTrainer):
-    """A :class:`RegularizedTrainer` with the objective ``RDropLoss(alpha)``; see :class:`attnreg.training.RDropLoss`.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
-        >>> RDropTrainer(model, TrainingArguments("runs", report_to="none", use_cpu=True), alpha=0.5).objective.alpha
-        0.5
-    """
-
-    def __init__(self, *args: Any, alpha: NotNegative = 1.0, **kwargs: Any) -> None:
-        super().__init__(*args, objective=RDropLoss(alpha), **kwargs)

@@ -83,7 +83,7 @@ class HiddenKey(Container):
     .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
         \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
 
-    The paper adds a KL loss between two passes, :class:`attnreg.training.RDrop`; the recipe ``hiddenkey`` has both.
+    The paper adds a KL loss between two passes, :class:`attnreg.training.RDropLoss`; the recipe ``hiddenkey`` has both.
 
     Args:
         p: probability of dropping a key, and of dropping a value.

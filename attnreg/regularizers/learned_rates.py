@@ -16,7 +16,7 @@ from attnreg import AttentionSite, Mask, SiteInfo, functional
 from attnreg.arguments import a_function, inner_probability, not_negative, one_of, positive, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import handle_of, undisturbed
-from attnreg.outputs import LossFunction, loss_of
+from attnreg.outputs import LossFunction, a_batch, loss_of
 from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwiseProvider, depth_of, relaxed_mask
 from attnreg.regularizers._parts.two_passes import never_attributed
 
@@ -199,6 +199,7 @@ class LearnableBernoulli(LearnedRates):
         """Run the model twice and estimate the gradient, which ``penalty()`` then passes on."""
         handle = handle_of(model, self)
         model = extract_model_from_parallel(model)
+        batch = a_batch(model, batch)
         self._noise, self._estimate = {}, None
         losses = []
         # Within `probing`, these passes are masked, too, although they have no gradients.

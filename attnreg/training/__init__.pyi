@@ -7,10 +7,8 @@ from attnreg.attendout.rewards import Rewards as Rewards
 from attnreg.training.averaged import Averaged as Averaged
 from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
-from attnreg.training.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
 from attnreg.training.cross_entropy import balanced_weights as balanced_weights
 from attnreg.training.fine_tuning import FineTuning as FineTuning
-from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.levels import reinitialize_top as reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout as LoRADropout
 from attnreg.training.method import StepResult as StepResult
@@ -22,8 +20,6 @@ from attnreg.training.objective import Objective as Objective
 from attnreg.training.objective import disagreement as disagreement
 from attnreg.training.optim import adamw as adamw
 from attnreg.training.sam import SAM as SAM
-from attnreg.training.several_passes import R3F as R3F
 from attnreg.training.several_passes import FreeLBLoss as FreeLBLoss
 from attnreg.training.several_passes import R3FLoss as R3FLoss
-from attnreg.training.several_passes import RDrop as RDrop
 from attnreg.training.several_passes import RDropLoss as RDropLoss

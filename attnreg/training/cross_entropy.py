@@ -17,19 +17,21 @@ from attnreg.training.method import Batch
 
 
 class CrossEntropy:
-    r"""Cross-entropy with smoothed labels and weighted prompts: a ``loss_function`` of methods.
+    r"""Cross-entropy with smoothed labels, weighted prompts or weighted classes: a ``loss_function`` of methods.
 
     .. math:: \mathcal L = \frac{1}{|R|} \Big( \sum_{t \in R} \ell_t + \lambda \sum_{t \in P} \ell_t \Big), \qquad
-        \ell_t = -(1 - \epsilon) \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} \log p_t(c)
+        \ell_t = -(1 - \epsilon)\, w_{y_t} \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} w_c \log p_t(c)
 
     R are the rows or positions with a label, P the other tokens of a causal language model that are predicted and no
     padding, such as those of a prompt, whose labels are -100. Since the sum is divided by the number of labels,
-    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt.
+    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt; torch's mean
+    with ``weight`` divides by the weights of the batch instead.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
         smoothing: share of each label that is spread over all C classes (epsilon).
         prompt: weight of a prompt's token, relative to that of a response (lambda); 0 leaves prompts out.
+        weights: weight of each class (w; default: 1).
 
     Raises:
         InputError: if an argument is out of range, or there is a ``prompt`` but the model is no causal language model.
@@ -47,10 +49,17 @@ class CrossEntropy:
         tensor(0.2269)
     """
 
-    def __init__(self, model: nn.Module, smoothing: ProbabilityBelowOne = 0.0, prompt: NotNegative = 0.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        smoothing: ProbabilityBelowOne = 0.0,
+        prompt: NotNegative = 0.0,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         self.model = model
         self.smoothing = probability_below_one("smoothing", smoothing)
         self.prompt = not_negative("prompt", prompt)
+        self.weights = weights
         if prompt and not shifts_labels(model):
             raise InputError(f"Only causal language models have a `prompt` to weigh; {type(model).__name__} is none.")
 
@@ -73,7 +82,8 @@ class CrossEntropy:
 
     def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = aligned_labels(self.model, labels).flatten()
-        return F.cross_entropy(logits.flatten(0, -2), own, reduction="sum", label_smoothing=self.smoothing)
+        weights = None if self.weights is None else logits.new_tensor(self.weights)
+        return F.cross_entropy(logits.flatten(0, -2), own, weights, reduction="sum", label_smoothing=self.smoothing)
 
 
 def _prompts(labels: Tensor, batch: Batch) -> Tensor:
@@ -100,29 +110,3 @@ def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:
     counts = Counter(labels)
     rows = sum(counts.values())
     return [rows / (len(counts) * counts[c]) if counts[c] else 0.0 for c in range(classes)]
-
-
-class WeightedCrossEntropy:
-    """The mean over rows of the cross-entropy, times the weight of the row's class: a ``loss_function`` of methods.
-
-    Torch's mean with ``weight`` divides by the weights of the batch instead. In a batch of one class it would ignore
-    them, and micro-batches would not add up to their batch.
-
-    Shape:
-        ``outputs.logits`` ``(B, C)``, ``batch["labels"]`` ``(B,)`` and a weight for each class; returns a 0-d tensor.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> loss_function = WeightedCrossEntropy([0.5, 2.0])
-        >>> loss_function(SimpleNamespace(logits=torch.zeros(2, 2)), {"labels": torch.tensor([0, 1])})
-        tensor(0.8664)
-    """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        self.weights = tuple(weights)
-
-    def __call__(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the loss of a batch."""
-        logits = outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32))
-        weights = torch.tensor(self.weights, dtype=logits.dtype, device=logits.device)
-        return F.cross_entropy(logits, batch["labels"], weights, reduction="none").mean()

@@ -25,27 +25,22 @@ from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_obj
 Provided = Regularizer | AttachHandle | None
 
 
-class SharedButObjective(TypedDict, total=False):
-    """Keyword arguments that methods with an objective of their own share with :class:`FineTuning`."""
+class Shared(TypedDict, total=False):
+    """Keyword arguments that subclasses of :class:`FineTuning` share with it."""
 
     scheduler: LRScheduler | None
     max_grad_norm: float | None
     accelerator: Accelerator | None
     loss_function: LossFunction | None
-    micro_batches: int
-
-
-class Shared(SharedButObjective, total=False):
-    """Keyword arguments that other subclasses of :class:`FineTuning` share with it."""
-
     objective: ObjectiveFunction | None
+    micro_batches: int
 
 
 class FineTuning(TrainingMethod):
     """Fine-tune a model with one optimizer, plain or under a mask provider.
 
-    Before each step, the provider may look at the batch (``attribute``, the first pass of AD-DROP); ``TwoPass`` is
-    another name for that. The provider's ``penalty`` is added to the loss.
+    Before each step, the provider may look at the batch (``attribute``, the first pass of AD-DROP). Its
+    ``penalty`` is added to the loss.
 
     A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
     :meth:`accumulate` and :meth:`update`) and saves what it counts.
@@ -216,10 +211,6 @@ class FineTuning(TrainingMethod):
         for name, part in self._parts.items():
             if part is not None:
                 load_whole_state(part, self.model, state[name])
-
-
-#: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
-TwoPass = FineTuning
 
 
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:

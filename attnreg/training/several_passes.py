@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, one_of, whole_number
@@ -18,7 +17,6 @@ from attnreg.draws import new_seed
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.fine_tuning import FineTuning, Provided, SharedButObjective
 from attnreg.training.method import Batch, draws_repeated
 from attnreg.training.objective import ForwardPass, Objective
 
@@ -51,6 +49,7 @@ class RDropLoss(Objective):
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+        >>> from attnreg.training import FineTuning
         >>> method = FineTuning(model, torch.optim.SGD(model.parameters(), lr=0.1), objective=RDropLoss(alpha=0.5))
         >>> method.step({"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([1])}).loss.shape
         torch.Size([])
@@ -66,21 +65,6 @@ class RDropLoss(Objective):
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         (first, logits), (second, other) = (forward.predict(batch) for _ in range(2))
         return (first + second + self.alpha * forward.disagreement(batch, logits, other)) / 2
-
-
-class RDrop(FineTuning):
-    """Fine-tune by :class:`RDropLoss` (two passes under different dropout must agree), with the arguments of both."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Provided = None,
-        *,
-        alpha: NotNegative = 1.0,
-        **shared: Unpack[SharedButObjective],
-    ) -> None:
-        super().__init__(model, optimizer, provider, objective=RDropLoss(alpha), **shared)
 
 
 class EmbeddingObjective(Objective):
@@ -129,7 +113,7 @@ class EmbeddingObjective(Objective):
         if not found:
             raise InputError(
                 f"{self.title} could not add noise, because {type(model).__name__} did not look up the batch's "
-                "`input_ids` in `get_input_embeddings()`. Train with `attnreg.training.RDrop` instead."
+                "`input_ids` in `get_input_embeddings()`. Train with `RDropLoss` instead."
             )
 
     def _lookups(self, model: nn.Module) -> list[nn.Module]:
@@ -219,23 +203,6 @@ class R3FLoss(EmbeddingObjective):
     def _drawn(self, embedded: Tensor, real: Tensor, dim: int) -> Tensor:
         noise = torch.randn_like(embedded) if self.noise == "normal" else 2 * torch.rand_like(embedded) - 1
         return (self.eps * noise).masked_fill(~real, 0.0)
-
-
-class R3F(FineTuning):
-    """Fine-tune by :class:`R3FLoss` (predictions must agree with those on noise), with the arguments of both."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Provided = None,
-        *,
-        weight: NotNegative = 1.0,
-        eps: NotNegative = 1e-5,
-        noise: NoiseKind = "uniform",
-        **shared: Unpack[SharedButObjective],
-    ) -> None:
-        super().__init__(model, optimizer, provider, objective=R3FLoss(weight, eps, noise), **shared)
 
 
 class FreeLBLoss(EmbeddingObjective):

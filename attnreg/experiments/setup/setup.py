@@ -36,7 +36,7 @@ from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.cross_entropy import CrossEntropy, WeightedCrossEntropy, balanced_weights
+from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
 from attnreg.training.levels import reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
@@ -277,7 +277,8 @@ class Setup:
     def loss_function(self) -> LossFunction | None:
         """The training loss that options choose (class weights are those of the training rows), else ``None``."""
         if self.settings.class_weights is not None:
-            return WeightedCrossEntropy(balanced_weights(self.train_rows["labels"][:], len(self.task.labels)))
+            weights = balanced_weights(self.train_rows["labels"][:], len(self.task.labels))
+            return CrossEntropy(self.model, weights=weights)
         if self.settings.label_smoothing or self.settings.prompt_weight:
             return CrossEntropy(self.model, self.settings.label_smoothing, self.settings.prompt_weight)
         return None
