@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import attnreg
 from attnreg.errors import AttnRegWarning
-from attnreg.regularizers._parts import speed
+from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
 from tests.cases import SMALL, TEXT
 
@@ -135,14 +135,14 @@ def test_only_the_layers_asked_for():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("ratio", "says"), [(1.5, 1), (1.1, 0), (0.5, 0)])
 def test_a_first_pass_that_is_slower_in_half_precision_is_said_once(dtype, ratio, says, monkeypatch):
-    monkeypatch.setattr(speed, "times_float32", lambda dtype: ratio)
-    speed.warn_if_slower.cache_clear()
+    monkeypatch.setattr(attribution, "times_float32", lambda dtype: ratio)
+    attribution.warn_if_slower.cache_clear()
     model, provider = bert().train(), attnreg.AttributionProvider(first_pass_dtype=dtype)
     with attnreg.attach(model, provider), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             provider.attribute(model, BATCH)
-    speed.warn_if_slower.cache_clear()
+    attribution.warn_if_slower.cache_clear()
     sentence = f"`first_pass_dtype='{dtype}'` makes AD-DROP slower here: on this CPU, a matrix product takes 1.5 times"
     assert [issubclass(each.category, AttnRegWarning) for each in caught] == [True] * says
     assert all(str(each.message).startswith(sentence) for each in caught)
@@ -150,8 +150,8 @@ def test_a_first_pass_that_is_slower_in_half_precision_is_said_once(dtype, ratio
 
 
 def test_a_cpu_is_asked_how_fast_half_precision_is_only_where_it_matters(monkeypatch):
-    monkeypatch.setattr(speed, "times_float32", lambda dtype: pytest.fail("asked"))
-    speed.warn_if_slower.cache_clear()
+    monkeypatch.setattr(attribution, "times_float32", lambda dtype: pytest.fail("asked"))
+    attribution.warn_if_slower.cache_clear()
     for options, parameters in (({}, torch.float32), ({"first_pass_dtype": "bfloat16"}, torch.bfloat16)):
         model, provider = bert().to(parameters).train(), attnreg.AttributionProvider(**options)
         with attnreg.attach(model, provider):
@@ -161,7 +161,7 @@ def test_a_cpu_is_asked_how_fast_half_precision_is_only_where_it_matters(monkeyp
 def test_the_probe_of_half_precision_draws_nothing():
     state = torch.get_rng_state()
     with torch.autocast("cpu", torch.bfloat16):
-        assert speed.times_float32.__wrapped__(torch.bfloat16) > 0
+        assert attribution.times_float32(torch.bfloat16) > 0
     assert torch.equal(torch.get_rng_state(), state)
 
 

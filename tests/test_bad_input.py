@@ -71,7 +71,7 @@ BAD = [
     bad("recipe", "attendout", "--rewards", "Rewards(fresh_rows=2)", "--reward-data", "train", code=2, says="`fresh_rows` in --rewards needs rows besides"),
     bad("recipe", "attendout", "--rewards", "Rewards(fresh_rows=1000)", code=2, says="Expected `fresh_rows` in --rewards of at most 200"),
     bad("recipe", "attendout", "--rewards", "Rewards(fresh_rows='all')", says="Expected `fresh_rows` to be"),
-    bad("recipe", "attendout", "--rewards", "Rewards(score='f1')", says="Expected `score` to be a function or one of loss, accuracy, got 'f1'"),
+    bad("recipe", "attendout", "--rewards", "Rewards(score='f1')", says="Expected `score` to be one of loss, accuracy, got 'f1'"),
     bad("recipe", "attendout", "--credit", "Reinforce(per='step')", "--reward-data", "train", says="Expected `batches` of `rewards` with `per`"),
     bad("recipe", "attendout", "--credit", "Reinforce(price=0.1)", says="got an unexpected keyword argument 'price'"),
     bad("recipe", "attendout", "--credit", "gradient", says="Expected Reinforce.* got 'gradient'"),

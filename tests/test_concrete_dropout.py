@@ -88,7 +88,7 @@ def test_extreme_rates_stay_finite():
 
 
 test_what_does_not_fit_is_refused = refused(
-    (lambda: attnreg.ConcreteDropout(2, 0.1, "head"), "Expected `num_heads` to be at least 1 for rates per head"),
+    (lambda: attnreg.ConcreteDropout(2, 0.1, "head"), "Expected `num_heads` with `per` 'head', and only then, got None"),
     (lambda: attnreg.ConcreteDropout(3).check([site()], None), "This ConcreteDropout was made for 3 layers, but the model has 2 encoder layers"),
     (
         lambda: attnreg.ConcreteDropout(2).check([site(), site(stack="decoder")], None),

@@ -25,15 +25,12 @@ OF_TRAINING = {
     "FineTuning": ("micro_batches",),
     "FreeLBLoss": ("steps", "step_size", "radius", "start"),
 }
-#: Rates per layer have no heads; a Generator's others follow from its model.
-IGNORED = {(name, "num_heads") for name in ("ConcreteDropout", "LearnableBernoulli")}
-IGNORED |= {("GNetProvider", key) for key in ("pad_token_id", "patch")}
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 ARGUMENTS = [
     (name, key)
     for name, cls in sorted(BUILT_IN.items())
     for key, parameter in inspect.signature(cls).parameters.items()
-    if parameter.kind in NAMED and (name, key) not in IGNORED
+    if parameter.kind in NAMED
 ]
 ARGUMENTS += [(name, key) for name, keys in OF_TRAINING.items() for key in keys]
 
@@ -88,6 +85,12 @@ EDGES = [
     ("OnLayers", "layers", [True]),
     ("StructuralMask", "graph", 10**30),
     ("StructuralMask", "heads", []),
+    ("StructuralMask", "heads", math.nan),
+    ("OnLayers", "layers", math.nan),
+    ("ConcreteDropout", "num_heads", 4),
+    ("LearnableBernoulli", "num_heads", 4),
+    ("GNetProvider", "pad_token_id", 1.5),
+    ("GNetProvider", "patch", [3, 0, 4]),
 ]
 
 

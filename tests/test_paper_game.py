@@ -233,7 +233,7 @@ def slow(*options):
         ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
         ["--regime", "paper", "--generator", "none"],
         ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
-        slow("--credit", "Reinforce(reward='sign')", "--generator", "GNetProvider(decisions='batch')"),
+        slow("--credit", "Reinforce(reward='gap')", "--generator", "GNetProvider(decisions='batch')"),
         slow("--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"),
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
         ["--task", "agreement-words"],  # pre-training

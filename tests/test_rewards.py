@@ -100,10 +100,8 @@ def test_rewards_and_winners():
     t = gaps.mean() / (gaps.std() / 2)
     assert Reinforce(reward="gap").rewards(gaps) == pytest.approx(0.15)
     assert Reinforce(reward="scaled").rewards(gaps) == pytest.approx(0.15)
-    assert Reinforce(reward="sign").rewards(gaps) == 1
     assert Reinforce(reward="standardized").rewards(gaps) == pytest.approx(float(t))
     assert torch.equal(Reinforce(reward="gap", per="sample").rewards(gaps), gaps)
-    assert torch.equal(Reinforce(reward="sign", per="sample").rewards(gaps), gaps.sign())
     assert standardized_gap(gaps) == pytest.approx(float(t))
     assert standardized_gap(gaps * 1e-5) == pytest.approx(float(t), abs=1e-4)
     assert float(by_evidence(a, d)) == pytest.approx(scipy.stats.norm.cdf(float(t)), abs=1e-5)

@@ -19,9 +19,9 @@ from attnreg.arguments import (
     a_function,
     not_negative,
     one_of,
-    probability,
+    probability_below_one,
 )
-from attnreg.attendout.rewards import Rewards, a_function_or, standardized_gap
+from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
@@ -55,8 +55,7 @@ def generator_adam(generator: nn.Module, learning_rate: float | None = None, bia
     return Adam([group for group in groups if group["params"]], lr=learning_rate, fused=True)  # as in `adamw`
 
 
-Reward = Callable[[Tensor], Tensor]
-RewardName = Literal["scaled", "gap", "sign", "standardized"]
+Reward = Literal["scaled", "gap", "standardized"]
 RewardPer = Literal["round", "sample", "step"]
 Baseline = Literal["moving", "leave-one-out"]
 
@@ -71,8 +70,7 @@ class Reinforce:
 
     Args:
         reward: ``"scaled"`` (the mean gap, whose difference to the baseline is divided by its running deviation),
-            ``"gap"``, ``"sign"`` (of the gap) or ``"standardized"`` (the gap over its standard error); or a function
-            of the gaps ``(n,)``, one per reward row, that returns the 0-d reward, or ``(n,)`` per sample or step.
+            ``"gap"`` or ``"standardized"`` (the gap over its standard error).
         per: one reward per ``"round"``, ``"step"`` or ``"sample"``. Per step, the gap on the t-th reward row is the
             reward of the t-th step, which is our reading of the paper; there must be as many rows as steps. Per sample,
             other rows than the round's own are paired with its samples in order, again from the first when they run
@@ -92,11 +90,11 @@ class Reinforce:
 
     Example:
         >>> gaps = torch.tensor([0.5, -0.1])
-        >>> Reinforce(reward="gap").rewards(gaps), Reinforce(reward="sign", per="sample").rewards(gaps)
-        (tensor(0.2000), tensor([ 1., -1.]))
+        >>> Reinforce(reward="gap").rewards(gaps), Reinforce(reward="gap", per="sample").rewards(gaps)
+        (tensor(0.2000), tensor([ 0.5000, -0.1000]))
     """
 
-    reward: RewardName | Reward = "scaled"
+    reward: Reward = "scaled"
     per: RewardPer = "round"
     baseline: Baseline = "moving"
     momentum: ProbabilityBelowOne = 0.9
@@ -109,10 +107,10 @@ class Reinforce:
         not_negative("bias_learning_rate", self.bias_learning_rate)
         if self.optimizer_factory is not None:
             a_function("optimizer_factory", self.optimizer_factory, "the G-Net, such as `generator_adam`")
-        a_function_or("reward", self.reward, get_args(RewardName))
+        one_of("reward", self.reward, get_args(Reward))
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
-        probability("momentum", self.momentum, "[0, 1)")
+        probability_below_one("momentum", self.momentum)
         if self.reward == "standardized" and self.per != "round":
             raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
         if self.baseline == "leave-one-out" and self.per != "sample":
@@ -122,16 +120,7 @@ class Reinforce:
         """Return the reward, 0-d, or rewards, ``(n,)``, from gaps ``(n,)``."""
         if self.reward == "standardized":
             return standardized_gap(gaps)
-        if not callable(self.reward):
-            values = gaps.mean() if self.per == "round" else gaps
-            return values.sign() if self.reward == "sign" else values
-        reward = torch.as_tensor(self.reward(gaps)).float()
-        wanted = torch.Size([]) if self.per == "round" else gaps.shape
-        if reward.shape != wanted:
-            raise InputError(
-                f"Expected `reward` to return shape {tuple(wanted)} with `per` {self.per!r}, got {tuple(reward.shape)}."
-            )
-        return reward
+        return gaps.mean() if self.per == "round" else gaps
 
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
         """Refuse what does not fit: ``provider`` is the Generator, alone or in a composition."""

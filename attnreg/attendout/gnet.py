@@ -111,10 +111,10 @@ class GNetProvider(MaskProvider):
         self.causal = true_or_false("causal", causal)
         self._stack = "decoder" if causal else "encoder"
         self.position_offset = whole_number("position_offset", position_offset, least=0)
-        self.pad_token_id = pad_token_id
+        self.pad_token_id = None if pad_token_id is None else whole_number("pad_token_id", pad_token_id, least=0)
+        if patch is not None and (not isinstance(patch, Sequence) or len(patch) != 3 or causal):
+            raise InputError(f"`patch` must be (channels, height, width), without `causal`, got {patch!r}.")
         self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
-        if self.patch is not None and (len(self.patch) != 3 or causal):
-            raise InputError(f"`patch` must be (channels, height, width), without `causal`, got {self.patch}.")
         self.network = GeneratorNetwork(
             vocab_size,
             hidden_size,

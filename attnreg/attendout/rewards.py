@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from attnreg.arguments import whole_number
+from attnreg.arguments import one_of, whole_number
 from attnreg.errors import InputError
 from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
 from attnreg.training.method import Batch, Updater
@@ -128,13 +128,6 @@ def proportional(attacker: Tensor, defender: Tensor) -> Tensor:
 WINNERS: dict[str, Winner] = {"evidence": by_evidence, "greedy": greedy, "proportional": proportional, "none": greedy}
 
 
-def a_function_or(name: str, value: Any, known: Collection[str]) -> Any:
-    """Return ``value`` if it is a function or a known name."""
-    if not callable(value) and value not in known:
-        raise InputError(f"Expected `{name}` to be a function or one of {', '.join(known)}, got {value!r}.")
-    return value
-
-
 @dataclass(frozen=True, eq=False)
 class Rewards:
     """The rows that both networks are scored on after each round, and the score. Their gaps are the rewards.
@@ -163,7 +156,8 @@ class Rewards:
         if empty or isinstance(self.batches, Mapping):
             raise InputError("Expected `batches` of `rewards` to be a list of at least one batch.")
         whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
-        a_function_or("score", self.score, SCORES)
+        if not callable(self.score):
+            one_of("score", self.score, get_args(ScoreName))
 
 
 class Verdict(NamedTuple):
@@ -183,8 +177,7 @@ class Referee:
         self.rewards = rewards
         self.score: Score = rewards.score if callable(rewards.score) else SCORES[rewards.score]
         self.copies = winner != "none"
-        a_function_or("winner", winner, WINNERS)
-        self.winner = winner if callable(winner) else WINNERS[winner]
+        self.winner = winner if callable(winner) else WINNERS[one_of("winner", winner, get_args(WinnerName))]
         self._updater = updater
         self.number = 0  # of the round
         self._played: list[Batch] = []  # its own batches, if it is scored on them

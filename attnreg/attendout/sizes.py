@@ -47,6 +47,7 @@ def measured(model: nn.Module, example_inputs: Any) -> Measured:
     found = [site.info for site in discover(model, example_inputs).sites]
     stack = "encoder" if any(site.stack == "encoder" for site in found) else "decoder"
     sites = [site for site in found if site.stack == stack]
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None)
     sizes = {
         "vocab_size": tokens.weight.shape[0],
         "hidden_size": tokens.weight.shape[1],
@@ -54,7 +55,7 @@ def measured(model: nn.Module, example_inputs: Any) -> Measured:
         "max_length": 512 if positions is None else positions.weight.shape[0] - offset,
         "causal": stack == "decoder",
         "position_offset": offset,
-        "pad_token_id": getattr(getattr(model, "config", None), "pad_token_id", None),
+        "pad_token_id": None if padding is None or padding < 0 else padding,
     }
     weights: dict[str, Tensor] = {"tokens.weight": tokens.weight}
     weights |= {} if positions is None else {"positions.weight": positions.weight}

@@ -23,12 +23,6 @@ from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError, one_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-# Arguments that earlier versions saved, by class, with the only value that there is now.
-_GONE: dict[str, dict[str, Any]] = {
-    "AttributionProvider": {"shift_labels": None, "steps_per_forward": 1},
-    "DropAttention": {"gradient_through_sum": False},
-    "GNetProvider": {"feed_forward": False, "shared_tables": []},
-}
 
 
 class PretrainedMixin:
@@ -146,8 +140,7 @@ def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:
             f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass "
             "your own class as in `from_pretrained(folder, providers=[MyProvider])`."
         )
-    gone = _GONE.get(name, {})
-    values = {k: _restored(v, known) for k, v in config.items() if not (k in gone and v == gone[k])}
+    values = {key: _restored(value, known) for key, value in config.items()}
     signature = inspect.signature(known[name])
     variable = [key for key, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_POSITIONAL]
     try:

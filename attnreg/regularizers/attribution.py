@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import timeit
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -11,10 +14,10 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, whole_number
 from attnreg.attribution import Attributions, Target
+from attnreg.errors import AttnRegWarning
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizers._parts.speed import warn_if_slower
 from attnreg.regularizers._parts.two_passes import TwoPasses, check_shape
 from attnreg.sites import AttentionSite, SiteInfo, layer_indices, on_layers
 
@@ -167,3 +170,24 @@ class AttributionProvider(MaskProvider):
             check_shape(site, self.attributions.shapes[site.label], site.shape)
             self._regions[site.label] = self.attributions.region(site.label, site.valid, self.p, self.region)
         return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
+
+
+@functools.cache
+def warn_if_slower(dtype: torch.dtype) -> None:
+    """Warn once per process if products in ``dtype``, for which the first pass is to use it, are slower on this CPU."""
+    if (ratio := times_float32(dtype)) > 1.2:  # some CPUs have no instructions for it
+        name = str(dtype).removeprefix("torch.")
+        warnings.warn(
+            f"`first_pass_dtype={name!r}` makes AD-DROP slower here: on this CPU, a matrix product takes {ratio:.1f} "
+            f"times as long in {name} as in float32. Leave `first_pass_dtype` out.",
+            AttnRegWarning,
+            stacklevel=3,
+        )
+
+
+def times_float32(dtype: torch.dtype) -> float:
+    """Return how long a matrix product in ``dtype`` takes on this CPU, in float32's time: the best of a few."""
+    with torch.autocast("cpu", enabled=False):
+        matrices = (torch.ones(256, 256, dtype=each, device="cpu") for each in (dtype, torch.float32))
+        own, of_float32 = (min(timeit.repeat("x @ x", number=1, repeat=6, globals={"x": x})) for x in matrices)
+    return own / of_float32

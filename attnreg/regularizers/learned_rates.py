@@ -31,11 +31,9 @@ class LearnedRates(LayerwiseProvider):
     def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None, regularizer: float) -> None:
         super().__init__(num_layers)
         p = inner_probability("p", p)
-        if one_of("per", per, get_args(Per)) == "head":
-            if num_heads is None or num_heads < 1:
-                raise InputError(f"Expected `num_heads` to be at least 1 for rates per head, got {num_heads}.")
-            whole_number("num_heads", num_heads)
-        shape = self._layers, num_heads or 1 if per == "head" else 1
+        if (one_of("per", per, get_args(Per)) == "head") is (num_heads is None):
+            raise InputError(f"Expected `num_heads` with `per` 'head', and only then, got {num_heads} with {per!r}.")
+        shape = self._layers, 1 if num_heads is None else whole_number("num_heads", num_heads)
         self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
         self.p = p
         self.per = per
@@ -82,7 +80,7 @@ class ConcreteDropout(LearnedRates):
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         p: initial drop probability, in ``(0, 1)``.
         per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
-        num_heads: number of heads; required for ``per="head"``.
+        num_heads: number of heads; for ``per="head"`` only.
         temperature: t, the temperature of the relaxation.
         regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
 

@@ -120,6 +120,6 @@ class StructuralMask(MaskProvider):
 
 
 def _indices(heads: Sequence[int]) -> list[int]:
-    if isinstance(heads, (int, str)) or not len(heads):
+    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads:
         raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
     return [whole_number("heads", head, least=0) for head in heads]
