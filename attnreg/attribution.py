@@ -20,7 +20,7 @@ from attnreg.functional.region import Region
 from attnreg.injection import undisturbed
 from attnreg.injection.backends import Tap
 from attnreg.injection.handle import AttachHandle
-from attnreg.outputs import IGNORED, a_batch, labels_of, moved_labels, predictions_of, shifts_labels
+from attnreg.outputs import IGNORED, a_batch, labels_of, moved_labels, needed_labels_of, predictions_of, shifts_labels
 from attnreg.sites import SiteInfo
 
 
@@ -88,7 +88,8 @@ class Target:
         if _is_regression(logits, labels):
             return None
         if self.kind == "label":
-            return _needed(labels, "labels")
+            needed_labels_of(batch, logits)  # raises if there are none
+            return labels
         classes = logits.detach().argmax(-1)
         if logits.dim() == 3:
             ignored = _unlabelled(logits, {**batch, "labels": labels})
@@ -104,7 +105,7 @@ class Target:
             return score.sum().reshape(1)
         logits = logits_of(output)
         if classes is None:
-            labels = _needed(batch.get("labels"), "gold scores")
+            labels = needed_labels_of(batch, logits)
             return -F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype), reduction="sum").reshape(1)
         if logits.dim() == 2:
             return logits.gather(-1, classes.reshape(-1, 1)).sum().reshape(1)
@@ -152,12 +153,6 @@ def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
         if isinstance(tensor, Tensor) and tensor.shape == logits.shape[:2]:
             return tensor == (IGNORED if name == "labels" else 0)
     return None
-
-
-def _needed(labels: Any, what: str) -> Tensor:
-    if not isinstance(labels, Tensor):
-        raise InputError(f"The batch to attribute has no {what}: pass them as `labels`.")
-    return labels
 
 
 # Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.

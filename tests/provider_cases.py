@@ -166,7 +166,7 @@ CASES = [
     ProviderCase("blocks, keys and states", "LayerDrop(0.0) & DropKey(0.3) & HiddenDropout(0.3)", COMPILED),
     ProviderCase("embedding-noise", "EmbeddingNoise(5.0)", drops=False),
     ProviderCase("hidden-noise", "HiddenNoise(0.1)", drops=False),
-    ProviderCase("hidden-noise, uniform", "HiddenNoise(0.1, 'uniform', where='output')", VARIANT, drops=False),
+    ProviderCase("hidden-noise, uniform", "HiddenNoise(0.1, 'uniform')", VARIANT, drops=False),
     ProviderCase("relaxed", "RelaxedAttention(0.4)", drops=False),
     ProviderCase("relaxed gamma=1", "RelaxedAttention(1.0)", EXTREME),
     ProviderCase("relaxed and scores", "RelaxedAttention(0.5) & AttentionDropout(1.0, 'scores')", EXTREME),

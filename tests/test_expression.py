@@ -167,7 +167,7 @@ def test_what_cannot_be_made_is_one_sentence(cli, tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(attnreg.LayerDrop, "__init__", fail)
-    says = "Cannot make the provider .LayerDrop.p=0.1..: "
+    says = "Cannot make .LayerDrop.p=0.1..: "
     assert_sentence(cli("recipe", "regularize", "--provider", "LayerDrop(p=0.1)", *SMALL), 1, says)
     assert list(tmp_path.iterdir()) == []
 

@@ -71,7 +71,7 @@ def test_a_causal_model_with_tied_embeddings():
     model = hf.LlamaForCausalLM(config).double()
     slow = {"steps": 2, "step_size": 0.5, "radius": 0.5}
     batch = {**BATCH, "labels": torch.where(MASK == 1, IDS, -100)}
-    check_step(model, batch, FreeLBLoss.fgm(0.5), torch.zeros(3, 4, 8, dtype=torch.float64), slow)
+    check_step(model, batch, FreeLBLoss(2, 0.5, 0.5, start=0), torch.zeros(3, 4, 8, dtype=torch.float64), slow)
 
 
 def test_it_begins_anywhere_near_the_embeddings_but_not_at_padding(monkeypatch):
@@ -149,7 +149,7 @@ def test_gradient_checkpointing_changes_nothing():
 def test_frozen_embeddings_are_perturbed_too():
     model = bert(dropout=0.0, num_labels=3)
     model.get_input_embeddings().requires_grad_(False)
-    losses = losses_of_passes(model, FreeLBLoss.fgm(0.5))
+    losses = losses_of_passes(model, FreeLBLoss(2, 0.5, 0.5, start=0))
     assert losses[1] > losses[0]
 
 
@@ -164,7 +164,7 @@ def test_what_has_no_embeddings_to_perturb_is_refused():
         FineTuning(linear, sgd(linear), objective=FreeLBLoss())
     model = bert(num_labels=3)
     method = FineTuning(model, sgd(model), objective=FreeLBLoss())
-    with pytest.raises(ValueError, match="has no `input_ids`"):
+    with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
         method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.bert.embeddings.LayerNorm.register_forward_hook(lambda *args: args[-1].detach())
     with pytest.raises(ValueError, match="FreeLB needs a loss that depends on the token embeddings"):

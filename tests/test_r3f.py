@@ -123,12 +123,12 @@ def test_what_has_no_place_for_the_noise_is_refused():
         FineTuning(model, sgd(model), objective=R3FLoss())
     model = bert(num_labels=3)
     method = FineTuning(model, sgd(model), objective=R3FLoss())
-    with pytest.raises(ValueError, match="has no `input_ids`"):
+    with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
         method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     with pytest.raises(ValueError, match="did not look up the batch's `input_ids`"):
         method.step(BATCH)
-    with pytest.raises(ValueError, match="R3F needs an `attention_mask` of the shape of `input_ids`"):
-        method.step({**BATCH, "attention_mask": MASK[:, None, None]})
+    with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
+        method.step({**BATCH, "attention_mask": MASK[:, None, None].bool()})
     with pytest.raises(ValueError, match="R3F does not work with AttributionProvider, which needs a first pass"):
         FineTuning(model, sgd(model), attnreg.AttributionProvider(), objective=R3FLoss())

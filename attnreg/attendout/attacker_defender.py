@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -316,20 +315,11 @@ def generator_in(provider: Regularizer | None) -> Any:
 
 
 def copy_learner(source: FineTuning, target: FineTuning) -> None:
-    """Copy weights, optimizer state and schedule in place, so that the two share no tensor and no memory is added."""
-    with torch.no_grad():
-        for theirs, ours in zip(source.model.state_dict().values(), target.model.state_dict().values(), strict=True):
-            ours.copy_(theirs)
-        for their_group, our_group in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
-            our_group.update({name: value for name, value in their_group.items() if name != "params"})
-            for theirs, ours in zip(their_group["params"], our_group["params"], strict=True):
-                if theirs is ours:  # of a provider, which has no copy
-                    continue
-                for name, value in source.optimizer.state[theirs].items():
-                    held = target.optimizer.state[ours].get(name)
-                    if isinstance(value, Tensor) and isinstance(held, Tensor):
-                        held.copy_(value)
-                    else:
-                        target.optimizer.state[ours][name] = copy.deepcopy(value)
+    """Copy weights, optimizer state and schedule, so that the two share no tensor."""
+    target.model.load_state_dict(source.model.state_dict())
+    theirs = {parameter for group in source.optimizer.param_groups for parameter in group["params"]}
+    of_provider = {parameter: state for parameter, state in target.optimizer.state.items() if parameter in theirs}
+    target.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
+    target.optimizer.state.update(of_provider)  # a provider has no copy
     if source.scheduler is not None and target.scheduler is not None:
         target.scheduler.load_state_dict(source.scheduler.state_dict())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.arguments import Count, Index, one_of, positive, probability, whole_number
+from attnreg.arguments import Count, Index, one_of, positive, whole_number
 from attnreg.draws import Draws
 from attnreg.errors import InputError, did_you_mean
 from attnreg.regularizer.abilities import never_stepped
@@ -137,13 +137,11 @@ class Line:
             progress, values = zip(*knots, strict=True)
         except (TypeError, ValueError):
             raise InputError(f"Expected knots (progress, value), such as [(0, 0.3), (1, 0)], got {knots!r}.") from None
-        for x in progress:
-            if isinstance(x, (int, float)) and x > 1:
-                raise InputError(
-                    f"Expected knots (share of training or depth, value), with shares in [0, 1], got {x!r}: divide a "
-                    "step by the number of steps."
-                )
-            probability("progress of a knot", x)
+        if wrong := [x for x in progress if not isinstance(x, (int, float)) or not 0 <= x <= 1]:
+            raise InputError(
+                f"Expected knots (share of training or depth, value), with shares in [0, 1], got {wrong[0]!r}: divide "
+                "a step by the number of steps."
+            )
         if list(progress) != sorted(set(progress)):
             raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")
         self.progress, self.values = list(progress), list(values)

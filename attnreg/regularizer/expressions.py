@@ -60,21 +60,13 @@ def parse_provider(
             bound.arguments.setdefault("total_steps", total_steps)
         return factory(*bound.args, **bound.kwargs)
 
-    with within_depth(text):
-        try:
-            return a_regularizer(_made(_parsed(text), text, _known(providers), make), text)
-        except (InputError, RecursionError):
-            raise
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InputError(one_line(error)) from error
-        except (RuntimeError, OverflowError, MemoryError) as error:
-            reason = one_line(error) or type(error).__name__
-            raise InputError(f"Cannot make the provider {text!r}: {reason}.") from error
+    with _refusing(text):
+        return a_regularizer(_made(_parsed(text), text, _known(providers), make), text)
 
 
 def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
     """Make an object from a call with literal arguments, such as ``Reinforce(per='sample')``, without evaluating it."""
-    with within_depth(text):
+    with _refusing(text):
         node = _parsed(text)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
             raise InputError(f"Expected {' or '.join(f'{name}(...)' for name in classes)}, got {text!r}.")
@@ -94,7 +86,7 @@ def expression_of(provider: Regularizer) -> str:
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
     """Return an expression in a uniform spelling, if every regularizer and argument in it is known."""
-    with within_depth(text):
+    with _refusing(text):
         node = _parsed(text)
         _made(node, text, _known(providers), lambda *args, **options: None)
         return ast.unparse(node)
@@ -110,12 +102,16 @@ def _known(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:
 
 
 @contextmanager
-def within_depth(text: str) -> Iterator[None]:
-    """Report text that is nested too deeply to be parsed inside the block, as an ``InputError``."""
+def _refusing(text: str) -> Iterator[None]:
+    """Report what goes wrong inside the block as an ``InputError``."""
     try:
         yield
+    except InputError:
+        raise
     except RecursionError:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}, which is nested too deeply.") from None
+    except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        raise InputError(f"Cannot make {text!r}: {one_line(error) or type(error).__name__}.") from error
 
 
 def _parsed(text: str) -> ast.expr:

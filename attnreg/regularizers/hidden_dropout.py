@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg import AttentionSite, DropKey, HiddenProvider, HiddenSite, Mask, MaskProvider, SiteInfo, functional
-from attnreg.arguments import Probability, one_of, positive, probability, true_or_false
+from attnreg.arguments import Probability, one_of, positive, probability
 from attnreg.attribution import Attributions
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
@@ -36,7 +36,6 @@ class HiddenDropout(HiddenProvider):
         mode: ``"element"`` (single values), ``"column"`` (features) or ``"span"`` (neighbouring tokens).
         where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"residual"`` (what each of its residual
             connections adds), ``"pooled"``, or a list of these.
-        rescale: divide kept values by :math:`1 - p`; ignored for spans.
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812); Fine-tuning with Very Large Dropout (arXiv
@@ -56,13 +55,11 @@ class HiddenDropout(HiddenProvider):
         p: Probability = 0.1,
         mode: Mode = "element",
         where: Where | Sequence[Where] = "output",
-        rescale: bool = True,
     ) -> None:
         super().__init__()
         self.p = probability("p", p)
         self.mode = one_of("mode", mode, get_args(Mode))
         self.where = checked_where(where)
-        self.rescale = true_or_false("rescale", rescale)
         if mode == "span" and "pooled" in self.places:
             raise InputError("The pooled state has no tokens, so it has no spans: use mode='element'.")
 
@@ -74,7 +71,7 @@ class HiddenDropout(HiddenProvider):
         is_column = self.mode == "column" and len(site.shape) == 3
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
         keep = site.keep(self.p, shape).to(site.dtype)
-        return states * (keep / (1 - self.p + (self.p == 1)) if self.rescale else keep)
+        return states * (keep / (1 - self.p + (self.p == 1)))
 
 
 class HiddenKey(Container):

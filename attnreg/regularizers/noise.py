@@ -13,9 +13,9 @@ from attnreg.arguments import NotNegative, not_negative, one_of
 from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced
 from attnreg.outputs import IGNORED, shifts_labels
-from attnreg.regularizer.providers import HiddenProvider, checked_where
+from attnreg.regularizer.providers import HiddenProvider
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.sites import HiddenSite, SiteInfo, Where
+from attnreg.sites import HiddenSite, SiteInfo
 
 Tokens = Literal["all", "prompt"]
 Distribution = Literal["normal", "uniform"]
@@ -107,7 +107,6 @@ class HiddenNoise(HiddenProvider):
     Args:
         scale: :math:`\sigma`, the standard deviation of normal noise, or the bound of uniform noise.
         distribution: ``"normal"`` or ``"uniform"``.
-        where: as in :class:`attnreg.HiddenDropout`.
 
     Warns:
         UserWarning: if most of the noise is lost, because the states are in half precision.
@@ -121,16 +120,14 @@ class HiddenNoise(HiddenProvider):
         True
     """
 
+    where = "input"
     schedulable = ("scale",)
     effect = "adds noise"
 
-    def __init__(
-        self, scale: NotNegative = 1e-5, distribution: Distribution = "normal", where: Where | Sequence[Where] = "input"
-    ) -> None:
+    def __init__(self, scale: NotNegative = 1e-5, distribution: Distribution = "normal") -> None:
         super().__init__()
         self.scale = not_negative("scale", scale)
         self.distribution = one_of("distribution", distribution, get_args(Distribution))
-        self.where = checked_where(where)
         self._rounding = Rounding("HiddenNoise")
 
     @override

@@ -18,10 +18,9 @@ from attnreg.outputs import loss_of
 from attnreg.training.bits import pack, unpack
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared, split_batch
 from attnreg.training.levels import base_of
-from attnreg.training.method import Batch, StepResult, held_by
+from attnreg.training.method import LOSS_SCALE, Batch, StepResult, held_by
 
 Mode = Literal["F", "D"]
-_LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a ranking does not depend on it
 
 
 class ChildTuning(FineTuning):
@@ -129,7 +128,7 @@ class ChildTuning(FineTuning):
             for batch in data:
                 rows = max(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
                 for row, _ in split_batch(batch, rows, self.model):
-                    loss = loss_of(self.model(**row), row, self.loss_function) * (_LOSS_SCALE if scaled else 1.0)
+                    loss = loss_of(self.model(**row), row, self.loss_function) * (LOSS_SCALE if scaled else 1.0)
                     found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
                     for total, gradient in zip(sums.values(), found, strict=True):
                         if gradient is not None:

@@ -1,16 +1,11 @@
-"""The levels of a model: embeddings, its blocks from bottom to top, and all above them; the top may start anew."""
+"""The levels of a model: embeddings, its blocks from bottom to top, and all above them."""
 
 from __future__ import annotations
 
-from typing import Any
+from torch import nn
 
-from torch import nn, no_grad
-
-from attnreg.arguments import Count, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import Discovery, discover
-
-_FLAG = "_is_hf_initialized"  # transformers does not initialize what carries it
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -38,56 +33,6 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
         below = owner in within and order.get(owner, -1) < first
         levels[level_of.get(owner, 0 if below else len(blocks) + 1)].append(parameter)
     return levels
-
-
-@no_grad()
-def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
-    """Re-initialize the top blocks and the pooler of a pretrained model, as a new model of its class would be.
-
-    Call it before you make the optimizer. The values are drawn from torch's global generator.
-
-    Args:
-        model: a transformers model, whose ``_init_weights`` initializes them.
-        layers: number of blocks, counted from the top.
-
-    Returns:
-        the names of the modules.
-
-    Raises:
-        InputError: if the model has no ``_init_weights``, this does not change a matrix, or there are fewer blocks than
-            ``layers``, or blocks without an order. The model is unchanged then.
-
-    Reference:
-        Revisiting Few-sample BERT Fine-tuning (Zhang et al., ICLR 2021, arXiv 2006.05987), Section 5.
-
-    Example:
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=3, num_attention_heads=2))
-        >>> reinitialize_top(model, 1)
-        ['bert.encoder.layer.2', 'bert.pooler']
-    """
-    blocks = blocks_of(model)
-    if whole_number("layers", layers) > len(blocks):
-        raise InputError(f"{type(model).__name__} has {len(blocks)} blocks, too few to re-initialize {layers}.")
-    initialize = getattr(model, "_init_weights", None)
-    if not callable(initialize):
-        raise InputError(f"{type(model).__name__} has no `_init_weights`, which transformers models initialize by.")
-    pooler = getattr(base_of(model), "pooler", None)
-    parts = [*blocks[-layers:], *([pooler] if isinstance(pooler, nn.Module) else [])]
-    tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-    before = [tensor.clone() for tensor in tensors]
-    flags = [vars(tensor).pop(_FLAG, None) for tensor in tensors]
-    for part in parts:
-        part.apply(initialize)
-    for tensor, flag in zip(tensors, flags, strict=True):
-        if flag is not None:
-            setattr(tensor, _FLAG, flag)
-    matrices: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters() if parameter.dim() > 1}
-    if left := [new for new, old in zip(tensors, before, strict=True) if new in matrices and new.equal(old)]:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {matrices[left[0]]}.")
-    return [name for part in parts for name, module in model.named_modules() if module is part]
 
 
 def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Module]:

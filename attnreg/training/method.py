@@ -21,6 +21,8 @@ from attnreg.regularizer.base import Regularizer
 
 Batch = Mapping[str, Tensor]
 Hook = Callable[[], None]
+#: Keeps float16 gradients from vanishing where only a direction or a ranking of them counts.
+LOSS_SCALE = 1024.0
 _NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 
 

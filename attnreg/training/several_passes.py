@@ -17,11 +17,10 @@ from attnreg.draws import new_seed
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers._parts.rounding import Rounding
-from attnreg.training.method import Batch, draws_repeated
+from attnreg.training.method import LOSS_SCALE, Batch, draws_repeated
 from attnreg.training.objective import ForwardPass, Objective
 
 NoiseKind = Literal["uniform", "normal"]
-_LOSS_SCALE = 1024.0  # keeps float16 gradients from vanishing; a direction does not depend on it
 # Noise for embeddings, given which tokens are no padding, bool, (B, T, 1), and the dimension T, 1; in a model that
 # transposes tokens (XLNet), (T, B, 1) and 0.
 Noise = Callable[[Tensor, Tensor, int], Tensor]
@@ -80,22 +79,15 @@ class EmbeddingObjective(Objective):
         super().check(model, provider)
         self._embeddings_of(model)
 
-    def check_tokens(self, batch: Batch) -> None:
-        """Refuse batches whose tokens or padding are not known."""
-        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
-        if ids is None:
-            raise InputError(
-                f"{self.title} adds noise to token embeddings, but the batch {sorted(batch)} has no `input_ids`."
-            )
-        if mask is not None and mask.shape != ids.shape:
-            raise InputError(
-                f"{self.title} needs an `attention_mask` of the shape of `input_ids`, {tuple(ids.shape)}, to leave "
-                f"padding as it is, got {tuple(mask.shape)}."
-            )
-
     @contextmanager
     def noised(self, model: nn.Module, batch: Batch, noise: Noise) -> Iterator[None]:
         """Add noise to the embeddings of the batch's tokens, within the block."""
+        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+        if ids is None or (mask is not None and mask.shape != ids.shape):
+            raise InputError(
+                f"{self.title} adds noise to the embeddings of tokens that are no padding: pass `input_ids`, and an "
+                f"`attention_mask` of their shape if there is padding, in the batch {sorted(batch)}."
+            )
         found = False
 
         def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
@@ -106,8 +98,11 @@ class EmbeddingObjective(Objective):
             found = True
             return self._rounding.add(embedded, noise(embedded, *tokens))
 
+        first = self._embeddings_of(model)
+        inside, weight = set(first.modules()), getattr(first, "weight", None)
+        others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
         with ExitStack() as hooks:
-            for module in self._lookups(model):
+            for module in (first, *(each for each in others if each.weight is weight)):  # T5 has several
                 hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
             yield
         if not found:
@@ -115,13 +110,6 @@ class EmbeddingObjective(Objective):
                 f"{self.title} could not add noise, because {type(model).__name__} did not look up the batch's "
                 "`input_ids` in `get_input_embeddings()`. Train with `RDropLoss` instead."
             )
-
-    def _lookups(self, model: nn.Module) -> list[nn.Module]:
-        """Return the modules that look tokens up: the input embeddings, and others that share their weight (T5)."""
-        first = self._embeddings_of(model)
-        inside, weight = set(first.modules()), getattr(first, "weight", None)
-        others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
-        return [first, *(module for module in others if module.weight is weight)]
 
     def _embeddings_of(self, model: nn.Module) -> nn.Module:
         try:
@@ -193,7 +181,6 @@ class R3FLoss(EmbeddingObjective):
 
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
-        self.check_tokens(batch)
         loss, logits = forward.predict(batch)
         with self.noised(forward.model, batch, self._drawn):
             _, other = forward.predict(batch)
@@ -216,7 +203,8 @@ class FreeLBLoss(EmbeddingObjective):
     without padding, which gets no :math:`\delta`. The values of :math:`\delta_0` are uniform in
     :math:`\pm s / \sqrt{T C}` for a sequence of T tokens with C features each. All passes draw the same dropout and
     masks, as in the authors' code. A step costs K forward and K backward passes and, for the gradients of
-    :math:`\delta`, K - 1 more backward passes without gradients of weights.
+    :math:`\delta`, K - 1 more backward passes without gradients of weights. Two passes from ``start=0``, with a step as
+    long as the radius, are FGM: the loss on the plain embeddings and on the worst nearby, half of its paper's loss.
 
     Args:
         steps: number of forward passes, at least 2 (K in the paper).
@@ -232,9 +220,9 @@ class FreeLBLoss(EmbeddingObjective):
         who also normalize the embeddings.
 
     Example:
-        >>> objective = FreeLBLoss.fgm(eps=0.2)  # used as RDropLoss
-        >>> objective.steps, objective.step_size, objective.radius
-        (2, 0.2, 0.2)
+        >>> fgm = FreeLBLoss(steps=2, step_size=0.2, radius=0.2, start=0)  # used as RDropLoss
+        >>> fgm.passes
+        2
     """
 
     title = "FreeLB"
@@ -248,17 +236,8 @@ class FreeLBLoss(EmbeddingObjective):
         self.start = not_negative("start", start)
         super().__init__()
 
-    @classmethod
-    def fgm(cls, eps: NotNegative) -> FreeLBLoss:
-        """Return the objective of FGM: the mean loss on the plain embeddings and, one step away, on the worst nearby.
-
-        It is half of the paper's loss, so that one learning rate suits training with and without it.
-        """
-        return cls(steps=2, step_size=eps, radius=eps, start=0.0)
-
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
-        self.check_tokens(batch)
         seed = int(new_seed())
         now: list[tuple[Tensor, Tensor, int]] = []  # delta in this pass, and its tokens
 
@@ -289,7 +268,7 @@ class FreeLBLoss(EmbeddingObjective):
     def _moved(self, loss: Tensor, delta: Tensor, real: Tensor, dim: int) -> Tensor:
         """Move up the gradient of the loss, by sequence, and back into the ball."""
         try:
-            (gradient,) = torch.autograd.grad(_LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
+            (gradient,) = torch.autograd.grad(LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if "use_reentrant" not in str(error):
                 raise

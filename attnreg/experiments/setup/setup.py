@@ -37,11 +37,9 @@ from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest
 from attnreg.outputs import IGNORED, LossFunction
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
-from attnreg.training.levels import reinitialize_top
 from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
-from attnreg.training.noise import noisy_tune
-from attnreg.training.optim import adamw
+from attnreg.training.start import adamw, noisy_tune, reinitialize_top
 
 _ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
 _SHARDED = (
