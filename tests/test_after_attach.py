@@ -223,11 +223,11 @@ def test_a_mask_on_the_meta_device_is_unknown():
 
 def test_layers_of_layers():
     model = small()
-    nested = attnreg.OnLayers(attnreg.OnLayers(attnreg.AttentionLayerDrop(1.0), [0, 1]), [1, 2])
+    nested = attnreg.OnLayers(attnreg.OnLayers(attnreg.AttentionLayerDrop(1.0), [1]), [1, 2])
     with attnreg.attach(model, nested) as handle:
         model(input_ids=IDS)
         assert handle.drop_rates() == {"encoder.0": 0.0, "encoder.1": 1.0, "encoder.2": 0.0}
-    for inner, outer in (([0], [1]), ([7], [0]), ([0, 7], [0])):
+    for inner, outer in (([0], [1]), ([7], [0]), ([0, 7], [0]), ([0, 1], [1])):
         with pytest.raises(ValueError, match=r"Expected layers among .* in OnLayers"):
             attnreg.attach(model, attnreg.OnLayers(attnreg.OnLayers(attnreg.DropKey(0.5), inner), outer))
 

@@ -25,8 +25,7 @@ from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.bits import pack, unpack
-from attnreg.training.method import Batch, Updater
+from attnreg.training.method import Batch, Updater, pack, unpack
 
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 

@@ -87,8 +87,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     schedulable: ClassVar[Collection[str]] = ()  # float arguments that `forward` reads each time
     looks_alone: bool = False
+    uses_model_loss: bool = False
     decides_for_batch: bool = False
     effect: str = "drops"
+    first_epoch: int = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -158,19 +160,9 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         return type(self).attribute is not Regularizer.attribute
 
     @property
-    def uses_model_loss(self) -> bool:
-        """Whether it computes the model's own loss in passes of its own, so that training may have no other."""
-        return False
-
-    @property
     def draws_in_prepare(self) -> bool:
         """Whether :meth:`prepare` draws the masks of a pass, until the next one: by default, if it is overridden."""
         return type(self).prepare is not Regularizer.prepare
-
-    @property
-    def first_epoch(self) -> int:
-        """The first epoch in which it acts, counted from 0."""
-        return 0
 
     def why_asleep(self, passes: int) -> str | None:
         """Return what is missing after so many training passes, and how to fix it; ``None`` if nothing is."""

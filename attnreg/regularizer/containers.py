@@ -37,10 +37,6 @@ class OnLayers(Container):
         super().__init__()
         self.provider = a_regularizer(provider, "OnLayers")
         self.layers = layer_indices(layers, "OnLayers")
-        self._is_inside = False  # another OnLayers, which may leave some of its layers out
-        for each in provider.parts():
-            if isinstance(each, OnLayers):
-                each._is_inside = True
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:
@@ -48,11 +44,7 @@ class OnLayers(Container):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        layers = self.layers
-        if self._is_inside and any(site.is_among(layers) for site in sites):
-            depth = max(site.num_layers for site in sites)
-            layers = [i for i in layers if not -depth <= i < depth or any(site.is_among([i]) for site in sites)]
-        self.provider.check(on_layers(sites, layers, "OnLayers"), model)
+        self.provider.check(on_layers(sites, self.layers, "OnLayers"), model)
 
 
 class CrossTuning(Container):
@@ -87,6 +79,7 @@ class CrossTuning(Container):
         self.offset = whole_number("offset", offset, least=0)
         if offset >= every:
             raise InputError(f"Expected `offset` to be below `every`, {every}, got {offset}.")
+        self.first_epoch = offset
         self.epoch = 0
         self._told = False  # whether the epoch was ever set
         self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, in checkpoints
@@ -96,11 +89,6 @@ class CrossTuning(Container):
     @override
     def active(self) -> bool:
         return self.epoch % self.every == self.offset and self.provider.active
-
-    @property
-    @override
-    def first_epoch(self) -> int:
-        return self.offset
 
     @override
     def why_asleep(self, passes: int) -> str | None:

@@ -184,14 +184,10 @@ class LearnableBernoulli(LearnedRates):
         super().__init__(num_layers, p, per, num_heads, regularizer)
         self.placement = one_of("placement", placement, get_args(Placement))
         self.loss = None if loss is None else a_function("loss", loss, "the model's output and the batch")
+        self.uses_model_loss = loss is None
         self._draw = "never"  # or the first or second of two opposite ones, or its own
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
-
-    @property
-    @override
-    def uses_model_loss(self) -> bool:
-        return self.loss is None
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the model twice and estimate the gradient, which ``penalty()`` then passes on."""
