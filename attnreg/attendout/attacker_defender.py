@@ -95,6 +95,7 @@ class AttackerDefender(TrainingMethod):
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
 
     Example:
+        >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import GNetProvider
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
