@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import rich.table
 from markdown_it import MarkdownIt
@@ -32,7 +31,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { display: block; overflow-x: auto; font-size: .9em; border-collapse: collapse;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .45rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-.text { text-align: left; white-space: normal; min-width: 8em; }
+:is(th, td):not([style]) { text-align: left; white-space: normal; min-width: 8em; }
 th { border-bottom: 2px solid var(--strong); }
 img { max-width: 100%; }
 pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
@@ -62,10 +61,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     texts: Collection[int] = (0,)
 
-    def align(self, column: int, left: str, right: str) -> str:
-        """Return ``left`` for a text column and ``right`` for a column of numbers."""
-        return left if column in self.texts else right
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -79,14 +74,7 @@ class Contents:
     """A list of links to all headings but the title."""
 
 
-@dataclass(frozen=True)
-class Reports:
-    """A list of links to other reports, by name; each is a folder with ``report.md`` and ``report.html``."""
-
-    folders: Mapping[str, Path]
-
-
-Block = Heading | Paragraph | Code | Table | Picture | Contents | Reports
+Block = Heading | Paragraph | Code | Table | Picture | Contents
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:
@@ -111,7 +99,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             case Code():
                 parts.append("\n".join(["```", *block.lines, "```"]))
             case Table():
-                rule = [block.align(column, "---", "---:") for column in range(len(block.header))]
+                rule = ["---" if column in block.texts else "---:" for column in range(len(block.header))]
                 rows = ([cell.replace("|", "\\|") for cell in row] for row in (block.header, rule, *block.rows))
                 parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
             case Picture():
@@ -119,9 +107,6 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             case Contents():
                 _, *chapters = (each for each in blocks if isinstance(each, Heading))
                 parts.append("\n".join(f"- [{each}](#{_anchor(each)})" for each in chapters))
-            case Reports():
-                places = {name: quote(each.relative_to(folder).as_posix()) for name, each in block.folders.items()}
-                parts.append("\n".join(f"- [{name}]({place}/report.md)" for name, place in places.items()))
     return "\n\n".join(parts) + "\n"
 
 
@@ -133,8 +118,6 @@ def html_page(text: str, folder: Path) -> str:
     for token, inside in pairwise(tokens):
         if token.type == "heading_open" and token.tag != "h1":
             token.attrSet("id", _anchor(inside.content))
-        elif token.type in ("th_open", "td_open") and "style" not in token.attrs:  # numbers are aligned right by style
-            token.attrSet("class", "text")
         for link in (child for child in token.children or () if child.type == "link_open"):
             link.attrSet("href", re.sub(r"/report\.md$", "/report.html", str(link.attrs["href"])))
     title = next(inside.content for token, inside in pairwise(tokens) if token.type == "heading_open")

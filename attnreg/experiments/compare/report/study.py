@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.statistics import mean_over_tasks
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results import document
-from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Reports, Table
+from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Table
 from attnreg.experiments.tasks.metrics import METRICS
 
 Groups = Mapping[str, Mapping[str, Group]]  # by comparison and method
@@ -56,8 +57,9 @@ def write_study_report(study: Study) -> list[Table]:
             shown.append(found_table)
     if study.published is not None:
         blocks += [Heading("The paper"), Paragraph(str(study.published))]
-    folders = {name: comparison.folder for name, comparison in study.comparisons.items() if name in groups}
-    blocks += [Heading("Each comparison"), Reports(folders)]
+    folders = {name: study.comparisons[name].folder.relative_to(study.folder).as_posix() for name in groups}
+    links = "\n".join(f"- [{name}]({quote(folder)}/report.md)" for name, folder in folders.items())
+    blocks += [Heading("Each comparison"), Paragraph(links)]
     study.folder.mkdir(parents=True, exist_ok=True)
     document.save(blocks, study.folder)
     document.save_csv(list(_csv_rows(study, groups)), study.folder / "results.csv")
