@@ -83,8 +83,6 @@ def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, n
         mine, theirs = read_lines(one / file), read_lines(two / file)
         # Each process takes the share of its own units, so the mean of both is not quite the share of all.
         rates = [[record.pop("drop_rate", {}) for record in records] for records in (mine, theirs)]
-        for record in (*mine, *theirs):
-            record.pop("drop_rate_by_head", None)  # of one process
         assert_close(mine, theirs)
         assert_close(*rates, within=0.02)
     assert json.loads((two / "result.json").read_text())["environment"]["processes"] == 2

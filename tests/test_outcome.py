@@ -164,7 +164,7 @@ def test_an_event_ends_a_line():
     ]
 
 
-def test_rates_by_head_where_masks_differ_by_head():
+def test_the_rate_of_masks_that_differ_by_head_is_their_mean():
     class DropsHeadOne(attnreg.MaskProvider):
         def forward(self, site):
             keep = torch.ones(site.shape, dtype=torch.bool)
@@ -173,11 +173,10 @@ def test_rates_by_head_where_masks_differ_by_head():
 
     model, written = tiny(), []
     method, telemetry = FineTuning(model, sgd(model), DropsHeadOne()), Telemetry(written.append)
-    telemetry.note(1, method.step(BATCH), method.drop_rates(by_head=True))
+    telemetry.note(1, method.step(BATCH), method.drop_rates())
     assert all(rate.dim() == 0 for rate in method.drop_rates().values())
     telemetry.flush(1)
     assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 6)
-    assert written[0]["drop_rate_by_head"]["encoder.1"] == [0.0, pytest.approx(1 / 3)]
     assert method.handle.drop_rates()["encoder.1"] == pytest.approx(1 / 6)
 
 

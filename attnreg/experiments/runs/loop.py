@@ -129,7 +129,7 @@ class _Loop:
             history.step += 1
             history.batch += 1
             history.forward_rows, history.backward_rows = passes.forward, passes.backward
-            self.telemetry.note(history.step, result, method.drop_rates(by_head=True))
+            self.telemetry.note(history.step, result, method.drop_rates())
             now = time.perf_counter()
             history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
             history.training_cpu_seconds += time.process_time() - cpu

@@ -42,7 +42,7 @@ class Telemetry:
         self.event_counts: dict[str, int] = {}
 
     def note(self, step: int, result: StepResult, drop_rates: Mapping[str, Tensor]) -> None:
-        """Add one step. Drop rates are 0-d, or ``(H,)`` where masks differ by head."""
+        """Add one step."""
         self._steps.append((step, _tensors({"loss": result.loss, **result.logs}), _tensors(drop_rates)))
         for key in (f"{name}: {event}" for name, event in result.events.items()):
             self.event_counts[key] = self.event_counts.get(key, 0) + 1
@@ -56,19 +56,14 @@ class Telemetry:
         self.check(step)
         write, over_processes, _ = self._of_run
         self.latest = {name: float(mean) for name, (mean, _) in _means(losses for _, losses, _ in self._steps).items()}
-        self.drop_rates, by_head = {}, {}
+        self.drop_rates = {}
         for site, (mean, count) in _means(rates for _, _, rates in self._steps).items():
-            self.drop_rates[site] = rate = float(
-                over_processes(mean.mean())
-            )  # rates by head stay those of this process
-            if mean.dim():
-                by_head[site] = mean.tolist()
+            self.drop_rates[site] = rate = float(over_processes(mean))
             for sums in (self._run, self._epoch):
                 total, steps = sums.get(site, (0.0, 0))
                 sums[site] = [total + rate * count, steps + count]
         self.written += 1
-        heads = {"drop_rate_by_head": by_head} if by_head else {}
-        write({"step": step, **self.latest, "drop_rate": self.drop_rates, **(events or {}), **heads})
+        write({"step": step, **self.latest, "drop_rate": self.drop_rates, **(events or {})})
         self._steps = []
 
     def check(self, step: int, networks: Iterable[nn.Module] = ()) -> None:
