@@ -69,7 +69,7 @@ def test_the_method_of_your_own_runs_as_a_recipe(tmp_path, monkeypatch):
     ran(invoke("recipe", "anchored.py", "--strength", "0.1", *quick))
     assert json.loads(Path("runs/anchored-agreement-seed0/config.json").read_text())["own"] == {"strength": 0.1}
     Path("plain.py").write_text(text.replace("run.train(Anchored", "run.train(FineTuning"))
-    says = "FineTuning takes no argument `strength`, which the recipe gives it; it takes accelerator, loss_function, "
+    says = r"Cannot make FineTuning for anchored: .* got an unexpected keyword argument 'strength'\."
     assert_sentence(invoke("recipe", "plain.py", "--output-dir", "plain", *quick), 1, says)
 
 

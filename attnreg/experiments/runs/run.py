@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attnreg.errors import InputError, UsageError, did_you_mean
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
 from attnreg.experiments.results.report import notes_of, tables_of
@@ -61,17 +60,14 @@ class Run(Setup):
             self._is_probed = True
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
-        known = _arguments(method)
-        if wrong := next((name for name in options if known and name not in known and name not in METHOD_FLAGS), None):
-            raise InputError(
-                f"{method.__name__} takes no argument `{wrong}`, which the recipe gives it; it takes "
-                f"{', '.join(sorted(known))}.{did_you_mean(wrong, known)}"
-            )
-        if known:  # what it does not know of the others, `fit` refuses
-            options = {name: value for name, value in options.items() if name in known}
-        return self.fit(
-            method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
-        )
+        try:
+            made = method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            flag = next((f" ({flag})" for name, flag in METHOD_FLAGS.items() if f"'{name}'" in str(error)), "")
+            raise InputError(f"Cannot make {method.__name__} for {self.settings.recipe}: {error}{flag}.") from error
+        return self.fit(made)
 
     def fit(self, method: TrainingMethod) -> History:
         """Train with a method that you have made; a resumed run continues from its last checkpoint.
@@ -142,14 +138,3 @@ class Run(Setup):
         plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
         plain.remarks.clear()  # this run has given them
         return plain
-
-
-def _arguments(method: Callable[..., Any]) -> set[str]:
-    """Return the names of a method's arguments, with those that ``**options`` pass on; empty if that is unknown."""
-    calls = [vars(cls).get("__init__") for cls in method.__mro__] if isinstance(method, type) else [method]
-    found = {"self"}
-    for known in (inspect.signature(call).parameters.values() for call in calls if call is not None):
-        found |= {each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-        if not any(each.kind is each.VAR_KEYWORD for each in known):
-            return found - {"self"}
-    return set()
