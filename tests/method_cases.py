@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from torch import nn
+from torch import Tensor, nn
 
 import attnreg
 from attnreg.training import FineTuning, ForwardPass, R3FLoss, RDropLoss, Reinforce, Rewards, Rounds, TrainingMethod
@@ -228,3 +228,14 @@ def without_chance(monkeypatch):
 
     monkeypatch.setattr(ForwardPass, "__call__", scaled)
     monkeypatch.setattr(torch, "rand_like", torch.ones_like)
+
+
+def same(a, b):
+    """Nested tensors and plain values are equal, bit for bit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
+    return a == b

@@ -82,7 +82,7 @@ LOADED = {
 @SHARED
 @given(data=st.data())
 def test_damaged_files(request, what, data):
-    names = {"provider": ["config.json", "model.safetensors"], "checkpoints": ["state.json", "tensors.safetensors"]}
+    names = {"provider": ["config.json", "model.safetensors"], "checkpoints": ["state.pt"]}
     load, says = LOADED[what]
     copy = damaged(request.getfixturevalue(what), *data.draw(damages(names[what])))
     if copy is not None:
@@ -110,19 +110,26 @@ def test_a_damaged_provider_without_checksums_is_refused_or_of_a_known_class(pro
             assert type(attnreg.Regularizer.from_pretrained(copy)).__module__.startswith("attnreg.")
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-def test_a_pickle_is_not_opened(checkpoints, tmp_path, monkeypatch, name):
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_pickle_is_not_opened(checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    copy = damaged(checkpoints, name, lambda data: pickle.dumps(Bomb()))
+    copy = damaged(checkpoints, "state.pt", lambda data: pickle.dumps(Bomb()))
     with pytest.raises(InputError):
         read_state(copy)
     next(copy.rglob("SHA256SUMS")).unlink()
     with pytest.raises(InputError):
         read_state(copy)
-    torch.save({"w": Bomb()}, next(copy.rglob(name)))
+    torch.save({"w": Bomb()}, next(copy.rglob("state.pt")))
     with pytest.raises(InputError):
         read_state(copy)
     assert not Path("exploded").exists()
+
+
+def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path):
+    write_state(tmp_path, 3, {"w": torch.ones(2)})
+    with pytest.raises(TypeError, match=r"A state of tensors and plain values cannot hold pathlib\.\w*Path"):
+        write_state(tmp_path, 4, {"file": Path("x")})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000003"]
 
 
 def test_a_whole_checkpoint_of_something_else(cli, tmp_path):

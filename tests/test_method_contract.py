@@ -23,6 +23,7 @@ from tests.method_cases import (
     bert,
     built_in,
     moved,
+    same,
     weights,
     without_chance,
 )
@@ -53,16 +54,6 @@ def is_plain(value):
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
     return all(map(is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, PLAIN)
-
-
-def same(a, b):
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(value, b[name]) for name, value in a.items())
-    return a == b
 
 
 def steps(method, data):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import io
+import pickle
 import random
 import shutil
 from collections.abc import Mapping
@@ -11,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from attnreg._files import check_checksums, recover_folder, replaced_folder, write_checksums
 from attnreg.errors import InputError, one_line
+
+STATE = "state.pt"
 
 
 def rng_state() -> dict[str, Any]:
@@ -24,7 +25,7 @@ def rng_state() -> dict[str, Any]:
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -32,26 +33,22 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restore the states returned by :func:`rng_state`."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-STATE, TENSORS = "state.json", "tensors.safetensors"
-
-
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write nested dicts and lists of tensors and plain values to ``folder/step-N``, then remove older checkpoints."""
-    tensors: dict[str, Tensor] = {}
-    plain = _split(state, tensors)
-    path = folder / f"step-{step:07d}"
+    path, content = folder / f"step-{step:07d}", io.BytesIO()  # torch's own files do not say that a disk is full
+    torch.save(state, content)
+    content.seek(0)
+    if others := get_unsafe_globals_in_checkpoint(content):
+        raise TypeError(f"A state of tensors and plain values cannot hold {', '.join(others)}.")
     with replaced_folder(path) as new:
-        save_file(tensors, new / TENSORS)
-        (new / STATE).write_text(json.dumps(plain), encoding="utf-8")
+        (new / STATE).write_bytes(content.getbuffer())
         write_checksums(new)
     for other in folder.iterdir():  # including what a killed process left unfinished
         if other != path:
@@ -72,27 +69,6 @@ def read_state(folder: Path) -> dict[str, Any]:
         )
     try:
         check_checksums(paths[-1])
-        tensors = load_file(paths[-1] / TENSORS)
-        return _join(json.loads((paths[-1] / STATE).read_text(encoding="utf-8")), tensors)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        return dict(torch.load(paths[-1] / STATE, map_location="cpu", weights_only=True))  # it cannot run code
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"The checkpoint {paths[-1]} is damaged: {one_line(error)}") from error
-
-
-def _split(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Replace each tensor by its number in ``tensors``, and each dict by its items, so that keys may be integers."""
-    if isinstance(value, Tensor):
-        tensors[str(len(tensors))] = value.detach().cpu().contiguous().clone()
-        return {"tensor": str(len(tensors) - 1)}
-    if isinstance(value, Mapping):
-        return {"items": [[key, _split(item, tensors)] for key, item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return [_split(item, tensors) for item in value]
-    return value
-
-
-def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict) and "tensor" in value:
-        return tensors[value["tensor"]]
-    if isinstance(value, dict):
-        return {key: _join(item, tensors) for key, item in value["items"]}
-    return [_join(item, tensors) for item in value] if isinstance(value, list) else value
