@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
-from attnreg.experiments.results.plots import attention as plots
 from tests.cases import MODELS, keep_few_activations, output
 from tests.provider_cases import MATRIX, PROVIDERS
 
@@ -136,23 +135,6 @@ def replayed():
     return provider.masks
 
 
-def plotted(monkeypatch, tmp_path):
-    model, provider = bert(), composed()
-    with attnreg.attach(model, provider) as handle:
-        torch.manual_seed(SEED)
-        model(input_ids=IDS)
-        seed = handle.seed
-    seen = {}
-    monkeypatch.setattr(plots, "_matrix", lambda axes, values, *args, **options: seen.update(values=values))
-    for layer in range(3):
-        for head in range(2):
-            batch = {"input_ids": IDS[:1]}
-            at = {"layer": layer, "head": head, "seed": seed}
-            plots.plot_attention(model, batch, "abcdef", composed(), tmp_path / "plot.png", **at)
-            seen[layer, head] = ~seen["values"]
-    return {f"encoder.{layer}": [torch.stack([seen[layer, head] for head in range(2)])[None]] for layer in range(3)}
-
-
 ROUTES = {
     "written out": written_out,
     "fused": fused,
@@ -178,11 +160,6 @@ def test_one_seed_gives_one_mask(route):
         assert masks[label]
         for each in masks[label]:
             assert torch.equal(each, mask)
-
-
-def test_one_seed_gives_one_mask_in_a_plot(monkeypatch, tmp_path):
-    for label, [mask] in plotted(monkeypatch, tmp_path).items():
-        assert torch.equal(mask, expected(SEED)[label][:1])
 
 
 def test_sites_passes_and_providers_draw_independently():

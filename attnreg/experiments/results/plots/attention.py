@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import Normalize, PowerNorm
 from torch import Tensor, nn
 
 import attnreg
@@ -26,7 +25,6 @@ from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import MaskProvider
-from attnreg.regularizer.saving import CONFIG
 from attnreg.sites import AttentionSite
 
 LONGEST_SAMPLE = 18
@@ -59,16 +57,7 @@ def _load_provider(run: RunReader) -> Regularizer:
     folder, values = run.folder / "provider", run.config.get("own", {}).values()
     if code_of(values) != run.config.get("content", {}).get("provider"):
         raise InputError("the file with the provider's class has changed since the run.")
-    classes = own_classes(values)
-    try:
-        name = str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["provider"])
-    except (OSError, ValueError, TypeError, KeyError):
-        name = ""  # `from_pretrained` says what is wrong
-    if "." in name and not classes:
-        raise InputError(
-            f"{name} is a class of your own: only one given as `--provider FILE.py:CLASS` is loaded again."
-        )
-    return Regularizer.from_pretrained(folder, classes)
+    return Regularizer.from_pretrained(folder, own_classes(values))
 
 
 class _Watched(MaskProvider):
@@ -95,32 +84,28 @@ def plot_attention(
     path: Path,
     *,
     layer: int = 0,
-    head: int | None = None,
     choice: int = 0,
-    seed: int = 0,
 ) -> None:
     """Plot the attention of one row, ``batch`` with ``labels``, and the positions that a provider drops.
 
     The grey of attention weights grows with their square root, from 0 to 1, in every plot: the small weights of a long
     or untrained attention stay apart, and plots can be compared. An :class:`attnreg.AttributionProvider` also shows
-    attributions and candidate region. Positions after the ``tokens`` are left out. The default head has the most
-    attribution. Of multiple choice, only the predicted ``choice`` has attributions. With the ``handle.seed`` of a
-    training pass on this batch, the masks are those of that pass.
+    attributions and candidate region. Positions after the ``tokens`` are left out. The head is the one with the most
+    attribution. Of multiple choice, only the predicted ``choice`` has attributions.
     """
     watched = _Watched(provider.train())
     with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
-        torch.manual_seed(seed)  # so that the plot is reproducible
+        torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
         watched.label = label
         weights = explain(model, batch, handle, [label], method="attention")[label]
         watched.attribute(model, batch)
         was_training = model.training
-        with torch.no_grad(), handle.replay(seed):
+        with torch.no_grad(), handle.replay(0):
             model.train()(**batch)
         model.train(was_training)
     attributions = getattr(provider, "attributions", {}).get(label)
-    if head is None:
-        head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
+    head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
     if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
         region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
@@ -141,19 +126,10 @@ def plot_attention(
 
 def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title: str, *, with_rows: bool) -> None:
     shown = values[: len(tokens), : len(tokens)].float().cpu().numpy()
-    if values.dtype == torch.bool:
-        axes.imshow(shown, cmap=colors, vmin=0, vmax=1.2)
-    elif colors == "PuOr":
-        limit = float(abs(shown).max()) or 1.0
-        image = axes.imshow(shown, cmap=colors, vmin=-limit, vmax=limit)  # signed: 0 is white
-        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[-limit, 0, limit])
-    else:
-        image = axes.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, 1))
-        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=[0, 0.1, 0.3, 0.6, 1])
+    norm, ticks = (Normalize(-1, 1), [-1, 0, 1]) if colors == "PuOr" else (PowerNorm(0.5, 0, 1), [0, 0.1, 0.3, 0.6, 1])
+    image = axes.imshow(shown, cmap=colors, norm=Normalize(0, 1.2) if values.dtype == torch.bool else norm)
+    if values.dtype != torch.bool:
+        axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=ticks)
     axes.set_title(title)
     axes.set_xticks(range(len(tokens)), tokens, rotation=90)
     axes.set_yticks(range(len(tokens)), tokens if with_rows else [])
-    for set_ticks in (axes.set_xticks, axes.set_yticks):
-        set_ticks([n - 0.5 for n in range(1, len(tokens))], minor=True)
-    axes.grid(which="minor", color="#e0e0e0", lw=0.4)
-    axes.tick_params(which="minor", length=0)

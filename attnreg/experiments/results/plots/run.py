@@ -29,14 +29,14 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     Returns:
         the files in the run's ``plots``; for each plot that cannot be drawn, its file name and the reason.
     """
-    run, plots = RunReader(folder), folder / "plots"
+    run = RunReader(folder)
     if run.config and not run.telemetry:
         raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
     runs = {run.config["recipe"]: run}
     if (folder / "baseline" / "config.json").is_file():
         runs["plain fine-tuning"] = RunReader(folder / "baseline")
-    has_rates, has_provider = any(line["drop_rate"] for line in run.telemetry), (folder / "provider").is_dir()
-    has_attention = has_provider and (folder / "model").is_dir()
+    has_rates = any(line["drop_rate"] for line in run.telemetry)
+    has_attention = (folder / "provider").is_dir() and (folder / "model").is_dir()
     has_names = run.config.get("kind") != "image-classification"  # of tokens
     drawn: dict[str, tuple[object, Callable[..., None]]] = {  # with what there must be
         "drop_rates": (has_rates, partial(plot_drop_rates, run)),
@@ -45,26 +45,18 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
         "probe": (run.probe, partial(plot_probe, **(run.probe or {}))),
         "attention": (has_attention and has_names, partial(plot_sample, run, layer=layer)),
     }
-    wanted = {plots / f"{name}.png": plot for name, (data, plot) in drawn.items() if data}
-    reasons = {path: _draw(plot, path) for path, plot in wanted.items()}
-    left_out = {path.name: reason for path, reason in reasons.items() if reason}
-    missing = None if has_provider else "the run has no regularizer."
-    if not has_rates:
-        left_out["drop_rates.png"] = missing or "nothing was dropped."
-    if not has_attention:
-        left_out["attention.png"] = missing or "it needs the run's provider and model (see `compare --keep-models`)."
-    return [path for path, reason in reasons.items() if not reason], left_out
-
-
-def _draw(plot: Callable[..., None], path: Path) -> str | None:
-    """Draw a plot; return the reason if it cannot be drawn."""
-    try:
-        plot(path=path)
-    except UsageError:
-        raise
-    except InputError as error:
-        return one_line(error)
-    return None
+    made, left_out = list[Path](), dict[str, str]()
+    for name, (data, plot) in drawn.items():
+        path = folder / "plots" / f"{name}.png"
+        try:
+            if data:
+                plot(path=path)
+                made.append(path)
+        except UsageError:  # of the option --layer
+            raise
+        except InputError as error:
+            left_out[path.name] = one_line(error)
+    return made, left_out
 
 
 def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:

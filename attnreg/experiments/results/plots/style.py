@@ -46,9 +46,6 @@ def count_axis(*axes: Axes) -> None:
     """Give the x axes of steps, epochs or rounds whole numbers only."""
     for one in axes:
         one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        low, high = one.get_xlim()
-        if high - low < 1:  # a single step or round: some room around it
-            one.set_xlim((low + high - 1) / 2, (low + high + 1) / 2)
 
 
 def point_alone(values: Sized) -> str | None:
