@@ -14,7 +14,7 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
-from attnreg.experiments.folder.lock import locked
+from attnreg.experiments.folder.reader import locked
 from tests.commands import read_lines
 
 pytestmark = pytest.mark.usefixtures("undrawn")

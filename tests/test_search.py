@@ -12,7 +12,7 @@ import pytest
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.search import trials
 from attnreg.experiments.compare.search.trials import Trials
-from attnreg.experiments.folder.lock import locked
+from attnreg.experiments.folder.reader import locked
 from tests.commands import assert_sentence, ran
 from tests.task_data import tiny_bert, write_rows
 from tests.test_compare import started_by

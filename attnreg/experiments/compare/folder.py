@@ -11,7 +11,7 @@ from typing import Any
 
 from attnreg._files import replaced_file
 from attnreg.errors import InputError
-from attnreg.experiments.folder.lock import LOCK, locked
+from attnreg.experiments.folder.reader import LOCK, locked
 
 
 @dataclass(frozen=True)

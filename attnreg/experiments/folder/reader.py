@@ -1,15 +1,39 @@
-"""Reading the files of a run folder."""
+"""Reading the files of a run folder, and its lock: one process at a time writes to it."""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from attnreg._files import check_checksums
 from attnreg.errors import InputError
-from attnreg.experiments.folder.lock import is_locked
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """Make a folder and lock it within the block; the lock also ends with the process.
+
+    Raises:
+        InputError: if the folder cannot be written to; with the message ``busy``, if another process has locked it.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        acquired = lock.acquire()
+    except Timeout as error:
+        raise InputError(busy) from error
+    except OSError as error:
+        raise InputError(f"Cannot write to --output-dir: {error}.") from error
+    with acquired:
+        yield
 
 
 class RunReader:
@@ -75,7 +99,13 @@ class RunReader:
     @property
     def running(self) -> bool:
         """Whether a process is working on the run."""
-        return is_locked(self.folder)
+        if not (self.folder / LOCK).is_file():
+            return False
+        try:
+            with FileLock(self.folder / LOCK, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     @property
     def resumable(self) -> bool:

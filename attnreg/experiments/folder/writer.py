@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from attnreg import __version__
 from attnreg._files import SUMS, checksums_of, replaced_file, replaced_folder
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.folder.lock import LOCK, locked
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.reader import LOCK, RunReader, locked
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.models.lora import save_model
@@ -36,38 +35,27 @@ class RunFolder:
         if not settings.resume:
             names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
             if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
-                instead = self._instead(settings)
-                raise InputError(f"Expected --output-dir to be new or empty, got {self.path}: {instead}.")
+                raise InputError(
+                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder, or "
+                    "pass --resume to continue its run (of a finished one: to print its report)."
+                )
             return
         if not (self.path / "config.json").is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
-        if others := self._differences(settings):
+        config = RunReader(self.path).config
+        try:
+            others = ", ".join(settings.differences(config).values())
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"Cannot read the run's options in {self.path / 'config.json'}: {error}.") from error
+        if others:
             raise InputError(
                 f"The run in {self.path} was started with other options: resume with {others}, or pass --output-dir "
                 "for another run."
             )
-        if new := changed(settings.content(), RunReader(self.path).config):
+        if new := changed(settings.content(), config):
             raise InputError(
                 f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
             )
-
-    def _differences(self, settings: Settings) -> str:
-        """The options in which the run in the folder differs, as typed on the command line."""
-        try:
-            return ", ".join(settings.differences(RunReader(self.path).config).values())
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"Cannot read the run's options in {self.path / 'config.json'}: {error}.") from error
-
-    def _instead(self, settings: Settings) -> str:
-        """Say what to do about a run in the folder of a new one."""
-        if not (self.path / "config.json").is_file():
-            return "choose another folder"
-        finished = RunReader(self.path).finished
-        with suppress(InputError):
-            if others := self._differences(settings):
-                run = "run is finished, with" if finished else "run has"
-                return f"its {run} other options, {others}; pass --output-dir for this one"
-        return "choose another folder, or pass --resume to " + ("print its report" if finished else "continue its run")
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
         """Write ``config.json``, with the number of the model's parameters and of those that train."""
