@@ -240,7 +240,7 @@ class _Loop:
 
 
 class Progress:
-    """Show a progress bar with loss, metric, drop rate and wins below it, and print a line for each evaluation."""
+    """Show a progress bar with loss, drop rate and wins below it, and print a line for each evaluation."""
 
     def __init__(self, run: Setup, history: History) -> None:
         self._run = run
@@ -249,7 +249,6 @@ class Progress:
         self._state = Text(no_wrap=True, overflow="ellipsis")
         self.shown = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
-        self._metrics: dict[str, float] = {}
         self._history, self._began = history, history.step
         self._clock = time.monotonic()
 
@@ -258,11 +257,7 @@ class Progress:
         shown = [f"loss {telemetry.latest['loss']:.3f}"] if "loss" in telemetry.latest else []
         if rates := that_drop(telemetry.drop_rates):
             shown.append(f"drop {fmean(rates):.2f}")
-        if wins := sorted((key.split(": ")[1], count) for key, count in telemetry.event_counts.items()):
-            shown.append("wins " + " ".join(f"{name} {count}" for name, count in wins))
-        if self._metrics:
-            scores = " ".join(f"{name} {value:.3f}" for name, value in self._metrics.items())
-            shown.append(f"{self._run.scored_on} {scores}")
+        shown += [f"{event} {count}" for event, count in sorted(telemetry.event_counts.items())]
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
         self._bar.update(self._task, completed=history.step, description=description)
         self._state.plain = "  ".join(shown)
@@ -270,7 +265,6 @@ class Progress:
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """Print a line about an evaluation."""
         metric = self._run.task.metric
-        self._metrics[record["network"]] = record[metric]
         dropped = ""
         if "drop_rate" in record:
             rates = that_drop(record["drop_rate"])
