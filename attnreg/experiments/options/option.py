@@ -6,7 +6,6 @@ Signatures and docstrings are read from the source, so that ``--help`` does not 
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import itertools
 import math
@@ -22,6 +21,7 @@ import click
 
 import attnreg
 from attnreg._lazy import listed_names
+from attnreg.errors import did_you_mean
 
 METHOD = "Method"
 _ALL = "attnreg.all"
@@ -39,13 +39,16 @@ _TYPES: Mapping[str, click.ParamType] = {
 }
 # Names that other tools give to our options.
 _ELSEWHERE = {
-    "lr": "learning-rate",
-    "bs": "batch-size",
-    "wd": "weight-decay",
-    "warmup-ratio": "lr-warmup",
-    "dataset": "task",
-    "bf16": "mixed-precision",
-    "fp16": "mixed-precision",
+    "--lr": "--learning-rate",
+    "--bs": "--batch-size",
+    "--per_device_train_batch_size": "--batch-size",
+    "--num_train_epochs": "--epochs",
+    "--model_name_or_path": "--model",
+    "--wd": "--weight-decay",
+    "--warmup-ratio": "--lr-warmup",
+    "--dataset": "--task",
+    "--bf16": "--mixed-precision",
+    "--fp16": "--mixed-precision",
 }
 
 
@@ -60,16 +63,6 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """A command that lists its options in groups, and answers an unknown one with the nearest of its own."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters; with options that ``--help`` only names, ``--help-all``, which describes them."""
-        found = super().get_params(ctx)
-        if any(getattr(each, "further", False) for each in found):
-            found.append(click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all,
-                help="Describe all options and exit.",
-            ))  # fmt: skip
-        return found
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
         typed = list(args)
@@ -81,13 +74,8 @@ class GroupedCommand(click.Command):
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
         """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
-        known = [each.opts[0].lstrip("-") for each in self.params if isinstance(each, click.Option)]
-        name = flag.lstrip("-").replace("_", "-").lower()
-        near = {each for each in known if f"-{each}-" in f"-{name}-" or f"-{name}-" in f"-{each}-"}
-        near |= {*difflib.get_close_matches(name, known)}
-        best = max(sorted(near), key=lambda each: difflib.SequenceMatcher(None, name, each).ratio(), default=None)
-        best = _ELSEWHERE[name] if _ELSEWHERE.get(name) in known else best
-        return "" if best is None else f" Did you mean --{best}?"
+        known = [each.opts[0] for each in self.params if isinstance(each, click.Option)]
+        return did_you_mean(_ELSEWHERE.get(flag, flag), known)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
@@ -111,13 +99,6 @@ class GroupedCommand(click.Command):
 def names_like(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
     """Make a ``shell_complete`` for some names."""
     return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
-
-
-def _help_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        ctx.meta[_ALL] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
 
 
 class Numbers(click.ParamType):
@@ -183,6 +164,20 @@ class Rates(click.FloatRange):
 def option(*flags: str, group: str = METHOD, **kwargs: Any) -> Callable[[Any], Any]:
     """Make a :func:`click.option` that belongs to a group and shows its default."""
     return click.option(*flags, cls=Option, group=group, **{"show_default": True, **kwargs})
+
+
+def _help_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+#: for a command with options that ``--help`` only names
+help_all = option(
+    "--help-all", group="Other", is_flag=True, is_eager=True, expose_value=False, show_default=False,
+    callback=_help_all, help="Describe all options and exit.",
+)  # fmt: skip
 
 
 def flag_of(name: str) -> str:

@@ -14,7 +14,7 @@ import click
 
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
-from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, names_like, option
+from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, help_all, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS, choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
@@ -282,4 +282,4 @@ def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> l
         kwargs |= {"default": defaults[name]} if defaults and name in defaults else {}
         further = "all" in scopes and name not in _FIRST
         made.append(option(flag_of(name), name, group=group, help=_HELP[name], further=further, **kwargs))
-    return made
+    return [*made, help_all] if "all" in scopes else made
