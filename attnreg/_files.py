@@ -40,7 +40,9 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        _give_usual_modes(new)
+        mode = new.stat().st_mode & 0o666  # of new files; safetensors writes its own for their owner alone
+        for file in (each for each in new.rglob("*") if each.is_file()):
+            file.chmod(mode)
         if path.exists():
             path.rename(old)
         new.rename(path)
@@ -48,17 +50,6 @@ def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         recover_folder(path)
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _give_usual_modes(folder: Path) -> None:
-    """Give files the mode that new files have; safetensors writes its files for their owner alone."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = probe.stat().st_mode
-    probe.unlink()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
 
 
 def recover_folder(path: Path) -> None:
