@@ -39,7 +39,7 @@ def test_options_have_help_and_groups_and_recipes_a_short_summary(recipe):
     for parameter in load_command(recipe).params:
         assert parameter.help, parameter
         assert parameter.help[-1] == ".", parameter
-        assert parameter.group in ("Method", "Task and data", "Training", "Output")
+        assert parameter.group in ("Method", "Task and data", "Training", "Output", "Other")
 
 
 def test_defaults_are_those_of_the_class():

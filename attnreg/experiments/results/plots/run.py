@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+from matplotlib import colormaps
 
 from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.folder.reader import RunReader
@@ -18,7 +19,6 @@ from attnreg.experiments.results.plots.style import (
     moving_mean,
     picture,
     point_alone,
-    sequence,
     styles,
 )
 
@@ -93,20 +93,18 @@ def plot_drop_rates(run: RunReader, path: Path, *, published: bool = False) -> N
     sites = list(dict.fromkeys(site for line in run.telemetry for site in line["drop_rate"]))
     window = max(1, len(run.telemetry) // 40)
     with picture(path, width=8.0, published=published) as (axes,):
-        for site, color, style in zip(sites, sequence(len(sites)), styles(), strict=False):
-            for is_active, part in itertools.groupby(run.telemetry, partial(_drops, site)):
-                if is_active:
-                    steps, rates = zip(*((line["step"], line["drop_rate"][site]) for line in part), strict=True)
+        for number, (site, style) in enumerate(zip(sites, styles(), strict=False)):
+            color = colormaps["viridis"](0.9 * number / max(1, len(sites) - 1))  # from dark to light
+            points = [(line["step"], line["drop_rate"].get(site)) for line in run.telemetry]
+            for is_gap, part in itertools.groupby(points, lambda point: point[1] is None):
+                if not is_gap:
+                    steps, rates = zip(*part, strict=True)
                     look = {**style._asdict(), "color": color, "markevery": max(1, len(steps) // 8)}
                     axes.plot(steps, moving_mean(list(rates), window), **look, ms=4, label=site)
         axes.set(xlabel="step", ylabel="drop rate", title=f"Drop rate per layer: {run.title}")
         axes.set_ylim(0, max(1.05 * axes.get_ylim()[1], 0.01))
         count_axis(axes)
         legend_beside(axes)
-
-
-def _drops(site: str, line: Mapping[str, Any]) -> bool:
-    return site in line["drop_rate"]
 
 
 def plot_game(run: RunReader, path: Path) -> None:

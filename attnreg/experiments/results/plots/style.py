@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal, NamedTuple
 
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -35,11 +35,6 @@ VECTOR_FORMATS: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg
 def styles() -> Iterator[Style]:
     """Iterate over styles, without end; the first seven differ in colour, line and marker."""
     return itertools.cycle(map(Style, COLORS, LINES, MARKERS))
-
-
-def sequence(count: int) -> list[Any]:
-    """Return ``count`` colours from dark to light, for ordered lines such as layers."""
-    return [colormaps["viridis"](0.9 * number / max(1, count - 1)) for number in range(count)]
 
 
 def count_axis(*axes: Axes) -> None:
