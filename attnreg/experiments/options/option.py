@@ -141,11 +141,10 @@ class Rates(click.FloatRange):
         """Return a number, or the text."""
         if "=" not in str(value):
             return super().convert(value, param, ctx)
-        pairs = [each.rpartition("=") for each in value.split(",")]
-        if len({pattern for pattern, _, _ in pairs}) < len(pairs):
+        for each in value.split(","):
+            super().convert(each.rpartition("=")[2], param, ctx)
+        if len(self.by_pattern(value)) <= value.count(","):
             self.fail(f"expected each pattern once, got {value!r}.", param, ctx)
-        for _, _, rate in pairs:
-            super().convert(rate, param, ctx)
         return value
 
     @staticmethod

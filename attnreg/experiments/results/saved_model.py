@@ -84,12 +84,11 @@ class SavedModel:
         if rows_of not in splits:
             raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
         model, kind = self._load(task)
-        names = {"": rows_of}
-        if split == "validation":
-            names.update({name.removeprefix("validation_"): name for name in task.validation[1:] if name in splits})
+        further = [name for name in task.validation[1:] if name in splits and split == "validation"]
         where = "" if folder is None else f" of {Path(folder).name}"
-        shown = {theirs: split if theirs == rows_of else theirs for theirs in names.values()}
-        _warn_of_inputs(kind, {f"{shown[theirs]} inputs{where}": splits[theirs] for theirs in shown})
+        _warn_of_inputs(kind, {f"{split} inputs{where}": splits[rows_of]})
+        _warn_of_inputs(kind, {f"{name} inputs{where}": splits[name] for name in further})
+        names = {"": rows_of, **{name.removeprefix("validation_"): name for name in further}}
         sets = {name: self._batches(kind, splits[theirs]) for name, theirs in names.items()}
         what = {"task": task.name, "split": split, "data_dir": absolute(folder), "max_length": kind.max_length}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))

@@ -32,7 +32,10 @@ LONGEST_SAMPLE = 18
 
 def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
-    provider = _load_provider(run)
+    values = run.config.get("own", {}).values()
+    if code_of(values) != run.config.get("content", {}).get("provider"):
+        raise InputError("the file with the provider's class has changed since the run.")
+    provider = Regularizer.from_pretrained(run.folder / "provider", own_classes(values))
     chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
     task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
@@ -51,13 +54,6 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     while isinstance(provider, attnreg.CrossTuning):
         provider = provider.provider
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
-
-
-def _load_provider(run: RunReader) -> Regularizer:
-    folder, values = run.folder / "provider", run.config.get("own", {}).values()
-    if code_of(values) != run.config.get("content", {}).get("provider"):
-        raise InputError("the file with the provider's class has changed since the run.")
-    return Regularizer.from_pretrained(folder, own_classes(values))
 
 
 class _Watched(MaskProvider):
