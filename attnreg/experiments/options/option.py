@@ -143,7 +143,7 @@ class Rates(click.FloatRange):
             return super().convert(value, param, ctx)
         for each in value.split(","):
             super().convert(each.rpartition("=")[2], param, ctx)
-        if len(self.by_pattern(value)) <= value.count(","):
+        if len({each.rpartition("=")[0] for each in value.split(",")}) <= value.count(","):
             self.fail(f"expected each pattern once, got {value!r}.", param, ctx)
         return value
 
