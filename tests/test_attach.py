@@ -92,6 +92,7 @@ def test_attention_that_hides_after_attaching_is_an_error_not_silence():
         ({"layers": [-3]}, r"got \[-3\]"),
         ({"layers": []}, r"Expected `layers` to be a non-empty list, or None for all, got \[\]"),
         ({"layers": 0}, r"Expected `layers` to be a non-empty list, or None for all, got 0"),
+        ({"layers": math.nan}, r"Expected `layers` to be a non-empty list, or None for all, got nan"),
         ({"stacks": "encoder"}, r"Expected `stacks` to be a non-empty list, or None for all, got 'encoder'"),
         ({"stacks": ["decoder"]}, r"Expected `stacks` among those of the model, \['encoder'\], got \['decoder'\]"),
     ],
@@ -101,6 +102,14 @@ def test_layers_and_stacks_that_are_not_there(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         attnreg.attach(model, Noop(), **options)
     assert not attnreg.is_attached(model)
+
+
+def test_layers_that_are_no_list():
+    for layers in (math.nan, 1, "1", {1: 2}, []):
+        with pytest.raises(
+            ValueError, match=r"Expected `layers` of OnLayers to be a list with at least one index, got "
+        ):
+            attnreg.OnLayers(attnreg.AttentionDropout(0.1), layers)
 
 
 def test_on_layers_that_are_not_there():

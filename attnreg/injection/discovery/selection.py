@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import get_args
 
@@ -33,7 +33,7 @@ def choose(
 ) -> list[FoundSite]:
     """Return the sites on the given layers, in the given stacks and modules; by default all self-attention."""
     for name, wanted in (("layers", layers), ("stacks", stacks)):
-        if wanted is not None and (isinstance(wanted, (str, int)) or not len(wanted)):
+        if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted)):
             raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}.")
     present = sorted({site.info.stack for site in found.sites})
     if missing := [stack for stack in stacks or () if stack not in present]:
