@@ -281,11 +281,10 @@ class Drawn:
     def of_queries(self, queries: Tensor) -> Tensor:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
         batch, heads, rows, keys = self.shape
-        b, h = (torch.arange(size, device=queries.device) for size in (batch, heads))
-        b = b if self.samples is None else self.samples.to(b.device)
-        q = (queries if rows > 1 else torch.zeros_like(queries)) + self.first_query
-        k = torch.arange(keys, device=queries.device)
-        return functional.keep_at(self.seed, b[:, None, None, None], h[:, None, None], q[:, None], k, self.p)
+        shape = batch, heads, len(queries), keys
+        first = (queries if rows > 1 else 0) - torch.arange(len(queries), device=queries.device) + self.first_query
+        place: Any = {"first_query": first, "samples": self.samples}
+        return functional.seeded_keep(self.seed, shape, self.p, device=queries.device, **place)
 
     def keep_at(self) -> KeepAt:
         """Return a function of a sample, head, query and key index, for the score function of a kernel."""

@@ -19,7 +19,7 @@ SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
 def test_every_key_is_dropped_at_the_rate_of_overlapping_windows(p, window):
     torch.manual_seed(0)
     rows = 20_000
-    dropped = ~functional.sample_windows((rows, 6), p, window)
+    dropped = ~functional.sample_windows(torch.rand(rows, 6 + window - 1), p, window)
     rate = 1 - (1 - p / window) ** window
     assert ((dropped.float().mean(0) - rate).abs() <= 5 * math.sqrt(rate * (1 - rate) / rows)).all()
 
@@ -27,8 +27,8 @@ def test_every_key_is_dropped_at_the_rate_of_overlapping_windows(p, window):
 @pytest.mark.parametrize("window", [1, 2, 3, 9])
 def test_windows_by_a_loop_over_seeds(window):
     shape, p = (5, 4, 7), 0.6
-    kept = functional.sample_windows(shape, p, window, generator=torch.Generator().manual_seed(3))
     uniform = torch.rand(5, 4, 7 + window - 1, generator=torch.Generator().manual_seed(3))
+    kept = functional.sample_windows(uniform, p, window)
     slow = torch.ones(shape, dtype=torch.bool)
     for b in range(5):
         for i in range(4):
@@ -96,7 +96,7 @@ SMALL_SITE = attnreg.AttentionSite(shape=(5000, 4, 3, 3), num_layers=2)
 def test_heads_are_dropped_at_their_rate_and_never_all(p):
     torch.manual_seed(0)
     heads = 4
-    keep = functional.sample_heads(p, (20_000, heads))
+    keep = functional.sample_heads(p, torch.rand(20_000, heads))
     assert keep.any(1).all()
     rate = 1 - p + p**heads / heads
     assert all(close(keep[:, h].float().mean(), rate, len(keep)) for h in range(heads))
@@ -108,12 +108,11 @@ def test_heads_are_dropped_at_their_rate_and_never_all(p):
 
 def test_kept_heads_make_up_for_dropped_ones():
     torch.manual_seed(0)
-    keep = functional.sample_heads(0.6, (50, 6))
-    factors = functional.rescaled_heads(keep)
+    factors = attnreg.DropHead(0.6)(attnreg.AttentionSite(shape=(50, 6, 3, 3))).weights.view(50, 6)
     for b in range(50):
-        number = sum(bool(keep[b, h]) for h in range(6))
+        number = sum(bool(factors[b, h] != 0) for h in range(6))
         for h in range(6):
-            assert float(factors[b, h]) == pytest.approx(6 / number if keep[b, h] else 0.0)
+            assert float(factors[b, h]) == pytest.approx(6 / number if factors[b, h] else 0.0)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
@@ -137,7 +136,7 @@ def test_output_of_a_model_is_the_sum_over_kept_heads():
     with attnreg.attach(attention, attnreg.DropHead(0.5), example_inputs=(x, x, x)) as handle:
         got = attention(x, x, x, need_weights=False)[0]
     draws = Draws(functional.fold_seed(handle.seed, 0))
-    keep = functional.sample_heads(0.5, (3, 4), uniform=draws.uniform((3, 4)))
+    keep = functional.sample_heads(0.5, draws.uniform((3, 4)))
     assert not keep.all()
     q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
     for b in range(3):

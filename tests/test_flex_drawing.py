@@ -72,8 +72,8 @@ def test_decisions_within_the_kernel(options, change, valid, make, trainable, mo
 @pytest.mark.parametrize("name", ["scores", "two", "weights", "all weights"])
 def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
     """Neither masks, nor attention weights, nor what is valid, beyond the rows on which rates are measured."""
-    for function in ("seeded_keep", "masked_scores"):
-        monkeypatch.setattr(attnreg.functional, function, None)
+    for holder, function in ((Drawn, "written_out"), (attnreg.functional, "masked_scores")):
+        monkeypatch.setattr(holder, function, None)
     monkeypatch.setattr("attnreg.injection.running.rates.POSITIONS", B * H * N)
     inputs = qkv()
     options, _, _ = WAYS["documents and a bias"]

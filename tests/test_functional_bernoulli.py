@@ -52,7 +52,7 @@ def test_log_prob_gradient():
 def test_samples_have_the_probability_of_their_logits(p):
     n = 200_000
     generator = torch.Generator().manual_seed(1)
-    keep = functional.sample_keep(torch.full((n,), math.log(p / (1 - p))), generator=generator)
+    keep = functional.sample_keep(torch.tensor(math.log(p / (1 - p))), torch.rand(n, generator=generator))
     assert abs(keep.float().mean() - p) < 5 * math.sqrt(p * (1 - p) / n)
 
 

@@ -8,7 +8,6 @@ import transformers as hf
 from transformers.models.bert import modeling_bert
 
 import attnreg
-from attnreg import functional
 from tests.cases import SMALL, TEXT
 
 BATCH = {
@@ -39,10 +38,13 @@ def test_random_sets_of_heads_are_all_as_likely():
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
-def test_all_but_the_highest_are_kept(n):
+def test_all_but_the_highest_are_kept(n, monkeypatch):
     torch.manual_seed(n)
     values = torch.rand(8)
-    keep = functional.without_top(values, n)
+    provider = attnreg.HeadMask(n)
+    site = attnreg.AttentionSite(shape=(1, 8, 3, 3))
+    monkeypatch.setattr(attnreg.AttentionSite, "uniform", lambda *args: values)
+    keep = provider(site).weights.flatten()
     for h in range(8):
         assert bool(keep[h]) == (sum(bool(other > values[h]) for other in values) >= n)
 
@@ -101,7 +103,8 @@ def test_masked_heads_contribute_nothing():
         provider.attribute(model, BATCH)
         got = model(**BATCH).loss
         assert handle.drop_rates() == {"encoder.0": 0.25, "encoder.1": 0.25}
-    gates = torch.stack([functional.without_top(provider.importances[f"encoder.{i}"], 1) for i in range(2)])
+    values = torch.stack([provider.importances[f"encoder.{i}"] for i in range(2)])
+    gates = values != values.amax(1, keepdim=True)
     model.set_attn_implementation("eager")
     assert (gated_loss(model, gates.double()) - got).abs() < 1e-12
 

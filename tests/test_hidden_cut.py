@@ -24,7 +24,7 @@ def test_spans_begin_at_candidates_or_earlier():
     starts = torch.tensor([[0, 1, 0, 0, 0, 0, 0, 1], [0, 0, 0, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0]]).bool()
     counts = [{}, {}, {}]
     for uniform in torch.linspace(0, 0.999, 200):
-        kept = functional.sample_spans(0.4, VALID, starts=starts, uniform=uniform.expand(3, 1))
+        kept = functional.sample_spans(0.4, VALID, uniform.expand(3, 1), starts=starts)
         for sample, span in enumerate(spans(kept)):
             counts[sample][tuple(span)] = counts[sample].get(tuple(span), 0) + 1
     assert counts[0] == {(1, 2, 3): 100, (5, 6, 7): 100}

@@ -39,7 +39,7 @@ def test_spans_are_a_share_of_the_tokens_without_padding():
         valid[b, (3 if b == 3 else 0) : (3 if b == 3 else 0) + n] = True  # the last is padded on the left, too
     starts = []
     for _ in range(200):
-        keep = functional.sample_spans(P, valid)
+        keep = functional.sample_spans(P, valid, torch.rand(4, 1))
         for b, n in enumerate(lengths):
             dropped = [t for t in range(20) if not keep[b, t]]
             assert len(dropped) == math.floor(P * n + 0.5)

@@ -53,9 +53,9 @@ def expected(seed):
         of_site = functional_seed(of_pass, layer)
         b, h, q, k = (torch.arange(n) for n in (2, 2, 6, 6))
         grid = b[:, None, None, None], h[:, None, None], q[:, None], k
-        kept = attnreg.functional.keep_at(attnreg.functional.fold_seed(of_site, 1), *grid, p=0.3)
+        kept = attnreg.functional.uniform_at(attnreg.functional.fold_seed(of_site, 1), *grid) >= 0.3
         keys = b[:, None, None, None], h[:, None, None], torch.tensor(0), k
-        kept &= attnreg.functional.keep_at(attnreg.functional.fold_seed(of_site, 2), *keys, p=0.2)
+        kept &= attnreg.functional.uniform_at(attnreg.functional.fold_seed(of_site, 2), *keys) >= 0.2
         masks[f"encoder.{layer}"] = kept
     return masks
 

@@ -35,12 +35,12 @@ def number(seed, b, h, q, k):
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**62 - 1, 123456789012345])
 def test_the_formula(seed):
     shape = 2, 3, 4, 5
-    whole = functional.seeded_uniform(seed, shape)
+    whole, kept = functional.seeded_uniform(seed, shape), functional.seeded_keep(seed, shape, 0.3)
     for place in itertools.product(*map(range, shape)):
         assert float(whole[place]) == number(seed, *place)
         at = [torch.tensor(index) for index in place]
         assert float(functional.uniform_at(torch.tensor(seed), *at)) == number(seed, *place)
-        assert bool(functional.keep_at(seed, *at, p=0.3)) == (number(seed, *place) >= 0.3)
+        assert bool(kept[place]) == (number(seed, *place) >= 0.3)
 
 
 def test_large_indices():

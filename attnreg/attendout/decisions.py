@@ -55,7 +55,7 @@ class Decisions:
         for layer in range(layers):  # one layer at a time, because the float noise takes memory
             each = self.logits[:, layer].repeat_interleave(self._draws, 1)
             uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
-            keep[:, layer] = functional.sample_keep(each, uniform=uniform)
+            keep[:, layer] = functional.sample_keep(each, uniform)
         return self._of_units(keep)
 
     def log_prob(self, keep: Tensor) -> Tensor:

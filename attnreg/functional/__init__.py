@@ -3,8 +3,7 @@
 The same names mean the same everywhere. In ``keep``, bool, ``True`` is kept, in ``valid``, bool, ``True`` is allowed by
 the model and ``None`` allows all; both are broadcastable to ``(B, H, Q, K)``, which is ``shape``. ``query`` is
 ``(B, H, Q, D)``, ``key`` and ``value`` are ``(B, H, K, D)``, attention scores and weights ``(B, H, Q, K)``. Noise is
-drawn by ``generator`` (default: torch's global generator), on ``device``, unless it is given as ``uniform``, in
-``[0, 1)``.
+given as ``uniform``, u in ``[0, 1)``.
 """
 
 from attnreg.functional.attention import apply_score_mod as apply_score_mod
@@ -16,7 +15,6 @@ from attnreg.functional.attention import relaxed_weights as relaxed_weights
 from attnreg.functional.attention import renormalized as renormalized
 from attnreg.functional.attention import scores_dropout as scores_dropout
 from attnreg.functional.attention import uniform_attention as uniform_attention
-from attnreg.functional.attention import weights_dropout as weights_dropout
 from attnreg.functional.decisions import ancestor_mask as ancestor_mask
 from attnreg.functional.decisions import arm_gradient as arm_gradient
 from attnreg.functional.decisions import bernoulli_entropy as bernoulli_entropy
@@ -24,21 +22,16 @@ from attnreg.functional.decisions import bernoulli_kl as bernoulli_kl
 from attnreg.functional.decisions import bernoulli_log_prob as bernoulli_log_prob
 from attnreg.functional.decisions import concrete_drop as concrete_drop
 from attnreg.functional.decisions import drop_rate as drop_rate
-from attnreg.functional.decisions import head_importance as head_importance
 from attnreg.functional.decisions import opposite_draws as opposite_draws
-from attnreg.functional.decisions import rescaled_heads as rescaled_heads
 from attnreg.functional.decisions import sample_heads as sample_heads
 from attnreg.functional.decisions import sample_keep as sample_keep
 from attnreg.functional.decisions import sample_spans as sample_spans
 from attnreg.functional.decisions import sample_windows as sample_windows
 from attnreg.functional.decisions import straight_through as straight_through
-from attnreg.functional.decisions import window_mask as window_mask
-from attnreg.functional.decisions import without_top as without_top
 from attnreg.functional.region import candidate_region as candidate_region
 from attnreg.functional.region import factored_region as factored_region
 from attnreg.functional.region import weights_gradient as weights_gradient
 from attnreg.functional.seeded import fold_seed as fold_seed
-from attnreg.functional.seeded import keep_at as keep_at
 from attnreg.functional.seeded import seeded_keep as seeded_keep
 from attnreg.functional.seeded import seeded_uniform as seeded_uniform
 from attnreg.functional.seeded import uniform_at as uniform_at

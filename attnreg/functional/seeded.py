@@ -52,17 +52,6 @@ def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -
     return _as_float(_hashed(row_words(seed, b, h, q), key_steps(k)))
 
 
-def keep_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor, p: float | Tensor) -> Tensor:
-    """Decide at some positions whether to keep them: whether :func:`uniform_at` is at least p, which may broadcast.
-
-    Example:
-        >>> b, h, q, k = torch.zeros(4, dtype=torch.long), torch.tensor(0), torch.tensor(0), torch.arange(4)
-        >>> keep_at(7, b, h, q, k, p=0.5)
-        tensor([ True, False, False, False])
-    """
-    return _at_least(_hashed(row_words(seed, b, h, q), key_steps(k)), p)
-
-
 def seeded_uniform(seed: int | Tensor, shape: Sequence[int], **place: Unpack[Place]) -> Tensor:
     """Return the random numbers of :func:`uniform_at` at all positions of a tensor.
 
@@ -85,9 +74,8 @@ def seeded_keep(seed: int | Tensor, shape: Sequence[int], p: float | Tensor, **p
     """Decide at all positions of a tensor whether to keep them: whether :func:`seeded_uniform` is at least p, 0-d.
 
     Example:
-        >>> keep = seeded_keep(7, (2, 3, 4, 5), p=0.3)
-        >>> bool(keep[1, 2, 3, 4] == keep_at(7, *torch.tensor([1, 2, 3, 4]), p=0.3))
-        True
+        >>> seeded_keep(7, (4,), p=0.5)
+        tensor([ True, False, False, False])
     """
     return _everywhere(seed, shape, p, **place)
 
@@ -119,7 +107,7 @@ def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tens
 
 
 def keep_of_rows(first: Tensor, second: Tensor, steps: Tensor, p: Tensor) -> Tensor:
-    """Decide as :func:`keep_at` does, given the words of the rows and the steps of the keys."""
+    """Decide as :func:`seeded_keep` does, given the words of the rows and the steps of the keys."""
     return _as_float(_hashed((first, second), steps)) >= p
 
 
@@ -190,7 +178,7 @@ def _as_float(hashed: Tensor) -> Tensor:
 
 
 def _at_least(hashed: Tensor, p: float | Tensor) -> Tensor:
-    if is_traced() or (isinstance(p, Tensor) and not (p.is_cpu and p.dim() == 0)):
+    if is_traced() or (isinstance(p, Tensor) and not p.is_cpu):
         # Compiled code would fix a threshold. This comparison is the same, and takes a little longer.
         return _as_float(hashed) >= (p.to(torch.float32) if isinstance(p, Tensor) else p)
     return (hashed >> (32 - BITS)) >= _threshold(p)

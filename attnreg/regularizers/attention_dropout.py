@@ -110,7 +110,7 @@ class DropAttention(MaskProvider):
         by_query = self.mode == "element"
         shape = batch, heads, queries if by_query else 1, keys
         uniform = site.uniform((*shape[:-1], keys + self.window - 1), by_query=by_query)
-        keep = functional.sample_windows(shape, self.p, self.window, uniform=uniform)
+        keep = functional.sample_windows(uniform, self.p, self.window)
         return Mask(normalized=keep, detach_sum=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -54,8 +55,9 @@ class DropHead(MaskProvider):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         shape = site.shape[:2]
-        keep = functional.sample_heads(self.p, shape, uniform=site.uniform(shape))
-        return Mask(weights=functional.rescaled_heads(keep)[..., None, None].to(site.dtype))
+        keep = functional.sample_heads(self.p, site.uniform(shape))
+        factors = keep.float() * (shape[1] / keep.sum(1, keepdim=True))  # of a sample, they sum to H
+        return Mask(weights=factors[..., None, None].to(site.dtype))
 
 
 By = Literal["random", "importance"]
@@ -137,7 +139,10 @@ class HeadMask(MaskProvider):
             return
         target = Target(_loss if self.target == "loss" else self.target)
         found = self._passes.explain(self, model, batch, self._labels, method="gradient_times_attention", target=target)
-        self.importances = {label: functional.head_importance(value) for label, value in found.items()}
+        self.importances = {}
+        for label, value in found.items():
+            wide = torch.promote_types(value.dtype, torch.float32)
+            self.importances[label] = value.sum((0, 2, 3), dtype=wide).abs()
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -159,7 +164,8 @@ class HeadMask(MaskProvider):
             if not self._passes.masking or site.label not in self.importances:
                 return None
             values = self.importances[site.label]
-        return Mask(weights=functional.without_top(values, self.heads).view(1, heads, 1, 1))
+        keep = torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(self.heads).indices, False)
+        return Mask(weights=keep.view(1, heads, 1, 1))
 
 
 def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:

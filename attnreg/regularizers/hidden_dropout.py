@@ -66,7 +66,7 @@ class HiddenDropout(HiddenProvider):
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
         if self.mode == "span":
-            kept = functional.sample_spans(self.p, site.tokens, uniform=site.uniform((site.shape[0], 1)))
+            kept = functional.sample_spans(self.p, site.tokens, site.uniform((site.shape[0], 1)))
             return states * kept.unsqueeze(-1)
         is_column = self.mode == "column" and len(site.shape) == 3
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
@@ -155,7 +155,7 @@ class HiddenCut(HiddenProvider):
             )
         tokens = site.tokens
         starts = functional.candidate_region(received, tokens, self.candidates)
-        kept = functional.sample_spans(self.p, tokens, starts=starts, uniform=site.uniform((site.shape[0], 1)))
+        kept = functional.sample_spans(self.p, tokens, site.uniform((site.shape[0], 1)), starts=starts)
         return states * kept.unsqueeze(-1)
 
 

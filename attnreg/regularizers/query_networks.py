@@ -129,7 +129,7 @@ class AdversarialAttention(SeesQueries):
         keep = logits.detach() > 0
         if self.sampled:
             uniform = site.uniform(logits.shape, dtype=logits.dtype, by_query=True)
-            keep = functional.sample_keep(logits.detach(), uniform=uniform)
+            keep = functional.sample_keep(logits.detach(), uniform)
         weights = functional.straight_through(keep, torch.sigmoid(logits), reverse=True)
         # Dividing rows by their sum equals dropping scores, except that dropped units have a gradient.
         return Mask(normalized=weights, kept=keep)

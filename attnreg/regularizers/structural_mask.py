@@ -107,7 +107,8 @@ class StructuralMask(MaskProvider):
                 "keys: choose other attention with `modules=...`."
             )
         if isinstance(self.graph, int):
-            return functional.window_mask(keys, self.graph, device=site.device)[None, None]
+            places = torch.arange(keys, device=site.device)
+            return ((places[:, None] - places).abs() <= self.graph)[None, None]
         if self._graph is None:
             raise RuntimeError("No graph was made for this forward pass: call the attached model, not a part of it.")
         graph = self._graph if self._graph.dim() == 3 else self._graph[None]

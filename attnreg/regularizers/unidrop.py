@@ -65,7 +65,7 @@ class TokenDropout(MaskProvider):
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
         head, query = torch.zeros(2, dtype=torch.long, device=site.device)
-        keep = functional.keep_at(seed, rows, head, query, columns, self.p)
+        keep = functional.uniform_at(seed, rows, head, query, columns) >= self.p
         starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
         starts = starts.to(site.device)
         sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
