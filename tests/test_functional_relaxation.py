@@ -1,6 +1,5 @@
-"""Relaxed and straight-through decisions, entropy, and the estimate from two opposite draws."""
+"""Relaxed and straight-through decisions, and their entropy."""
 
-import itertools
 import math
 
 import pytest
@@ -59,44 +58,3 @@ def test_entropy_and_divergence_by_their_formulas():
         assert kl.item() == pytest.approx(p * math.log(p / 0.2) + q * math.log(q / 0.8), abs=1e-11)
     assert torch.autograd.gradcheck(functional.bernoulli_entropy, logits)
     assert torch.autograd.gradcheck(lambda s: functional.bernoulli_kl(s, 0.2), logits)
-
-
-def loss(drops):
-    """Some function of four decisions that is no sum of functions of one."""
-    weights = torch.tensor([0.3, -1.0, 2.0, 0.5], dtype=torch.float64)
-    return (drops.double() * weights).sum(-1).sin() + drops[..., 0].double() * drops[..., 3].double()
-
-
-OWNER = torch.tensor([0, 0, 1, 1])  # which of two logits a decision has
-
-
-def exact_gradient(logits):
-    p = logits.sigmoid()[OWNER]
-    total = 0.0
-    for decisions in itertools.product([False, True], repeat=4):
-        drops = torch.tensor(decisions)
-        total = total + torch.where(drops, p, 1 - p).prod() * loss(drops)
-    return torch.autograd.grad(total, logits)[0]
-
-
-def test_arm_has_the_gradient_of_the_expected_loss_and_less_variance_than_reinforce():
-    logits = torch.tensor([-1.2, 0.4], dtype=torch.float64, requires_grad=True)
-    exact = exact_gradient(logits)
-    n = 100_000
-    uniform = torch.rand(n, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    shared = torch.nn.functional.one_hot(OWNER).double()
-    phi = logits.detach()[OWNER]
-    first, second = functional.opposite_draws(phi, uniform)
-    arm = functional.arm_gradient(loss(first)[:, None], loss(second)[:, None], (uniform - 0.5) @ shared)
-    # d log P / d phi of the decisions taken is d - p.
-    reinforce = loss(first)[:, None] * ((first.double() - phi.sigmoid()) @ shared)
-    for estimates in (arm, reinforce):
-        assert ((estimates.mean(0) - exact).abs() < 5 * estimates.std(0) / math.sqrt(n)).all()
-    assert (arm.var(0) < reinforce.var(0)).all()
-
-
-def test_opposite_draws_both_have_the_probability_of_their_logits():
-    n, phi = 100_000, torch.tensor(-1.0)
-    p = float(phi.sigmoid())
-    for drops in functional.opposite_draws(phi, torch.rand(n, generator=torch.Generator().manual_seed(0))):
-        assert abs(drops.float().mean() - p) < 5 * math.sqrt(p * (1 - p) / n)

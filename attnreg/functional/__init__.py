@@ -16,13 +16,11 @@ from attnreg.functional.attention import renormalized as renormalized
 from attnreg.functional.attention import scores_dropout as scores_dropout
 from attnreg.functional.attention import uniform_attention as uniform_attention
 from attnreg.functional.decisions import ancestor_mask as ancestor_mask
-from attnreg.functional.decisions import arm_gradient as arm_gradient
 from attnreg.functional.decisions import bernoulli_entropy as bernoulli_entropy
 from attnreg.functional.decisions import bernoulli_kl as bernoulli_kl
 from attnreg.functional.decisions import bernoulli_log_prob as bernoulli_log_prob
 from attnreg.functional.decisions import concrete_drop as concrete_drop
 from attnreg.functional.decisions import drop_rate as drop_rate
-from attnreg.functional.decisions import opposite_draws as opposite_draws
 from attnreg.functional.decisions import sample_heads as sample_heads
 from attnreg.functional.decisions import sample_keep as sample_keep
 from attnreg.functional.decisions import sample_spans as sample_spans

@@ -83,20 +83,6 @@ def sample_spans(p: float | Tensor, valid: Tensor, uniform: Tensor, *, starts: T
     return ~(valid & (number >= start) & (number < start + size))
 
 
-def opposite_draws(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Draw hard decisions twice, once from noise u and once from its opposite, 1 - u (ARM, arXiv 1807.11143).
-
-    .. math:: d^{(1)} = [\,u > \sigma(-\phi)\,], \quad d^{(2)} = [\,u < \sigma(\phi)\,], \qquad
-              P(d^{(1)} = 1) = P(d^{(2)} = 1) = \sigma(\phi)
-
-    Example:
-        >>> first, second = opposite_draws(torch.tensor(0.0), torch.tensor([0.2, 0.7]))
-        >>> first.tolist(), second.tolist()
-        ([False, True], [True, False])
-    """
-    return uniform > torch.sigmoid(-logits), uniform < torch.sigmoid(logits)
-
-
 def ancestor_mask(parents: Tensor) -> Tensor:
     """Keep, for each word of a parse, the word itself and its ancestors (SG-Net, AAAI 2020, arXiv 1908.05147).
 
@@ -208,19 +194,3 @@ def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Te
     """
     change = soft.detach() - soft if reverse else soft - soft.detach()
     return hard.to(soft.dtype) + change
-
-
-def arm_gradient(first: Tensor, second: Tensor, noise: Tensor) -> Tensor:
-    r"""Estimate, without bias, the gradient of an expected loss with respect to the logits of its decisions.
-
-    .. math:: \frac{\partial}{\partial\phi_i} E_d[f(d)] = E_u\big[\big(f(d^{(1)}) - f(d^{(2)})\big)(u_i -
-              \tfrac{1}{2})\big]
-
-    The losses are those under the two :func:`opposite_draws`, 0-d; ``noise`` is u - 1/2, summed over the decisions of
-    each logit. See ARM (arXiv 1807.11143), Theorem 1.
-
-    Example:
-        >>> arm_gradient(torch.tensor(2.0), torch.tensor(1.0), torch.tensor([0.25, -0.5]))
-        tensor([ 0.2500, -0.5000])
-    """
-    return (first - second) * noise

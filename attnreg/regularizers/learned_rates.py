@@ -211,7 +211,7 @@ class LearnableBernoulli(LearnedRates):
         estimate = torch.zeros_like(self.logits)
         first, second = losses
         for layer, noise in self._noise.items():
-            estimate[layer] = functional.arm_gradient(first, second, noise).to(estimate)
+            estimate[layer] = ((first - second) * noise).to(estimate)
         self._estimate = estimate
 
     @override
@@ -224,7 +224,8 @@ class LearnableBernoulli(LearnedRates):
             raise never_attributed(self)
         logits = self._logits_at(site)
         uniform = site.uniform(dtype=logits.dtype)
-        first, second = functional.opposite_draws(logits.detach(), uniform)
+        phi = logits.detach()
+        first, second = uniform > torch.sigmoid(-phi), uniform < torch.sigmoid(phi)
         if self._draw == "first":
             self._note(site, uniform - 0.5)
         keep = ~(first if self._draw == "first" else second)
