@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.changes import Changes
-from attnreg.injection.running.padding import Padding, conventions_of, takes_two
+from attnreg.injection.running.padding import DECODES, Padding, conventions_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import (
     MARK,
@@ -68,7 +68,6 @@ class AttachHandle:
         everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
         #: the attention sites that the provider masks, then the hidden-state sites, each in running order
         self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
-        self._modules = {each.info.name: each.module for each in everywhere}
         #: the attention that is not masked, and what only looks like attention; each with the reason
         self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
         calls = [site.sighting.running for site in sites]
@@ -77,9 +76,9 @@ class AttachHandle:
         begins = entries(model, around)
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
-        has_two = any(takes_two(input_names(module)) for module in begins)
+        has_two = any(DECODES & {*input_names(module)} for module in begins)
         padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
-        passes = self._passes = Passes(model, provider, tuple(self._modules.values()), padding)
+        passes = self._passes = Passes(model, provider, [each.module for each in everywhere], padding)
         #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
         self.seeds_own = passes.seeds_own = seeded
         passes.uncompiled = seeded and has_two
@@ -108,12 +107,6 @@ class AttachHandle:
         """Whether the provider is still attached to the model."""
         return bool(self._shadows)
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
-            raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
-
     def holds(self, model: nn.Module) -> bool:
         """Whether a model contains a module that this handle changed."""
         inside = set(model.modules())
@@ -133,10 +126,10 @@ class AttachHandle:
         return dict(counts)
 
     def report(self) -> Report:
-        """Return a table of the sites: mean drop rate so far, the model's own dropout, and the module."""
+        """Return a table of the sites: mean drop rate so far, and the module."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
-        return site_report(self.sites, self._modules, rates, [*effects(self.provider), *notes])
+        return site_report(self.sites, rates, [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""

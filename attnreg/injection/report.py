@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from torch import nn
 from typing_extensions import Self
 
 from attnreg.sites import Site
@@ -43,30 +42,16 @@ class Report(str):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
 
 
-def site_report(
-    sites: Iterable[Site], modules: Mapping[str, nn.Module], rates: Mapping[str, float], notes: Sequence[str] = ()
-) -> Report:
-    """Return a table with a row per site, given their modules by name and their rates by label.
+def site_report(sites: Iterable[Site], rates: Mapping[str, float], notes: Sequence[str] = ()) -> Report:
+    """Return a table with a row per site: its label, its mean drop rate so far, by label in ``rates``, and its module.
 
-    Its columns are the site's label, the mean drop rate so far, the model's own dropout, and the module. Below it are
-    sentences on regularizers that drop nothing by design, and why no pass was masked yet.
+    Below it are sentences on regularizers that drop nothing by design, and why no pass was masked yet.
 
     Example:
-        >>> attention = nn.MultiheadAttention(8, 2, dropout=0.1)
-        >>> site_report([Site(name="layer.0")], {"layer.0": attention}, {"encoder.0": 0.25})
-        site       drop rate  own dropout  module
-        encoder.0      0.250  dropout=0.1  layer.0
+        >>> site_report([Site(name="layer.0")], {"encoder.0": 0.25})
+        site       drop rate  module
+        encoder.0      0.250  layer.0
     """
-    rows = [("site", "drop rate", "own dropout", "module")]
-    for site in sites:
-        rate = f"{rates[site.label]:.3f}" if site.label in rates else "none yet"
-        own = ", ".join(f"{name}={p:g}" for name, p in _dropouts(modules[site.name]).items()) or "none"
-        rows.append((site.label, rate, own, site.name))
-    return Report.of_rows(rows, notes, right=[1])
-
-
-def _dropouts(module: nn.Module) -> dict[str, float]:
-    """Return the dropout probabilities of a module that are not 0, by attribute name."""
-    plain = {name: value for name, value in vars(module).items() if "drop" in name and isinstance(value, float)}
-    inside = {name: child.p for name, child in module.named_modules() if isinstance(child, nn.Dropout)}
-    return {name: p for name, p in {**plain, **inside}.items() if p > 0}
+    shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
+    rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in sites]
+    return Report.of_rows([("site", "drop rate", "module"), *rows], notes, right=[1])

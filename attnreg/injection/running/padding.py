@@ -25,7 +25,7 @@ NAMES = *OF_ENCODERS, *OF_DECODERS
 #: What True, or a number other than 0, is in a mask; ``"pairs"`` of a mask ``(Q, K)`` for all samples, which holds no
 #: padding; ``"other"`` if it is not known
 Convention = Literal["token", "padding", "pairs", "other"]
-DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}
+DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}  # inputs of two stacks
 OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 
@@ -46,7 +46,7 @@ class Padding:
         given = inputs or {}
         self.masks = {name: given[name] for name in NAMES if given.get(name) is not None}
         self._conventions = conventions
-        self.has_two = has_two or takes_two([*names, *given]) or "tgt_key_padding_mask" in {*names, *given}
+        self.has_two = has_two or bool({*DECODES, "tgt_key_padding_mask"} & {*names, *given})
 
     def tokens(
         self, stack: Stack, shape: tuple[int, ...], own: Mapping[str, Any] | None = None
@@ -115,11 +115,6 @@ def check_windows(inputs: Mapping[str, Any]) -> None:
                 f"A cache with a sliding window of {min(windows)} tokens forgets the first ones, so a pass that is "
                 "repeated cannot continue it: pass all tokens at once."
             )
-
-
-def takes_two(names: Iterable[str]) -> bool:
-    """Whether a model with these inputs has an encoder and a decoder, each with its own masks."""
-    return bool(DECODES & set(names))
 
 
 def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
