@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnreg.attendout.network import image_in, number_of_patches
 from attnreg.errors import InputError
 from attnreg.injection import discover, undisturbed
-from attnreg.injection.discovery.blocks import Block
+from attnreg.injection.discovery.blocks import ModuleCall
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
 from attnreg.sites import SiteInfo
 
@@ -148,7 +148,7 @@ def _is_beside(name: str, around: str) -> bool:
     return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")
 
 
-def _in_order(model: nn.Module, block: Block, example: Any, patch: Sequence[int], before: int) -> bool:
+def _in_order(model: nn.Module, block: ModuleCall, example: Any, patch: Sequence[int], before: int) -> bool:
     """Whether each patch of an image changes the token in its place, and no other, where tokens enter a block."""
     images = image_in(example)
     assert images is not None

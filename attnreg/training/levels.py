@@ -47,7 +47,7 @@ def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Modul
     for site in sites:
         if site.block is None or site.block.module is model:
             raise _unknown(model, f"{site.info.name} is in no list of blocks")
-        if site.block.call:
+        if site.block.index:
             raise _unknown(model, f"{found.names[site.block.module]} runs more than once")
         names[found.names[site.block.module].rpartition(".")[0]] = True
     if len(names) != 1:

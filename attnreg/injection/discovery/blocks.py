@@ -13,20 +13,6 @@ from torch import Tensor, nn
 LISTS = (nn.ModuleList, nn.Sequential)
 
 
-@dataclass(frozen=True)
-class Block:
-    """One call of a Transformer block."""
-
-    # the block. Its first argument is the hidden states; so is its output, or the first entry of its output
-    module: nn.Module
-    call: int  # index of the call, from 0
-    first: str  # name of the first argument
-    # whether the block returns only hidden states. If not, it returns a tuple or list, or stores something for later
-    # blocks in a dict or list among its arguments
-    alone: bool
-    shape: tuple[int, ...] = ()  # shape of the hidden states in the dry run
-
-
 @dataclass(eq=False)
 class ModuleCall:
     """One call of a module in the dry run."""
@@ -40,7 +26,14 @@ class ModuleCall:
     is_entry: bool = False  # whether the module is an entry of a list, as blocks are
     around: tuple[ModuleCall, ...] = ()  # the calls around it, outermost first
     rows: int = 0  # number of vectors that a linear layer was called on
-    block: Block | None = None  # the call as that of a block, once it has returned hidden states in their input shape
+    first: str = ""  # name of the first argument
+    # whether it is a block: its first argument is hidden states, and so is, in the same shape, its output, or the first
+    # entry of its output
+    is_block: bool = False
+    shape: tuple[int, ...] = ()  # the shape of a block's hidden states
+    # whether a block returns only hidden states. If not, it returns a tuple or list, or stores something for later
+    # blocks in a dict or list among its arguments
+    alone: bool = False
 
     def __post_init__(self) -> None:
         self._given = list(_leaves((self.args, self.kwargs)))
@@ -49,16 +42,15 @@ class ModuleCall:
         """End the call."""
         if not (self.attentions or self.is_entry):
             return
-        first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
-        given = self.args[0] if self.args else self.kwargs.get(first)
+        self.first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
+        given = self.args[0] if self.args else self.kwargs.get(self.first)
         now = list(_leaves((self.args, self.kwargs)))
         same = len(now) == len(self._given) and all(a is b for a, b in zip(now, self._given, strict=True))
-        alone = isinstance(output, Tensor) and same
+        self.alone = isinstance(output, Tensor) and same
         out = output[0] if type(output) in (tuple, list) and len(output) else output
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and given.is_floating_point()):
             return
-        if given.shape == out.shape:
-            self.block = Block(self.module, self.index, first, alone, tuple(given.shape))
+        self.is_block, self.shape = given.shape == out.shape, tuple(given.shape)
 
 
 def _leaves(argument: Any) -> Iterator[Any]:
@@ -70,7 +62,7 @@ def _leaves(argument: Any) -> Iterator[Any]:
         yield argument
 
 
-def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block | None:
+def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> ModuleCall | None:
     """Return the block around an attention: the outermost entry of a module list with one self-attention in it.
 
     A model may itself be a block. No other module counts as one, because a module that is only part of a residual
@@ -83,9 +75,10 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Block 
         call = None if entry is None else around.get(entry)
         if call is None:
             return None
-        if call.attentions == 1 and call.block is not None:
-            return call.block
-    return calls[0].block if not entries and calls[0].attentions == 1 and len(calls) > 1 else None
+        if call.attentions == 1 and call.is_block:
+            return call
+    whole = calls[0]
+    return whole if not entries and whole.is_block and whole.attentions == 1 and len(calls) > 1 else None
 
 
 def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:

@@ -162,8 +162,7 @@ class Finder(Noting):
             self._running.pop()
         call.returns(output)
         if isinstance(module, nn.Linear) and isinstance(output, Tensor) and output.dim() == 2:
-            call.around = tuple(self._running)
-            call.rows = len(output)
+            call.around, call.rows, call.first = tuple(self._running), len(output), "input"
             self.linear.append((call, output))
         return output
 

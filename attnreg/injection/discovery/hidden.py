@@ -9,7 +9,7 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
-from attnreg.injection.discovery.blocks import Block, ModuleCall, lists_around
+from attnreg.injection.discovery.blocks import ModuleCall, lists_around
 from attnreg.sites import HiddenInfo, Site, Where
 
 
@@ -17,14 +17,18 @@ class FoundHidden(NamedTuple):
     """A hidden-state site of a model."""
 
     info: HiddenInfo  # the site as providers see it
-    block: Block  # the call of the block, or of the linear layer that takes the pooled state
+    call: ModuleCall  # of the block, or of the linear layer that takes the pooled state
     axes: str  # the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown
-    around: tuple[nn.Module, ...]  # the modules around it that run once in a pass, outermost first, and itself
 
     @property
     def module(self) -> nn.Module:
         """The block or linear layer."""
-        return self.block.module
+        return self.call.module
+
+    @property
+    def around(self) -> list[nn.Module]:
+        """The modules around it that run once in a pass, outermost first, and itself."""
+        return [each.module for each in (*self.call.around, self.call) if not each.is_repeated]
 
 
 class _Place(NamedTuple):
@@ -56,20 +60,14 @@ def hidden_sites(
         wheres: tuple[Where, ...] = ("input", "output", "residual")
         wheres = wheres if held in first else ("embeddings", *wheres)
         first.add(held)
-        if is_asked and call.block is not None:
-            around = _around(call)
-            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call.block, axes, around) for where in wheres]
+        if is_asked and call.is_block:
+            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call, axes) for where in wheres]
     classifier = found.classifier
     if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
         last = next((place.site for place in reversed(places) if place.chosen), Site())
         info = HiddenInfo(**{**vars(last), "name": found.names[classifier.module]}, where="pooled")
-        block = Block(classifier.module, classifier.index, "input", alone=True)
-        sites.append(FoundHidden(info, block, "bc", _around(classifier)))
+        sites.append(FoundHidden(info, classifier, "bc"))
     return sites
-
-
-def _around(call: ModuleCall) -> tuple[nn.Module, ...]:
-    return tuple(each.module for each in (*call.around, call) if not each.is_repeated)
 
 
 def _named(found: Discovery, call: ModuleCall) -> str:
@@ -82,11 +80,10 @@ def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
         block, info = site.block, site.info
         if block is None or info.stack == "cross":
             continue
-        call = next(call for call in site.sighting.running if call.module is block.module)
-        if id(call) not in places:
-            name = _named(found, call)
+        if id(block) not in places:
+            name = _named(found, block)
             place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
-            places[id(call)] = _Place(place, call, _axes(site, block.shape, found.samples), info.name in chosen)
+            places[id(block)] = _Place(place, block, _axes(site, block.shape, found.samples), info.name in chosen)
     return list(places.values())
 
 
@@ -95,7 +92,7 @@ def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Sit
     lists = {found.names[place.call.module].rpartition(".")[0]: place for place in reversed(places)}
     for call in found.entries:
         held, _, key = found.names[call.module].rpartition(".")
-        if held not in lists or call.attentions or call.block is None:
+        if held not in lists or call.attentions or not call.is_block:
             continue
         other, beside, axes, _ = lists[held]
         its_key = found.names[beside.module].rpartition(".")[2]
@@ -110,13 +107,12 @@ def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[
     lists: dict[int, str] = {}
     for number, call in enumerate(found.entries):
         held = found.names[call.module].rpartition(".")[0]
-        if call.block is not None and len(call.block.shape) == 3 and held == _outermost_list(model, found, call):
+        if call.is_block and len(call.shape) == 3 and held == _outermost_list(model, found, call):
             lists[number] = held
     calls = [found.entries[number] for number, held in lists.items() if list(lists.values()).count(held) > 1]
     for layer, call in enumerate(calls):
-        assert call.block is not None
         site = Site(name=_named(found, call), layer=layer, num_layers=len(calls))
-        axes = "btc" if call.block.shape[0] == found.samples != call.block.shape[1] else ""
+        axes = "btc" if call.shape[0] == found.samples != call.shape[1] else ""
         yield _Place(site, call, axes, is_chosen(site))
 
 

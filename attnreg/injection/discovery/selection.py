@@ -73,7 +73,7 @@ def asked_for(
     for site in sites:
         if not site.axes:
             raise InputError(
-                f"The hidden states of {site.info.name} have the shape {site.block.shape}, of which it is not known "
+                f"The hidden states of {site.info.name} have the shape {site.call.shape}, of which it is not known "
                 "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
             )
     return sites

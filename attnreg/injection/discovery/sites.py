@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnreg.errors import NoAttentionError
 from attnreg.injection.backends.base import Parts
 from attnreg.injection.backends.layout import Layout
-from attnreg.injection.discovery.blocks import Block, block_of, number_layers
+from attnreg.injection.discovery.blocks import ModuleCall, block_of, number_layers
 from attnreg.injection.discovery.finder import Sighting
 from attnreg.injection.discovery.origins import NOTHING, compact
 from attnreg.injection.discovery.reading import Reading
@@ -28,7 +28,7 @@ class FoundSite:
     info: SiteInfo  # the site as providers see it
     sighting: Sighting  # where the dry run saw it
     layout: Layout  # layout of its scores
-    block: Block | None = None  # the Transformer block that contains it, if it is self-attention in a block
+    block: ModuleCall | None = None  # the Transformer block that contains it, if it is self-attention in a block
     parts: Parts | None = None  # how it is split, if it is computed in several parts
     others: tuple[Sighting, ...] = ()  # the sightings of its other parts
 

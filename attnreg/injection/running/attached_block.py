@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
-from attnreg.injection.discovery.blocks import Block
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding
@@ -26,7 +25,7 @@ from attnreg.injection.running.rates import share
 from attnreg.injection.running.repetition import checkpoint_around
 from attnreg.injection.running.shadow import Shadow, input_names
 from attnreg.injection.running.soft_masks import functions
-from attnreg.sites import HiddenSite, Site, SiteInfo, Where
+from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
 ADDS = functions("add", "add_", "__add__", "__radd__", "__iadd__")
 NORMS = frozenset({F.layer_norm, F.rms_norm, *functions("layer_norm", "rms_norm")})
@@ -36,11 +35,12 @@ NORMS = frozenset({F.layer_norm, F.rms_norm, *functions("layer_norm", "rms_norm"
 class BlockCall:
     """One call of a block, or of a classifier, in a forward pass."""
 
-    block: Block
+    first: str  # name of the first argument
+    alone: bool  # whether it returns only hidden states
     info: SiteInfo | None  # of its self-attention, which the provider is asked about; None if it cannot be skipped
     chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
     modules: tuple[AttachedModule, ...]
-    states: Mapping[Where, FoundHidden] = field(default_factory=dict)
+    states: Mapping[Where, tuple[HiddenInfo, str]]  # its hidden states, and what their dimensions are
 
 
 class AttachedBlock(Shadow[BlockCall]):
@@ -71,7 +71,7 @@ class AttachedBlock(Shadow[BlockCall]):
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
         hidden = _first(call, args, kwargs)
-        if call.block.alone and not compiling:
+        if call.alone and not compiling:
             for module in call.modules:
                 module.calls.done += 1
             output: Any = hidden
@@ -89,7 +89,7 @@ class AttachedBlock(Shadow[BlockCall]):
         for where in ("input", "pooled"):
             args, kwargs = self._entered(call, where, args, kwargs)
         if "residual" in call.states:
-            draws = self.passes.draws_at(call.states["residual"].info, "residual")  # one source for all of them
+            draws = self.passes.draws_at(call.states["residual"][0], "residual")  # one source for all of them
             change = functools.partial(self._changed, call, "residual", args=args, kwargs=kwargs, draws=draws)
             output = _ResidualConnections(self.name, _first(call, args, kwargs), change).run(self.plain, args, kwargs)
         else:
@@ -105,7 +105,7 @@ class AttachedBlock(Shadow[BlockCall]):
         if where not in call.states:
             return args, kwargs
         states = self._changed(call, where, _first(call, args, kwargs), args, kwargs)
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.block.first: states})
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.first: states})
 
     def _changed(
         self,
@@ -117,7 +117,7 @@ class AttachedBlock(Shadow[BlockCall]):
         draws: Draws | None = None,
     ) -> Tensor:
         """Return hidden states as the provider changes them, and record the share of values that it sets to zero."""
-        passes, info, axes = self.passes, call.states[where].info, call.states[where].axes
+        passes, (info, axes) = self.passes, call.states[where]
         before = states.transpose(0, 1) if axes == "tbc" else states
         if passes.taps:  # the model runs plainly
             after = passes.taps[info.label](before) if info.label in passes.taps else before
@@ -157,10 +157,10 @@ def attached_blocks(
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
-            inside[site.block.module, site.block.call].append(site)
+            inside[site.block.module, site.block.index].append(site)
     around: dict[tuple[nn.Module, int], dict[Where, FoundHidden]] = defaultdict(dict)
     for each in states:
-        around[each.block.module, each.block.call][each.info.where] = each
+        around[each.module, each.call.index][each.info.where] = each
     calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*inside, *around)}
     last: dict[nn.Module, int] = defaultdict(int)
     for module, index in (*inside, *((call.module, call.index) for call in found.entries)):
@@ -179,17 +179,19 @@ def _call(
 ) -> BlockCall | None:
     inside = [site for site in sites if site.info.name in chosen]
     own = next((site for site in inside if site.info.stack != "cross"), None)
-    blocks = [*([] if own is None else [own.block]), *(each.block for each in states.values())]
-    if not blocks or (block := blocks[0]) is None:
+    block = next((each.call for each in states.values()), None) if own is None else own.block
+    if block is None:
         return None
-    changed = (each.info for where, each in states.items() if where != "embeddings")
+    places = {where: (each.info, each.axes) for where, each in states.items()}
+    changed = (info for where, (info, _) in places.items() if where != "embeddings")
     attached = tuple(modules[site.module] for site in sites if site.module in modules)
     info = None if own is None else own.info
-    return BlockCall(block, info, (*(site.info for site in inside), *changed), attached, states)
+    chosen_here = (*(site.info for site in inside), *changed)
+    return BlockCall(block.first, block.alone, info, chosen_here, attached, places)
 
 
 def _first(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs[call.block.first]
+    return args[0] if args else kwargs[call.first]
 
 
 def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:
