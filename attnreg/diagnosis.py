@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
+from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -201,7 +200,7 @@ class _Found:
 
     def _pass(self, seed: int) -> _Pass:
         recorder = _Recorder()
-        _seed(seed)
+        set_seed(seed)
         before = generator_states()
         with recorder.naming(self.model), recorder:
             outputs = [each.detach() for each in _floats(self.model(**self.inputs))]
@@ -231,7 +230,7 @@ class _Found:
         return _Backward(len(recorder.draws), list(dict.fromkeys(others)), self._gaps())
 
     def _losses(self) -> list[Tensor]:
-        _seed(_SEEDS[0])
+        set_seed(_SEEDS[0])
         outputs = [each for each in _floats(self.model(**self.inputs)) if each.requires_grad]
         return [each.float().square().mean() for each in outputs]
 
@@ -347,10 +346,6 @@ def _frozen_statistics(model: nn.Module) -> Iterator[str]:
             yield f"Frozen, but running statistics move in training mode: {listed(found, MOST)}. Keep it in eval mode."
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-
-
 @contextmanager
 def _without_checkpoints() -> Iterator[list[object]]:
     """Let torch's gradient checkpointing run what it is given, once, within the block; the list has its functions."""
@@ -382,11 +377,8 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _equal(a: _Pass, b: _Pass) -> bool:
-    return len(a.outputs) == len(b.outputs) and all(map(_same, a.outputs, b.outputs))
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+    outputs = [[each.nan_to_num() for each in found.outputs] for found in (a, b)]
+    return len(outputs[0]) == len(outputs[1]) and all(map(torch.equal, *outputs))
 
 
 def _first_difference(a: _Pass, b: _Pass) -> str:

@@ -32,7 +32,7 @@ class Draws:
         part: index of the part, if an attention is computed in parts with other queries and keys. Each has its own
             numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
         first_query: index of the first query in the sequence.
-        samples: index of each sample in a larger batch, ``(B,)``, or a function that returns it after the first draw.
+        samples: index of each sample in a larger batch, ``(B,)``.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -48,7 +48,7 @@ class Draws:
         replayed: bool = False,
         part: int = 0,
         first_query: int = 0,
-        samples: Tensor | Callable[[], Tensor | None] | None = None,
+        samples: Tensor | None = None,
     ) -> None:
         self.replayed = replayed
         self.first_query = first_query
@@ -79,8 +79,7 @@ class Draws:
             InputError: if draws of this shape do not show their samples.
         """
         by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
-        samples = self._samples() if callable(self._samples) else self._samples
-        samples = samples if len(shape) > 1 else None  # a draw for the whole batch
+        samples = self._samples if len(shape) > 1 else None  # a draw of one dimension is for the whole batch
         if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
             raise InputError(
                 f"Draws of shape {tuple(shape)} do not show {len(samples)} samples: replay the whole batch, without "

@@ -74,11 +74,6 @@ class SiteInfo(Site):
     shares_keys: bool = True
     in_parts: bool = False
 
-    @property
-    def shows_queries(self) -> bool:
-        """Whether the model exposes queries and keys."""
-        return self.head_size is not None
-
 
 S = TypeVar("S", bound=Site)
 

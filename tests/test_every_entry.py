@@ -220,7 +220,7 @@ class TestTransforms:
             pytest.raises(RuntimeError, match="randomness"),
         ):
             per_sample(self.parameters, self.ids)
-        assert not handle._passes.in_forward
+        assert not handle._passes.latest.is_running
 
 
 def test_replays_that_overlap_leave_the_fast_path_as_it_was():

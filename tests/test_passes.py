@@ -95,7 +95,7 @@ def test_an_error_in_a_pass_ends_it():
     with attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0)) as handle:
         with pytest.raises(IndexError):
             model(torch.tensor([[99]]))
-        assert not handle._passes.in_forward
+        assert not handle._passes.latest.is_running
         assert handle._passes.mode is None
 
 

@@ -30,7 +30,7 @@ class SeesQueries(LayerwiseProvider):
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         super().check(sites, model)
         for site in sites:
-            if not site.shows_queries:
+            if site.head_size is None:
                 raise hidden_queries(type(self).__name__, site.name)
             if site.head_size != self.head_size:
                 raise self._misfit(f"queries of size {self.head_size}", f"{site.name} has size {site.head_size}")

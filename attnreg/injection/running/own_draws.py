@@ -32,7 +32,9 @@ class OwnDraws(Watching):
     So numbers do not depend on what has run elsewhere. It is the ``own`` of the ``passes`` while it is active.
     """
 
-    def __init__(self, passes: Any, now: Pass, seed: int | Tensor) -> None:
+    def __init__(
+        self, passes: Any, now: Pass, seed: int | Tensor, *, is_first: bool = False, checks: bool = True
+    ) -> None:
         super().__init__()
         self.passes = passes
         self.seed = seed
@@ -41,19 +43,15 @@ class OwnDraws(Watching):
         self.counts = now.own_counts
         self.running: list[Any] = []  # the modules that run, each with a name and a digest of it
         self.paused = False  # whether a regularizer draws now
-        self._is_first = False  # whether it is the first of the model
-        self._began: dict[str, Any] | None = None  # the states of all generators
+        self._is_first = is_first  # whether it is the first of the model
+        # the states of all generators, if it is to check that nothing else draws
+        self._began = generator_states() if checks and not torch.compiler.is_compiling() else None
 
     def again(self, now: Pass) -> OwnDraws:
         """Return a mode that will draw what this one draws next, in a pass that repeats its own."""
-        again = OwnDraws(self.passes, now, self.seed)
+        again = OwnDraws(self.passes, now, self.seed, checks=False)
         again.running = [*self.running]
         return again
-
-    def begin(self, *, is_first: bool) -> None:
-        """Begin to check that nothing else draws."""
-        self._is_first = is_first
-        self._began = None if torch.compiler.is_compiling() else generator_states()
 
     @contextmanager
     def active(self) -> Iterator[None]:

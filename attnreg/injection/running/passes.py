@@ -66,11 +66,6 @@ class Passes(Repeatable):
         self._after: Tensor | None = None
 
     @property
-    def in_forward(self) -> bool:
-        """Whether a forward pass is running."""
-        return self.latest.is_running
-
-    @property
     def active(self) -> bool:
         """Whether masks are enabled and the provider is in training mode and active."""
         return self.enabled and self.provider.training and self.provider.active
@@ -239,8 +234,7 @@ class Passes(Repeatable):
         """Draw the model's own randomness within the block from the seed of the pass."""
         now = self.latest
         seed = self.seed_of(now)
-        own = OwnDraws(self, now, seed if is_traced() else int(seed))
-        own.begin(is_first=not self._has_drawn)
+        own = OwnDraws(self, now, seed if is_traced() else int(seed), is_first=not self._has_drawn)
         self._has_drawn = True
         with own.active():
             yield own

@@ -148,7 +148,7 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
         passes.check_plain(shadow.name, shadow.module)
         return shadow.plain(*args, **kwargs)
     passes.checkpoints()
-    if passes.in_forward or not shadow.begins:
+    if passes.latest.is_running or not shadow.begins:
         return shadow.forward(*args, **kwargs)
     try:
         shadow.enter(args, kwargs)
