@@ -145,23 +145,12 @@ class DrawsHere:
     def uniform(
         self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32, by_query: bool | None = None
     ) -> Tensor:
-        """Draw numbers in ``[0, 1)``.
-
-        Args:
-            shape: their shape (default: that of the site).
-            dtype: their dtype.
-            by_query: as in :meth:`keep`.
-        """
+        """Draw numbers in ``[0, 1)``; arguments are as in :meth:`keep`."""
         shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
         return self.draws.uniform(shape, device=self.device, dtype=dtype, by_query=by_query)
 
     def normal(self, shape: Sequence[int] | None = None, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Draw numbers of the standard normal distribution, up to 5.4 in size.
-
-        Args:
-            shape: their shape (default: that of the site).
-            dtype: their dtype.
-        """
+        """Draw numbers of the standard normal distribution, up to 5.4 in size; arguments are as in :meth:`uniform`."""
         middle = self.uniform(shape) + 2.0**-25  # never 0 or 1
         return (math.sqrt(2) * torch.erfinv(2 * middle - 1)).to(dtype)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from attnreg import functional
 from attnreg.draws import Drawn, Draws, DrawsHere
 from attnreg.errors import InputError
+from attnreg.functional.attention import per_head
 from attnreg.masks import Mask
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -171,10 +172,7 @@ class AttentionSite(SiteInfo, DrawsHere):
     ) -> Mask:
         """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
 
-        Args:
-            p: drop probability; a tensor must be 0-d.
-            shape: ``(B, H, Q, K)``, with 1 where positions share a decision (default: that of the scores).
-            by_query: as in :meth:`keep`.
+        Arguments are as in :meth:`keep`; ``shape`` is ``(B, H, Q, K)``, with 1 where positions share a decision.
         """
         shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
         if self.in_kernel:
@@ -183,11 +181,9 @@ class AttentionSite(SiteInfo, DrawsHere):
         return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
-        """Return a mask that drops attention weights independently; in ``flex_attention``, within the kernel.
+        """Return a mask that drops attention weights with probability p; in ``flex_attention``, within the kernel.
 
-        Args:
-            p: drop probability.
-            rescale: divide kept weights by 1 - p.
+        With ``rescale``, kept weights are divided by 1 - p.
         """
         seed = self.draws.next_seed()
         drawn = Drawn(seed, p, self.shape, self.device, rescale, **self.draws.place(self.shape, by_query=True))
@@ -206,7 +202,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         if scores is None:
             if self.query is None or self.key is None:
                 raise InputError(f"{self.name} has no scores: make it with `written_scores`, or `query` and `key`.")
-            key = self.key.repeat_interleave(self.query.shape[1] // self.key.shape[1], 1)
+            key = per_head(self.key, self.query.shape[1])
             scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
             scores = self.query @ key.transpose(-1, -2) * scale
             scores = scores if self.bias is None else scores + self.bias

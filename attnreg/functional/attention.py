@@ -160,9 +160,7 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
         >>> uniform_attention(value, torch.tensor([True, True, False]), (1, 1, 2, 3)).flatten()
         tensor([2., 2.])
     """
-    heads, queries = shape[-3], shape[-2]
-    if value.shape[-3] != heads:
-        value = value.repeat_interleave(heads // value.shape[-3], dim=-3)
+    value, queries = per_head(value, shape[-3]), shape[-2]
     out = value.mean(-2, keepdim=True) if valid is None else _shares(valid, value.shape[-2], value.dtype) @ value
     return out.expand(*out.shape[:-2], queries, out.shape[-1])
 
@@ -227,6 +225,12 @@ def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
     logs = scores.masked_fill(orphan, 0.0).masked_fill(~(valid | orphan), -math.inf).log_softmax(-1)
     logs = logs.masked_fill(~valid, 0.0)
     return -(logs.exp() * valid * logs).sum(-1)
+
+
+def per_head(shared: Tensor, heads: int) -> Tensor:
+    """Repeat keys or values that several query heads share, ``(..., H_kv, K, D)``, for each of these heads."""
+    own = shared.shape[-3]
+    return shared if own == heads else shared.repeat_interleave(heads // own, -3)
 
 
 def _shares(open_: Tensor, keys: int, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnreg.errors import InputError
+from attnreg.functional.attention import per_head
 
 Region = Literal["high", "low"]
 POSITIONS = 2**22  # of the product, in memory at a time
@@ -73,7 +74,7 @@ def weights_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(output_gradient.dtype, torch.float32)
     with torch.autocast(output_gradient.device.type, enabled=False):
-        return output_gradient.to(dtype) @ _of_heads(value, output_gradient).to(dtype).transpose(-1, -2)
+        return output_gradient.to(dtype) @ per_head(value, output_gradient.shape[1]).to(dtype).transpose(-1, -2)
 
 
 def factored_region(
@@ -95,7 +96,7 @@ def factored_region(
         >>> factored_region(torch.ones(1, 1, 1, 1), value, None, p=0.5)
         tensor([[[[False,  True,  True, False]]]])
     """
-    value = _of_heads(value, output_gradient)
+    value = per_head(value, output_gradient.shape[1])
     rows = max(1, positions // max(1, math.prod(output_gradient.shape[:2]) * value.shape[-2]))
     chunks = []
     for first in range(0, output_gradient.shape[-2], rows):
@@ -105,10 +106,6 @@ def factored_region(
             open_ = valid[..., first : first + rows, :]
         chunks.append(candidate_region(gradient, open_, p, region))
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, -2)
-
-
-def _of_heads(value: Tensor, output_gradient: Tensor) -> Tensor:
-    return value.repeat_interleave(output_gradient.shape[1] // value.shape[1], 1)
 
 
 def _at(ascending: Tensor, rank: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from typing_extensions import Self
 
@@ -19,12 +19,10 @@ class Report(str):
     notes: Sequence[str]
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str], right: Collection[int] = ()) -> Self:
-        """Make a report of rows, the first of which is the header; ``right`` has the columns to align so."""
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
-        columns = [f"{'>' if number in right else '<'}{width}" for number, width in enumerate(widths)]
-        shown = ([*map(format, cells, columns), last] for *cells, last in rows)
-        lines = ["  ".join(cells).rstrip() for cells in shown]
+    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Self:
+        """Make a report of rows, the first of which is the header."""
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         made = cls("\n".join([*lines, *notes]))
         made.rows, made.notes = rows, notes
         return made
@@ -50,8 +48,8 @@ def site_report(sites: Iterable[Site], rates: Mapping[str, float], notes: Sequen
     Example:
         >>> site_report([Site(name="layer.0")], {"encoder.0": 0.25})
         site       drop rate  module
-        encoder.0      0.250  layer.0
+        encoder.0  0.250      layer.0
     """
     shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
     rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in sites]
-    return Report.of_rows([("site", "drop rate", "module"), *rows], notes, right=[1])
+    return Report.of_rows([("site", "drop rate", "module"), *rows], notes)

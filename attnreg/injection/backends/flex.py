@@ -18,7 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from attnreg import functional
 from attnreg.errors import NoAttentionError
-from attnreg.functional.attention import ScoreMod
+from attnreg.functional.attention import ScoreMod, per_head
 from attnreg.functional.validity import FORBIDDEN_BELOW, allowed
 from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, FindValid, Masking, Noting
 from attnreg.masks import Mask
@@ -130,7 +130,7 @@ class FlexAttention(Backend):
             empty = (scores == -torch.inf).all(-1, keepdim=True)  # their output is 0, as the kernel's is
             weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
             weights = weights.masked_fill(empty, 0.0).to(value.dtype)
-            return _returned(weights @ _of_heads(value, query), scores, options)
+            return _returned(weights @ per_head(value, query.shape[1]), scores, options)
         if mask is not None:
             score_mod = _of_scores(score_mod, mask, find_valid, shape)
         try:
@@ -288,16 +288,11 @@ def _drawing(score_mod: ScoreMod | None, mask: Mask, shape: tuple[int, ...]) -> 
 def _scores(query: Tensor, key: Tensor, scale: float | None, score_mod: ScoreMod | None, block_mask: Any) -> Tensor:
     """Compute the scores as the kernel does, in its precision."""
     dtype = torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(dtype) @ _of_heads(key, query).to(dtype).transpose(-1, -2)
+    scores = query.to(dtype) @ per_head(key, query.shape[1]).to(dtype).transpose(-1, -2)
     scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = functional.apply_score_mod(score_mod, scores)
     open_ = _open(block_mask, tuple(scores.shape), scores)
     return scores if open_ is None else scores.masked_fill(~open_, -torch.inf)
-
-
-def _of_heads(shared: Tensor, query: Tensor) -> Tensor:
-    """Repeat shared keys or values for each head of the queries."""
-    return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1)
 
 
 def _zeros(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
+from attnreg.functional.attention import per_head
 from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
@@ -92,7 +93,7 @@ class FusedAttention(Backend):
                 out = functional.relaxed_output(out, values, gamma, mask.scores, own_valid, own)
             return layout.restored_rows(out, shape[:-1])
         if enable_gqa:
-            keys, values = (x.repeat_interleave(queries.shape[1] // x.shape[1], 1) for x in (keys, values))
+            keys, values = (per_head(x, queries.shape[1]) for x in (keys, values))
         weights = functional.attention_weights(queries, keys, valid, bias, scale, keep)
         weights = mode.finish(layout, weights, mask, own_valid)
         weights = F.dropout(weights, dropout_p) if dropout_p else weights

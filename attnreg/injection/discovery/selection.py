@@ -90,9 +90,8 @@ def check_blocks(who: str, chosen: Sequence[FoundSite]) -> None:
     without = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
     if without:
         raise InputError(
-            f"{who} needs every self-attention to be inside a Transformer block (an entry of a ModuleList or "
-            "Sequential that returns hidden states in their input shape). There is no such block around "
-            f"{', '.join(without)}: choose others with `modules=...` or `layers=...`."
+            f"{who} needs every self-attention to be inside a Transformer block, but there is none around "
+            f"{', '.join(without)}: choose others with `modules=...` or `layers=...`. {OF_BLOCKS}"
         )
 
 

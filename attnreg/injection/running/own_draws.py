@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnreg import functional
 from attnreg.errors import InputError
+from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
@@ -211,7 +212,7 @@ def _fused(
     valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
     shape = shape_of_scores(query, key)
     if enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        key, value = (per_head(x, query.shape[-3]) for x in (key, value))
     weights = functional.attention_weights(query, key, valid, bias, scale)
     keep = own.numbers(weights, dropout_p, shape=shape, kind=WEIGHTS)
     return (weights * keep.to(weights.dtype).div_(1 - dropout_p if dropout_p < 1 else 1)) @ value
