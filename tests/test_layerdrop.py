@@ -223,7 +223,9 @@ class Pairs(nn.Module):
 def test_a_model_without_blocks_is_refused_before_anything_changes(wrap):
     model, inputs = Pairs(wrap), (torch.zeros(1, 7, 8),)
     for provider in (attnreg.LayerDrop(0.1), attnreg.AttentionDropout(0.1) & attnreg.LayerDrop(0.1)):
-        with pytest.raises(ValueError, match=r"needs every self-attention to be inside a Transformer block, .*layers.0"):
+        with pytest.raises(
+            ValueError, match=r"needs every self-attention to be inside a Transformer block, .*layers.0"
+        ):
             attnreg.attach(model, provider, example_inputs=inputs)
     assert not attnreg.is_attached(model)
     attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=inputs)
