@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import attnreg
 from attnreg import functional
 from tests.reference import assert_same, attention, gradients
 
@@ -66,8 +65,7 @@ def test_scores_dropout(valid, keep, bias):
 @every_combination
 def test_weights_dropout(valid, keep, bias):
     q, k, v = tensors()
-    mask = attnreg.Mask(weights=keep.double() / 0.75)
-    fast = mask.of_weights(functional.attention_weights(q, k, valid, bias), valid) @ v
+    fast = functional.weights_dropout(q, k, v, keep, valid, bias, rescale=True, p=0.25)
     slow = attention(q, k, v, valid=valid, bias=bias, factor=keep.double() / 0.75)
     assert_same(fast, slow, q, k, v)
 
@@ -127,3 +125,10 @@ def test_any_shape_and_mask(seed, queries, keys, kept, allowed, scale):
     bias = torch.randn(B, H, queries, keys, dtype=torch.float64)
     fast = functional.scores_dropout(q, k, v, keep, valid, bias, scale)
     assert_same(fast, attention(q, k, v, keep=keep, valid=valid, bias=bias, scale=scale), q, k, v)
+
+
+@pytest.mark.parametrize("p", [None, 1.0, -0.1])
+def test_rescaling_needs_its_probability(p):
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match=r"Expected `p` in \[0, 1\)"):
+        functional.weights_dropout(q, k, v, torch.tensor(True), rescale=True, p=p)

@@ -237,8 +237,8 @@ class AttackerDefender(TrainingMethod):
         self.attacker.on_epoch(epoch)
 
     @override
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates(by_head=by_head)
+    def drop_rates(self) -> dict[str, Tensor]:
+        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates()
 
     @override
     def step(self, batch: Batch) -> StepResult:

@@ -15,6 +15,7 @@ from attnreg.functional.attention import relaxed_weights as relaxed_weights
 from attnreg.functional.attention import renormalized as renormalized
 from attnreg.functional.attention import scores_dropout as scores_dropout
 from attnreg.functional.attention import uniform_attention as uniform_attention
+from attnreg.functional.attention import weights_dropout as weights_dropout
 from attnreg.functional.decisions import ancestor_mask as ancestor_mask
 from attnreg.functional.decisions import bernoulli_entropy as bernoulli_entropy
 from attnreg.functional.decisions import bernoulli_kl as bernoulli_kl

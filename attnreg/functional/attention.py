@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnreg.errors import InputError
+
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -50,6 +52,38 @@ def scores_dropout(
     return F.scaled_dot_product_attention(
         query.masked_fill(dead, 0.0), key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def weights_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor,
+    valid: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    rescale: bool = False,
+    p: float | None = None,
+) -> Tensor:
+    r"""Compute attention with dropped weights set to zero after the softmax.
+
+    Arguments and result are as in :func:`scores_dropout`; ``keep`` may also be a float factor. With ``rescale``, kept
+    weights are divided by :math:`1 - p`, as by :class:`torch.nn.Dropout`; the drop probability p must be in ``[0, 1)``.
+
+    Example:
+        >>> q = k = torch.zeros(1, 1, 2, 2)
+        >>> v = torch.eye(2).view(1, 1, 2, 2)
+        >>> weights_dropout(q, k, v, torch.tensor([[True, False]]), rescale=True, p=0.5)[0, 0]
+        tensor([[1., 0.],
+                [1., 0.]])
+    """
+    weights = attention_weights(query, key, valid, bias, scale)
+    if rescale:
+        if p is None or not 0 <= p < 1:
+            raise InputError(f"Expected `p` in [0, 1) with rescale=True, got {p}.")
+        weights = weights / (1 - p)
+    return (weights * keep) @ value
 
 
 def attention_weights(

@@ -149,9 +149,9 @@ class AttachHandle:
         """
         return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
 
-    def drop_rate_tensors(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """Return the drop rates as 0-d tensors (``by_head``: ``(H,)`` if masks differ by head), without device sync."""
-        return self.rates.latest(by_head=by_head)
+    def drop_rate_tensors(self) -> dict[str, Tensor]:
+        """Return the drop rates as 0-d tensors, without device sync."""
+        return self.rates.latest()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

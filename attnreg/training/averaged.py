@@ -133,8 +133,8 @@ class Averaged(TrainingMethod):
             method.on_epoch(epoch)
 
     @override
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        return self.method.drop_rates(by_head=by_head)
+    def drop_rates(self) -> dict[str, Tensor]:
+        return self.method.drop_rates()
 
     @override
     def state_dict(self) -> dict[str, Any]:

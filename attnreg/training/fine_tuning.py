@@ -114,7 +114,7 @@ class FineTuning(TrainingMethod):
         self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
         self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
-        self._rates: list[dict[bool, dict[str, Tensor]]] = []  # of micro-batches: drop rates, by head or not
+        self._rates: list[dict[str, Tensor]] = []  # drop rates of micro-batches
         if self.handle is not None:
             check_learned(self.optimizer, self.handle.provider)
             if accelerator is not None:
@@ -175,7 +175,7 @@ class FineTuning(TrainingMethod):
             loss = weight * loss
         self.updater.backward(loss)
         if weight is not None and self.handle is not None:
-            self._rates.append({by_head: self.handle.drop_rate_tensors(by_head=by_head) for by_head in (False, True)})
+            self._rates.append(self.handle.drop_rate_tensors())
         return loss.detach()
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Any]:
@@ -191,11 +191,10 @@ class FineTuning(TrainingMethod):
             self.handle.provider.on_epoch(epoch)
 
     @override
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
+    def drop_rates(self) -> dict[str, Tensor]:
         if self._rates:
-            parts = [rates[by_head] for rates in self._rates]
-            return {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-        return {} if self.handle is None else self.handle.drop_rate_tensors(by_head=by_head)
+            return {name: torch.stack([rates[name] for rates in self._rates]).mean(0) for name in self._rates[0]}
+        return {} if self.handle is None else self.handle.drop_rate_tensors()
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -211,6 +210,10 @@ class FineTuning(TrainingMethod):
         for name, part in self._parts.items():
             if part is not None:
                 load_whole_state(part, self.model, state[name])
+
+
+#: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
+TwoPass = FineTuning
 
 
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:

@@ -96,12 +96,8 @@ class TrainingMethod(ABC):
         """Prepare for an epoch, counted from 0; called at its start."""
 
     @abstractmethod
-    def drop_rates(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """Return the drop rate per attention site in the latest step; empty if nothing is attached.
-
-        Args:
-            by_head: return ``(H,)`` instead of 0-d where masks differ by head.
-        """
+    def drop_rates(self) -> dict[str, Tensor]:
+        """Return the drop rate per attention site in the latest step, 0-d; empty if nothing is attached."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -32,9 +32,9 @@ class DropRates:
         """Forget the latest rates."""
         self._latest, self._weights = {}, {}
 
-    def latest(self, *, by_head: bool = False) -> dict[str, Tensor]:
-        """Return the rates of the latest pass: 0-d tensors, or with ``by_head`` ``(H,)`` where masks differ by head."""
-        return dict(self._latest) if by_head else {label: rate.mean() for label, rate in self._latest.items()}
+    def latest(self) -> dict[str, Tensor]:
+        """Return the rates of the latest pass, 0-d tensors."""
+        return {label: rate.mean() for label, rate in self._latest.items()}
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
