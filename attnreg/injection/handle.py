@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import BaseTorchFunctionMode
 
 from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
@@ -39,9 +39,6 @@ from attnreg.injection.running.unplanned import WatchedMethod, watched_methods
 from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
-
-# Under a function mode, `nn.TransformerEncoderLayer` does not take its fast path, which hides its attention.
-_WRITTEN_OUT = BaseTorchFunctionMode
 
 
 class AttachHandle:
@@ -168,7 +165,7 @@ class AttachHandle:
         the present epoch is one of its own. A provider that looks at batches needs
         ``provider.attribute(model, batch)`` before each pass; without it, the pass is not masked.
         """
-        with self._passes.having(probing=True), _WRITTEN_OUT():
+        with self._passes.having(probing=True), _written_out():
             yield
 
     @contextmanager
@@ -219,7 +216,7 @@ class AttachHandle:
 
         The tapped sites compute their weights explicitly, without a fused kernel.
         """
-        with self._passes.having(taps=dict(taps), enabled=False), _WRITTEN_OUT():
+        with self._passes.having(taps=dict(taps), enabled=False), _written_out():
             yield
 
     def inputs_of_tapped_pass(self) -> dict[str, Tensor]:
@@ -289,6 +286,31 @@ class AttachHandle:
     def __repr__(self) -> str:
         lines = "".join(f"\n  {site.label}: {site.name}" for site in self.sites)
         return f"AttachHandle({self.provider}, {'attached' if self.attached else 'detached'}){lines}"
+
+
+class _FastPath:
+    """Torch's switch for the fast path of ``nn.TransformerEncoderLayer``, which blocks in any thread may hold off."""
+
+    lock = threading.Lock()
+    holders = 0
+    before = True
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Switch off the fast path of ``nn.TransformerEncoderLayer``, which hides its attention, within the block."""
+    with _FastPath.lock:
+        if not _FastPath.holders:
+            _FastPath.before = torch.backends.mha.get_fastpath_enabled()
+            torch.backends.mha.set_fastpath_enabled(False)
+        _FastPath.holders += 1
+    try:
+        yield
+    finally:
+        with _FastPath.lock:
+            _FastPath.holders -= 1
+            if not _FastPath.holders:  # blocks may end in any order
+                torch.backends.mha.set_fastpath_enabled(_FastPath.before)
 
 
 # Hooks are partials of module-level functions: closures could be neither pickled nor copied.
