@@ -77,7 +77,7 @@ def test_an_unfinished_run_is_not_evaluated(cli, tmp_path):
     (tmp_path / "out" / "result.json").unlink()
     assert_sentence(cli("evaluate", "out/model"), 1, "out/model is the model of a run: give the run folder, out")
     assert ran(cli("plot", "out")).stdout == "out/plots/convergence.png\n"
-    assert_sentence(cli("recipe", "finetune", "--model", "out"), 1, "such as model in that of a run, got out")
+    assert_sentence(cli("recipe", "finetune", "--model", "out"), 1, "got out, the folder of a run: give out/model")
     assert_sentence(cli("evaluate", "out"), 1, "The run in out has not finished: continue it with --resume")
     shutil.rmtree(tmp_path / "out" / "model")
     assert_sentence(cli("evaluate", "out"), 1, "No model in out/model")

@@ -97,7 +97,9 @@ def load_pretrained(
     if not (folder := Path(name)).is_dir():
         offline_if_unreachable()
     elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        raise InputError(f"Expected --model to be the folder of a model, such as model in that of a run, got {name}.")
+        inner = folder / "model"
+        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
+        raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
