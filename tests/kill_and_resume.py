@@ -7,6 +7,7 @@ provider, random state, the state of the game and all written results must be bi
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -15,6 +16,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnreg.experiments.runs.checkpoint import read_state
 
 MEASURED = rb'"(training_|training_cpu_)?(seconds|peak_memory|peak_memory_bytes)"[:,] [\d.e+-]+'  # differs between runs
 OPTIONS = ["--epochs", "3", "--train-size", "256", "--save-steps", "1", "--device", "cpu", "--keep-checkpoints"]
@@ -38,12 +44,20 @@ def first_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
         time.sleep(0.002)
 
 
+def written_out(value: Any) -> Any:
+    """Write the tensors of a state out as their bits."""
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), *value.shape, value.reshape(-1).view(torch.uint8).numpy().tobytes().hex()]
+    if isinstance(value, dict):
+        return {str(key): written_out(item) for key, item in value.items()}
+    return [written_out(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def end(folder: Path) -> tuple[dict[str, bytes], list[str]]:
     """Return the results of a finished run by file, and what it should have removed."""
-    (checkpoint,) = (folder / "checkpoints").iterdir()
-    files = [*checkpoint.glob("s*.json"), *checkpoint.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
-    files += [folder / "result.json", *folder.glob("*.jsonl")]
+    files = [*folder.glob("model/*.safetensors"), folder / "result.json", *folder.glob("*.jsonl")]
     contents = {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    contents["state"] = json.dumps(written_out(read_state(folder / "checkpoints"))).encode()
     left_over = sorted(file.name for file in folder.glob(".*") if file.name != ".lock")
     return {name: re.sub(MEASURED, b"", content) for name, content in contents.items()}, left_over
 
