@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional
@@ -144,6 +145,26 @@ class Mask:
             _both(self.relaxed, other.relaxed, lambda a, b: a + b - a * b),
             self.drawn_weights + other.drawn_weights,
         )
+
+
+def pack(mask: Tensor) -> list[Tensor]:
+    """Pack a bool tensor into bytes, returned with its shape, in which dimensions that were expanded have size 1."""
+    for dim in range(mask.dim()):
+        mask = mask.narrow(dim, 0, 1) if mask.stride(dim) == 0 and mask.shape[dim] else mask
+    bits = mask.flatten().to(torch.uint8)
+    bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8) << _places(mask)
+    return [bits.sum(1, dtype=torch.uint8), torch.tensor(mask.shape)]
+
+
+def unpack(packed: list[Tensor]) -> Tensor:
+    """Unpack what :func:`pack` returned."""
+    values, shape = packed
+    bits = (values[:, None] >> _places(values)) & 1
+    return bits.flatten()[: int(shape.prod())].view(shape.tolist()).bool()
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)  # of the bits in a byte
 
 
 def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:

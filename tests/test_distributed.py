@@ -122,7 +122,15 @@ REGULARIZED = ["--provider", "AttentionDropout(0.2) & LayerDrop(0.3)"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "own"), [("finetune", ["--gradient-accumulation", 2]), ("ad-drop", []), ("regularize", REGULARIZED)]
+    ("name", "own"),
+    [
+        ("finetune", ["--gradient-accumulation", 2]),
+        ("ad-drop", []),
+        ("regularize", REGULARIZED),
+        ("attention-dropout", []),
+        ("attention-layerdrop", []),
+        ("scheduled-bernoulli", []),
+    ],
 )
 def test_fsdp2_is_data_parallelism(warm, tmp_path, name, own):
     args = ["recipe", name, *own, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3, "--select", "best"]

@@ -8,8 +8,9 @@ import torch
 import attnreg
 from attnreg.attendout.credit import Teacher, sparse_embeddings
 from attnreg.errors import InputError
+from attnreg.masks import pack, unpack
 from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
-from attnreg.training.method import Updater, pack, unpack
+from attnreg.training.method import Updater
 from tests.method_cases import adamw, bert, weights
 from tests.test_attacker_defender import make_batches, make_game
 

@@ -23,9 +23,10 @@ from attnreg.arguments import (
 )
 from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
+from attnreg.masks import pack, unpack
 from attnreg.outputs import rows_of
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch, Updater, pack, unpack
+from attnreg.training.method import Batch, Updater
 
 _WIDTH = 64  # up to this width of a G-Net, Adam's usual learning rate moves logits by less than 0.1 per update
 

@@ -14,10 +14,11 @@ from typing_extensions import Unpack, override
 from attnreg.arguments import InnerProbability, inner_probability, one_of
 from attnreg.errors import InputError
 from attnreg.injection import undisturbed
+from attnreg.masks import pack, unpack
 from attnreg.outputs import loss_of
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared, split_batch
 from attnreg.training.levels import base_of
-from attnreg.training.method import LOSS_SCALE, Batch, StepResult, held_by, pack, unpack
+from attnreg.training.method import LOSS_SCALE, Batch, StepResult, held_by
 
 Mode = Literal["F", "D"]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
@@ -235,23 +234,3 @@ def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
             '`optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})` before you '
             "make a scheduler."
         )
-
-
-def pack(mask: Tensor) -> list[Tensor]:
-    """Pack a bool tensor into bytes, returned with its shape, in which dimensions that were expanded have size 1."""
-    for dim in range(mask.dim()):
-        mask = mask.narrow(dim, 0, 1) if mask.stride(dim) == 0 and mask.shape[dim] else mask
-    bits = mask.flatten().to(torch.uint8)
-    bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8) << _places(mask)
-    return [bits.sum(1, dtype=torch.uint8), torch.tensor(mask.shape)]
-
-
-def unpack(packed: list[Tensor]) -> Tensor:
-    """Unpack what :func:`pack` returned."""
-    values, shape = packed
-    bits = (values[:, None] >> _places(values)) & 1
-    return bits.flatten()[: int(shape.prod())].view(shape.tolist()).bool()
-
-
-def _places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)  # of the bits in a byte
