@@ -270,6 +270,7 @@ class Drawn:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
         batch, heads, rows, keys = self.shape
         shape = batch, heads, len(queries), keys
+        # Row i of the answer stands for query `queries[i]`, while `seeded_keep` counts rows from the first query on.
         first = (queries if rows > 1 else 0) - torch.arange(len(queries), device=queries.device) + self.first_query
         place: Any = {"first_query": first, "samples": self.samples}
         return functional.seeded_keep(self.seed, shape, self.p, device=queries.device, **place)

@@ -28,7 +28,8 @@ def whole_state(part: Any, model: nn.Module) -> dict[str, Any]:
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     if part is model:
         return dcp.get_model_state_dict(model, options=options)
-    return dict(dcp.get_optimizer_state_dict(model, _inner(part), options=options))
+    inner: Any = getattr(part, "optimizer", part)  # accelerate wraps it
+    return dict(dcp.get_optimizer_state_dict(model, inner, options=options))
 
 
 def load_whole_state(part: Any, model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -42,9 +43,5 @@ def load_whole_state(part: Any, model: nn.Module, state: Mapping[str, Any]) -> N
     if part is model:
         dcp.set_model_state_dict(model, dict(state), options=options)
     else:
-        dcp.set_optimizer_state_dict(model, _inner(part), dict(state), options=options)
-
-
-def _inner(optimizer: Any) -> Optimizer:
-    """Return the optimizer that one of accelerate wraps."""
-    return getattr(optimizer, "optimizer", optimizer)
+        inner: Any = getattr(part, "optimizer", part)
+        dcp.set_optimizer_state_dict(model, inner, dict(state), options=options)

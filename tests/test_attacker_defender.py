@@ -106,6 +106,7 @@ def test_others_in_a_composition_learn_with_the_attacker_alone():
     assert torch.allclose(weights(game.attacker.model), weights(alone), atol=1e-6)
     assert torch.allclose(weights(masks), weights(learned), atol=1e-6)
     copy_learner(game.attacker, game.defender)  # whose moments change again in the next step
+    assert not {*masks.parameters()} & game.defender.optimizer.state.keys()
     game.step(warm)
     before = copy.deepcopy([game.attacker.optimizer.state[parameter]["exp_avg"] for parameter in masks.parameters()])
     game._finish_round({})  # the Defender wins, and says nothing about the masks of the Attacker

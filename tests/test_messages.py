@@ -68,6 +68,10 @@ def stepped(batch):
     FineTuning(model, adamw(model, 1e-3), loss_function=lambda output, batch: output.sum()).step(batch)
 
 
+def attached():
+    return attnreg.attach(Classifier(), attnreg.DropKey(0.1), example_inputs={"states": STATES})
+
+
 def tuned(batch, **options):
     model = Named()
     FineTuning(model, adamw(model, 1e-3), **options).step(batch)
@@ -89,6 +93,8 @@ WRONG = [
     (lambda: attnreg.DropHead(nn.ModuleList(Classifier() for _ in range(3))), r"in \[0, 1\], got a ModuleList\.$"),
     (lambda: split_batch((STATES,), 2, Classifier()), NOT_A_BATCH + r"a tuple\.$"),
     (lambda: attnreg.AttributionProvider().attribute({"states": STATES}, Classifier()), r"Expected the model, the first argument, to be .* got a dict\.$"),
+    (lambda: attached().on_epoch(1), r"AttachHandle has no attribute 'on_epoch': call `handle\.provider\.on_epoch`\.$"),
+    (lambda: attached().sights, r"AttachHandle has no attribute 'sights'\.$"),
     (lambda: attnreg.CrossTuning(attnreg.DropKey(0.1)).on_epoch(0.5), "Expected `epoch` to be a whole number, got 0.5"),
     (lambda: attnreg.Scheduled(attnreg.DropKey(0.1), 9, p=(0.3, 0)), r"such as \[\(0, 0\.3\), \(1, 0\)\], got \(0\.3, 0\)\.$"),
     (lambda: adamw(Classifier().parameters(), 1e-3), r"Expected the model, whose parameters are to be trained, got a generator\.$"),

@@ -95,7 +95,15 @@ def test_bad_rows_are_named(tmp_path, change, says):
 
 def test_the_text_of_two_choices_is_no_answer(tmp_path):
     rows = rows_of(listed, lambda texts, right: texts[right], [["red", "red", "blue"], ["one", "two", "two"]], [2, 1])
-    says = "Expected the text of one choice in column answer, got 'two' in row 2 of split train"
+    says = "Column answer gives the text of one choice, but two choices have the same text in row 2 of split train"
+    with pytest.raises(InputError, match=says):
+        load(tmp_path / "data", rows, **LISTED)
+
+
+def test_a_text_that_two_choices_have_is_still_one_reading(tmp_path):
+    texts = [["2", "1", "0"], ["2", "1", "0"], ["1", "0", "0"]]
+    rows = [{"q": "", "choices": choices, "answer": answer} for choices, answer in zip(texts, "120", strict=True)]
+    says = "may give a choice number from 0 to 2 or the text of one choice, which differ in row 2"
     with pytest.raises(InputError, match=says):
         load(tmp_path / "data", rows, **LISTED)
 

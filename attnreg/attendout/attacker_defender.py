@@ -321,6 +321,8 @@ def copy_learner(source: FineTuning, target: FineTuning) -> None:
     theirs = {parameter for group in source.optimizer.param_groups for parameter in group["params"]}
     of_provider = {parameter: state for parameter, state in target.optimizer.state.items() if parameter in theirs}
     target.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
-    target.optimizer.state.update(of_provider)  # a provider has no copy
+    for parameter in theirs:  # of a provider, which has no copy: its state in the target is the target's own, if any
+        target.optimizer.state.pop(parameter, None)
+    target.optimizer.state.update(of_provider)
     if source.scheduler is not None and target.scheduler is not None:
         target.scheduler.load_state_dict(source.scheduler.state_dict())

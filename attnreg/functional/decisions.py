@@ -151,22 +151,20 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
     return cross - bernoulli_entropy(logits)
 
 
-def drop_rate(keep: Tensor, units: Tensor | None = None, *, by_head: bool = False) -> Tensor:
-    """Compute the share of dropped units: float32, 0-d, or ``(H,)`` with ``by_head``; 0 if there is no unit to count.
+def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:
+    """Compute the share of dropped units: float32, 0-d; 0 if there is no unit to count.
 
-    ``keep`` may be a factor, 0 where dropped; with ``by_head``, it has four dimensions. ``units`` are those to count.
+    ``keep`` may be a factor, 0 where dropped. ``units`` are those to count.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
         tensor(0.5000)
     """
     dropped = keep == 0
-    if units is not None:
-        dropped, units = torch.broadcast_tensors(dropped, units)
-    dims = (0, 2, 3) if by_head else tuple(range(dropped.dim()))
     if units is None:
-        return dropped.sum(dims) / (dropped.numel() // (dropped.shape[1] if by_head else 1))
-    return (dropped & units).sum(dims) / units.sum(dims).clamp(min=1)
+        return dropped.sum() / dropped.numel()
+    dropped, units = torch.broadcast_tensors(dropped, units)
+    return (dropped & units).sum() / units.sum().clamp(min=1)
 
 
 def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:

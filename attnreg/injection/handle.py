@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,12 @@ class AttachHandle:
         """Whether the provider is still attached to the model."""
         return bool(self._shadows)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
+            raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
+
     def holds(self, model: nn.Module) -> bool:
         """Whether a model contains a module that this handle changed."""
         inside = set(model.modules())
@@ -148,7 +154,7 @@ class AttachHandle:
 
     def drop_rate_tensors(self) -> dict[str, Tensor]:
         """Return the drop rates as 0-d tensors, without device sync."""
-        return self.rates.latest()
+        return dict(self.rates.latest)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

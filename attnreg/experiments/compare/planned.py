@@ -105,7 +105,7 @@ class PlannedRun:
         if what := changed(settings.content(), config):
             raise InputError(
                 f"Since the run in {self.folder} was started, {' and '.join(what)} changed, so it cannot be compared "
-                "with new runs: choose another --output-dir, or remove this one."
+                "with new runs: choose another --output-dir, or remove the folder of the comparison."
             )
 
     def check_data(self) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import gather_object, parse_flag_from_env, set_seed
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -66,8 +65,9 @@ class Setup:
         self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
-        for name in filter(sharded, ("DEEPSPEED", "MEGATRON_LM")):
-            raise InputError(_SHARDED.format(name))
+        for name in ("DEEPSPEED", "MEGATRON_LM"):
+            if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+                raise InputError(_SHARDED.format(name))
         try:
             self.accelerator = Accelerator(
                 # Without an accelerator device this must be explicit, or several processes would each train alone.
@@ -90,7 +90,7 @@ class Setup:
             raise InputError(
                 f"Expected --gradient-accumulation of at most {each}, the rows of a batch, got {accumulation}."
             )
-        if sharded("FSDP") and not self.accelerator.is_fsdp2:
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.accelerator.is_fsdp2:
             raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
@@ -340,8 +340,3 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, self.scored_on, record["network"]), step=record["step"])
-
-
-def sharded(name: str) -> bool:
-    """Whether ``accelerate launch`` was asked to shard the model by a library."""
-    return os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"

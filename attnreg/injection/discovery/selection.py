@@ -17,7 +17,7 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
 
-OF_BLOCKS = "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape."
+A_BLOCK = "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape."
 WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
     "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
@@ -65,7 +65,7 @@ def asked_for(
             present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
             raise InputError(
                 f"{type(each).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
-                f"chosen layers (found: {present}). {WHY.get(where, OF_BLOCKS)}"
+                f"chosen layers (found: {present}). {WHY.get(where, A_BLOCK)}"
             )
     sites = [each for each in found if asked[each.info]]
     if any(each.info.where != "pooled" for each in sites):
@@ -91,7 +91,7 @@ def check_blocks(who: str, chosen: Sequence[FoundSite]) -> None:
     if without:
         raise InputError(
             f"{who} needs every self-attention to be inside a Transformer block, but there is none around "
-            f"{', '.join(without)}: choose others with `modules=...` or `layers=...`. {OF_BLOCKS}"
+            f"{', '.join(without)}: choose others with `modules=...` or `layers=...`. {A_BLOCK}"
         )
 
 

@@ -17,7 +17,7 @@ class DropRates:
     """The share of dropped units per site, by site label ``"<stack>.<layer>"``."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, Tensor] = {}
+        self.latest: dict[str, Tensor] = {}  #: rates of the latest pass, 0-d
         self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -30,11 +30,7 @@ class DropRates:
 
     def forget(self) -> None:
         """Forget the latest rates."""
-        self._latest, self._weights = {}, {}
-
-    def latest(self) -> dict[str, Tensor]:
-        """Return the rates of the latest pass, 0-d tensors."""
-        return {label: rate.mean() for label, rate in self._latest.items()}
+        self.latest, self._weights = {}, {}
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
@@ -43,8 +39,8 @@ class DropRates:
 
     def _totals(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         sums, counts = dict(self._sums), dict(self._counts)
-        for label, rate in self._latest.items():
-            sums[label] = sums.get(label, 0.0) + rate.detach().mean()
+        for label, rate in self.latest.items():
+            sums[label] = sums.get(label, 0.0) + rate.detach()
             counts[label] = counts.get(label, 0) + 1
         return sums, counts
 
@@ -59,29 +55,28 @@ class DropRates:
         elif kept.dim() == 0:
             rate = 1.0 - kept.float()
         else:
-            by_head = kept.dim() == 4 and kept.shape[1] > 1
-            rate = functional.drop_rate(kept, site.units, by_head=by_head)
-        self._latest[site.label] = self._with_other_parts(site, rate) if site.in_parts else rate
+            rate = functional.drop_rate(kept, site.units)
+        self.latest[site.label] = self._with_other_parts(site, rate) if site.in_parts else rate
 
     def _with_other_parts(self, site: AttentionSite, rate: Tensor) -> Tensor:
         units = torch.ones((), device=site.device) if site.units is None else site.units
         weight = units.expand(site.shape).sum()
         before = self._weights.get(site.label, torch.zeros_like(weight))
         self._weights[site.label] = before + weight
-        return (self._latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
+        return (self.latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
 
     def note_states(self, site: Site, rate: Tensor) -> None:
         """Record the share of hidden values that are set to zero, 0-d."""
-        self._latest[site.label] = rate
+        self.latest[site.label] = rate
 
     def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
-        rate = self._latest.get(site.label, torch.zeros((), device=skip.device))
-        self._latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
+        rate = self.latest.get(site.label, torch.zeros((), device=skip.device))
+        self.latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
 
 
 def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
-    """Measure the rate of decisions that are not in memory, by head, on query rows that are evenly spaced."""
+    """Measure the rate of decisions that are not in memory, on query rows that are evenly spaced."""
     batch, heads, queries, keys = site.shape
     count = max(1, min(queries, POSITIONS // max(1, batch * heads * keys)))
     rows = torch.linspace(0, queries - 1, count, device=site.device).long()
@@ -94,7 +89,7 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
     # Some rows do not tell which queries are padding, so these count, too.
     units = site.valid_of(rows) if count < queries else site.units
     units = None if units is None else units.expand(batch, heads, count, keys)
-    return functional.drop_rate(keep.expand(batch, heads, count, keys), units, by_head=heads > 1)
+    return functional.drop_rate(keep.expand(batch, heads, count, keys), units)
 
 
 def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:

@@ -139,7 +139,7 @@ def layer_indices(where: Any, layers: int | None) -> list[int] | None:
     if layers is not None:
         words |= {"lower half": list(range(layers // 2)), "upper half": list(range(layers // 2, layers))}
     if where not in words:
-        known = ", ".join(words)
+        known = ", ".join(words) + ("" if layers else " (no halves: the model's number of layers is unknown)")
         raise InputError(f"Expected `layers` in the search space as {known}, or lists of layer indices, got {where!r}.")
     return words[where]
 

@@ -38,6 +38,7 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     has_rates = any(line["drop_rate"] for line in run.telemetry)
     has_attention = (folder / "provider").is_dir() and (folder / "model").is_dir()
     has_names = run.config.get("kind") != "image-classification"  # of tokens
+    needed = {"drop_rates": "nothing was dropped.", "attention": "it needs the run's provider, model and tokens."}
     drawn: dict[str, tuple[object, Callable[..., None]]] = {  # with what there must be
         "drop_rates": (has_rates, partial(plot_drop_rates, run)),
         "convergence": (run.metrics, partial(plot_convergence, runs)),
@@ -52,6 +53,8 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
             if data:
                 plot(path=path)
                 made.append(path)
+            elif name in needed:
+                left_out[path.name] = needed[name]
         except UsageError:  # of the option --layer
             raise
         except InputError as error:

@@ -40,7 +40,10 @@ class Classification(Kind):
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         classes = Classes(self.task.labels, class_names(rows, self.task.label))
-        return converted(self.labels_in(rows), classes.number, f"labels {classes}", place)
+        labels = self.labels_in(rows)
+        fractions = any(isinstance(label, float) and label % 1 for label in labels)
+        hint = " (to predict numbers, use --kind regression)" if fractions else ""
+        return converted(labels, classes.number, f"labels {classes}{hint}", place)
 
     @override
     def label_warnings(self, rows: Dataset) -> Iterable[str]:

@@ -160,17 +160,21 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
         answer, _, place = every[read[best].index(None)]
         raise InputError(f"Expected {wanted} in column {column}, got {answer!r} in {place}.")
     (form, found), *others = fitting.items()
+    instead = "numbers from 0" if "letter" in form else "letters"
     for other, theirs in others:
-        differing = [mine != its for mine, its in zip(found, theirs, strict=True)]
-        if any(differing):
-            place, instead = every[differing.index(True)][2], "numbers from 0" if "letter" in form else "letters"
+        if differing := [row[2] for row, mine, its in zip(every, found, theirs, strict=True) if mine != its]:
             raise InputError(
-                f"Column {column} may give {form} or {other}, which differ in {place}: write {instead} instead."
+                f"Column {column} may give {form} or {other}, which differ in {differing[0]}: write {instead} instead."
+            )
+    for answer, given, place in every:
+        if "text" in form and [*given.texts].count(str(plain_label(answer))) > 1:
+            raise InputError(
+                f"Column {column} gives {form}, but two choices have the same text in {place}: write {instead} instead."
             )
     return found
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:
-    """Return where an answer occurs once; a missing one is nowhere, also if a choice is empty or named ``None``."""
+    """Return where an answer first occurs; a missing one is nowhere, also if a choice is empty or named ``None``."""
     text = str(plain_label(answer))
-    return None if answer in (None, "") or [*among].count(text) != 1 else [*among].index(text)
+    return None if answer in (None, "") or text not in among else [*among].index(text)

@@ -43,6 +43,13 @@ class QuestionAnswering(Kind):
     config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
     tokenizer_needs = FAST
 
+    @property
+    @override
+    def remarks(self) -> list[str]:
+        return [
+            "Rows, batch sizes and losses are of windows, into which contexts are divided; scores are of questions."
+        ]
+
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
         columns, metrics = self.task.columns, dict.fromkeys((*self.task.metrics, *self.metrics))

@@ -125,7 +125,10 @@ def load_pretrained(
         raise InputError(f"Cannot load --model {name!r} ({what}): {reason}") from error
     if reads_text and (model.config.pad_token_id is None or not pads):
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
-    embedded = getattr(model.config, "vocab_size", None) or math.inf  # CANINE has none: it hashes characters
+    try:
+        embedded = model.get_input_embeddings().num_embeddings
+    except (NotImplementedError, AttributeError):
+        embedded = math.inf  # CANINE has none: it hashes characters
     if reads_text and (tokenizer.pad_token is None or len(tokenizer) > embedded):
         raise InputError(
             f"The tokenizer of --model {name} needs a padding token and at most {embedded} tokens, as many "
