@@ -149,10 +149,8 @@ test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, q=[(0, 1)]), r"can change \(p\), got 'q'"),
     (lambda: attnreg.Scheduled(attnreg.ConcreteDropout(2), 9, p=[(0, 0.1)]), "ConcreteDropout .*, got 'p'"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
-    (
-        lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]),
-        r"with shares in \[0, 1\], got 2: divide a step by the number of steps",
-    ),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), r"a share of all steps .* got 2\."),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(True, 0.1)]), r"a share of all steps .* got True\."),
 )
 
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from attnreg import AttentionSite, Mask, SiteInfo, functional
 from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, true_or_false, whole_number
+from attnreg.functional.attention import per_head
 from attnreg.functional.validity import mean_over
 from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwiseProvider, hidden_queries, relaxed_mask
 
@@ -53,9 +54,7 @@ class SeesQueries(LayerwiseProvider):
             made = f"{expected[0]} heads of size {expected[1]}"
             raise self._misfit(made, f"{site.name} has {got[0]} of size {got[1]}")
         query, key = site.query.detach(), site.key.detach()
-        if key.shape[1] != query.shape[1]:  # grouped-query attention
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        return query, key
+        return query, per_head(key, query.shape[1])
 
 
 class AdversarialAttention(SeesQueries):
