@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from accelerate.utils import convert_outputs_to_fp32
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import attnreg
@@ -99,6 +100,17 @@ def test_numbers_are_fitted_by_ridge_regression():
     x, y = features(model, rows).detach().numpy(), torch.cat([b["labels"] for b in rows]).numpy()
     found = torch.cat([model(**batch).logits for batch in rows]).squeeze(-1).detach().numpy()
     np.testing.assert_allclose(found, Ridge(alpha=strength).fit(x, y).predict(x), atol=1e-8)
+
+
+def test_a_head_in_half_precision_is_fitted():
+    """Under mixed precision, a wrapper turns the model's logits back into float32, but not the head's."""
+    model, rows = bert().float(), [*batches(8)]
+    model.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
+    strength = fit_linear_head(model, rows)
+    x, y = features(model, rows).detach().numpy(), torch.cat([b["labels"] for b in rows]).numpy()
+    expected = LogisticRegression(C=strength, max_iter=10_000, tol=1e-8).fit(x, y).predict_proba(x)
+    found = torch.cat([model(**batch).logits for batch in rows]).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=0.02)
 
 
 def test_what_cannot_be_probed_is_refused():

@@ -110,7 +110,7 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
             head, *both = called[-1]
             # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
             states, of_head = (each[:, 0] if each.dim() == 3 else each for each in both)
-            if of_head.shape != logits.shape or not torch.allclose(of_head, logits, atol=1e-7):
+            if of_head.shape != logits.shape or not torch.allclose(of_head.to(logits), logits, atol=1e-7):
                 raise no_head
             features.append(states)
             given = needed_labels_of(batch, logits)
