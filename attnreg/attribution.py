@@ -20,7 +20,16 @@ from attnreg.functional.region import Region
 from attnreg.injection import undisturbed
 from attnreg.injection.backends import Tap
 from attnreg.injection.handle import AttachHandle
-from attnreg.outputs import IGNORED, a_batch, labels_of, moved_labels, needed_labels_of, predictions_of, shifts_labels
+from attnreg.outputs import (
+    IGNORED,
+    a_batch,
+    is_multi_label,
+    labels_of,
+    moved_labels,
+    needed_labels_of,
+    predictions_of,
+    shifts_labels,
+)
 from attnreg.sites import SiteInfo
 
 
@@ -62,7 +71,7 @@ class Target:
         """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
         if callable(self.kind):
             return self
-        if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+        if is_multi_label(model):
             raise InputError(
                 f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
                 "function that scores the labels to explain."

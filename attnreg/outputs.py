@@ -127,6 +127,11 @@ def shifts_labels(model: nn.Module) -> bool:
     return any(cls.__name__ in shifting for cls in type(outermost).__mro__)
 
 
+def is_multi_label(model: nn.Module) -> bool:
+    """Whether the configuration of a model says that each row has any number of labels."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+
+
 def moved_labels(labels: Tensor) -> Tensor:
     """Return labels ``(B, N)``, each one position earlier; the last position has none."""
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)

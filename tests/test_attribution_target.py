@@ -7,6 +7,7 @@ from torch import nn
 
 import attnreg
 from attnreg.attribution import Target, explain
+from attnreg.errors import InputError
 from tests.cases import MODELS
 from tests.test_attribution import BATCH, LABELS, attached, bert
 
@@ -103,11 +104,12 @@ def test_a_causal_language_model_predicts_the_next_token():
 
 def test_a_multi_label_classifier_needs_a_function():
     model = bert(problem_type="multi_label_classification")
-    with (
-        attached(model) as handle,
-        pytest.raises(ValueError, match="A multi-label classifier has no single class to explain"),
-    ):
+    says = "A multi-label classifier has no single class to explain"
+    with attnreg.attach(model, attnreg.DropKey(0.1)) as handle, pytest.raises(InputError, match=says):
         explain(model, BATCH, handle, LABELS)
+    with pytest.raises(InputError, match=says):  # before training, although cross-tuning begins with a plain epoch
+        attnreg.attach(model, attnreg.CrossTuning(attnreg.AttributionProvider()))
+    attnreg.attach(model, attnreg.AttributionProvider(method="random") & attnreg.AttributionProvider(target=len))
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     assert cli("copy", "finetune", "mine.py").exit_code == 0
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
     (tmp_path / "mine.py").write_text(text)
-    assert_sentence(cli("copy", "ad-drop", "mine.py"), 1, "File exists: 'mine.py'")
+    assert_sentence(cli("copy", "ad-drop", "mine.py"), 2, "mine.py is there already: choose another FILE")
     ran(cli("recipe", "mine.py", *QUICK))
     assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
 

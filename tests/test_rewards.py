@@ -72,9 +72,17 @@ def test_exact_expectation_of_the_estimate_is_the_gradient_of_the_expected_rewar
     assert (expectation - exact_gradient(net)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 1]), torch.tensor([0.5, 1.0, -2.0], dtype=torch.float64)])
-def test_scores_are_per_sample(labels):
-    model = bert(num_labels=1 if labels.is_floating_point() else 2).eval()
+LABELS = {
+    "classes": (torch.tensor([0, 1, 1]), {"num_labels": 2}),
+    "numbers": (torch.tensor([0.5, 1.0, -2.0]).double(), {"num_labels": 1}),
+    "several": (torch.eye(3).double(), {"num_labels": 3, "problem_type": "multi_label_classification"}),
+}
+
+
+@pytest.mark.parametrize("of", LABELS)
+def test_scores_are_per_sample(of):
+    labels, options = LABELS[of]
+    model = bert(**options).eval()
     batch = {"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "labels": labels}
     with torch.no_grad():
         score = negative_loss(model, batch)

@@ -59,6 +59,10 @@ ABSENT = "raise --train-size, or add such rows."
          ["all training rows have the class entailment, so there is nothing to learn."]),
         ([*CLASSES[:40], {"text": "a", "label": "goood"}], CLASSES[40:], "custom", OF_TEXT,
          ["class 'goood' has 1 of 41 training rows and none in dev. Did you mean good?"]),
+        ([*CLASSES[:40], {"text": "a", "label": "Good "}, {"text": "", "label": "bad"}], CLASSES[40:], "custom", OF_TEXT,
+         ["1 of 42 training rows have no text, the first is row 42: remove them.",
+          "classes 'Good ', 'good' differ only in case or spaces: spell a class alike in all rows.",
+          "class 'Good ' has 1 of 42 training rows and none in dev. Did you mean good?"]),
         (TAGS[:6], TAGS[6:], "conll2003", {},
          [f"no training row has the classes I-PER, B-ORG, I-ORG, B-LOC, I-LOC and 2 more: {ABSENT}"]),
         ([*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20), "mnli", {}, []),  # less than a fifth

@@ -13,7 +13,7 @@ from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import in_order
-from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_model
+from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import reading_of
 from tests import task_data as made
@@ -237,6 +237,15 @@ def test_a_model_of_numbers_gets_a_head_of_classes(bert, tmp_path):
         loss = predict(network, labelled, kind).loss
         scores = network(**labelled.batches[0]).logits.log_softmax(-1)
         assert loss == pytest.approx(-float(scores.diagonal().mean().detach()), rel=1e-5)
+
+
+def test_a_column_called_labels_does_not_give_labels_its_type(bert, tmp_path):
+    rows = [{"text": "red", "labels": label} for label in (0.0, 1.0)]
+    task = choose_task("custom", text_columns="text", label_column="labels")
+    task, splits = load_data(task, made.write_splits(tmp_path / "data", train=rows, validation=rows))
+    network, labelled, kind = one_batch(task, bert, [*splits["train"]])
+    assert labelled.batches[0]["labels"].tolist() == [0, 1]
+    assert math.isfinite(predict(network, labelled, kind).loss)
 
 
 def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):

@@ -13,14 +13,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from attnreg.arguments import (
-    NotNegative,
-    ProbabilityBelowOne,
-    a_function,
-    not_negative,
-    one_of,
-    probability_below_one,
-)
+from attnreg.arguments import NotNegative, ProbabilityBelowOne, a_function, not_negative, one_of, probability_below_one
 from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
 from attnreg.masks import pack, unpack

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnreg.arguments import one_of, whole_number
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of
+from attnreg.outputs import IGNORED, aligned_labels, is_multi_label, needed_labels_of, predictions_of
 from attnreg.training.method import Batch, Updater
 
 ScoreName = Literal["loss", "accuracy"]
@@ -38,10 +38,14 @@ def _mean_of_rows(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error."""
+    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error.
+
+    Of a multi-label classifier, it is the mean over all labels.
+    """
     logits, labels = _predicted(model, batch)
     if labels.is_floating_point():
-        return -F.mse_loss(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
+        of_each = F.binary_cross_entropy_with_logits if is_multi_label(model) else F.mse_loss
+        return -of_each(logits.view(len(labels), -1), labels.view(len(labels), -1), reduction="none").mean(1)
     losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
     return -_mean_of_rows(losses, labels)
 

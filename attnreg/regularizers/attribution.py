@@ -109,6 +109,8 @@ class AttributionProvider(MaskProvider):
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
         self._labels = [site.label for site in chosen]
+        if self.looks_at_batches:
+            Target(self.target).for_model(model)
 
     @property
     @override

@@ -50,12 +50,7 @@ class HiddenDropout(HiddenProvider):
 
     schedulable = ("p",)
 
-    def __init__(
-        self,
-        p: Probability = 0.1,
-        mode: Mode = "element",
-        where: Where | Sequence[Where] = "output",
-    ) -> None:
+    def __init__(self, p: Probability = 0.1, mode: Mode = "element", where: Where | Sequence[Where] = "output") -> None:
         super().__init__()
         self.p = probability("p", p)
         self.mode = one_of("mode", mode, get_args(Mode))
@@ -218,12 +213,7 @@ class HiddenAttributionDropout(HiddenProvider):
 
     schedulable = ("p", "q")
 
-    def __init__(
-        self,
-        p: Probability = 0.3,
-        q: Probability = 0.1,
-        where: Where | Sequence[Where] = "output",
-    ) -> None:
+    def __init__(self, p: Probability = 0.3, q: Probability = 0.1, where: Where | Sequence[Where] = "output") -> None:
         super().__init__()
         self.p = probability("p", p)
         self.q = probability("q", q)

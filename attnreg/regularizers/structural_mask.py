@@ -53,7 +53,9 @@ class StructuralMask(MaskProvider):
     ) -> None:
         super().__init__()
         self.graph = graph if callable(graph) else whole_number("graph", graph, least=0)
-        self.heads = None if heads is None else _indices(heads)
+        if heads is not None and (not isinstance(heads, Sequence) or isinstance(heads, str) or not heads):
+            raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
+        self.heads = None if heads is None else [whole_number("heads", head, least=0) for head in heads]
         self.keep_first = true_or_false("keep_first", keep_first)
         self._graph: Tensor | None = None
 
@@ -118,9 +120,3 @@ class StructuralMask(MaskProvider):
                 f"{site.name}: if the model's stacks have different lengths, attach to one of them (`stacks`)."
             )
         return graph.to(site.device).unsqueeze(1)
-
-
-def _indices(heads: Sequence[int]) -> list[int]:
-    if not isinstance(heads, Sequence) or isinstance(heads, str) or not heads:
-        raise InputError(f"Expected `heads` to be a list with at least one index, got {heads!r}.")
-    return [whole_number("heads", head, least=0) for head in heads]

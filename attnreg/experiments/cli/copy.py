@@ -24,6 +24,7 @@ def copy(name: str, file: Path) -> None:
     source = find_recipe(name)
     if file.suffix != ".py":
         raise UsageError(f"Expected FILE to end in .py, got {file}.")
-    with file.open("x", encoding="utf-8") as copied:  # refuses a file that is there
-        copied.write(source.read_text(encoding="utf-8"))
+    if file.exists():
+        raise UsageError(f"{file} is there already: choose another FILE, or remove it.")
+    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")

@@ -33,11 +33,13 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
 
 
 def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
-    """Say how many dev rows have the same texts as a training row."""
+    """Say how many dev rows have the same texts as a training row, and how many training rows have none."""
     known = set(_texts(task, train))
     if count := sum(texts in known for texts in _texts(task, dev)):
         shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
         yield f"{shared}, so the score is too high: remove such rows from train."
+    if empty := [number for number, texts in enumerate(_texts(task, train)) if {*texts} == {"''"}]:
+        yield f"{len(empty)} of {len(train)} training rows have no text, the first is row {empty[0] + 1}: remove them."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:

@@ -35,7 +35,7 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     if settings.train_size is not None and settings.train_size > len(train):
         raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
     chosen: Sequence[int] = range(settings.train_size or len(train))
-    if settings.shots is not None or (settings.stratified and settings.train_size is not None):
+    if settings.shots is not None or settings.stratified:
         labels = [plain_label(label) for label in column_of(train, task.label)]
         chosen = stratified(labels, len(chosen)) if settings.shots is None else _shots(labels, settings.shots)
     return train.select(chosen), dev

@@ -157,7 +157,7 @@ def choose_task(
     if metric is None:
         return task
     known = kind_class(task.kind).metrics
-    if metric == "micro_f1" and "accuracy" in known:
+    if metric == "micro_f1" and metric not in known and "accuracy" in known:
         metric = "accuracy"  # one class and one prediction each: every miss is a false positive and a false negative
     if metric not in known:
         raise UsageError(

@@ -162,14 +162,11 @@ class FlexAttention(Backend):
         theirs = getattr(sys.modules.get(TRANSFORMERS[0]), TRANSFORMERS[1], None)
         for module in list(sys.modules.values()):
             for name, value in list(getattr(module, "__dict__", {}).items()):
-                if type(value) is FunctionType and (value is theirs or _plain(value) is flex_attention):
+                if type(value) is FunctionType and (
+                    value is theirs or vars(value).get("_torchdynamo_orig_callable", value) is flex_attention
+                ):  # itself, or compiled
                     BY_FUNCTION[value] = self
                     yield module.__dict__, name, value
-
-
-def _plain(function: FunctionType) -> Any:
-    """Return the function that ``torch.compile`` compiled, or the function itself."""
-    return vars(function).get("_torchdynamo_orig_callable", function)
 
 
 def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor, rows: Tensor | None = None) -> Tensor | None:

@@ -103,7 +103,7 @@ def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
         own = name.rpartition(".")[2]
         is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
         if module not in around and not is_list and _is_called_attention(type(module).__name__, own):
-            if _projects(module):
+            if sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2:  # as its projections
                 run = any(each in finder.called for each in module.modules())
                 yield LeftOut(name or type(module).__name__, type(module).__name__, UNSEEN if run else NOT_RUN)
             continue
@@ -113,8 +113,3 @@ def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
 
 def _is_called_attention(*names: str) -> bool:
     return any(_NAMED.search(name) for name in names) and not any(_PART.search(name) for name in names)
-
-
-def _projects(module: nn.Module) -> bool:
-    """Whether a module has at least two weight matrices, as the projections of attention."""
-    return sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2

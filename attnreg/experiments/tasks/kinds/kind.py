@@ -138,7 +138,8 @@ class Kind(ABC):
         def encoded(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
             return self.inputs(batch, [gold[number] for number in numbers])
 
-        return rows.map(encoded, batched=True, with_indices=True, remove_columns=rows.column_names, keep_in_memory=True)
+        options = {"batched": True, "with_indices": True, "remove_columns": rows.column_names, "keep_in_memory": True}
+        return rows.map(encoded, try_original_type=False, **options)  # `labels` may have been of another type
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
         """Drop encoded rows without labels, whose loss would be NaN, or raise if no rows remain."""
@@ -210,13 +211,15 @@ class Kind(ABC):
 
 
 def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
-    """Warn of classes that no training row has.
+    """Warn of classes that no training row has, and of those whose names differ only in case or spaces.
 
     Example:
         >>> list(absent_classes(["no", "yes", "maybe"], [0, 2]))
         ['no training row has the class yes: raise --train-size, or add such rows.']
     """
-    there = set(numbers)
+    there, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
+    if alike := [repr(name) for name, each in zip(names, spelled, strict=True) if spelled.count(each) > 1]:
+        yield f"classes {listed(alike, _SHOWN)} differ only in case or spaces: spell a class alike in all rows."
     if len(there) == 1:
         yield f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."
     elif absent := [name for number, name in enumerate(names) if number not in there]:
