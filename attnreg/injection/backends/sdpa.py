@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from attnreg import functional
 from attnreg.functional.attention import per_head
 from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
+
+PACKED = "_attnreg_packed"
 
 
 class FusedAttention(Backend):
@@ -48,6 +52,9 @@ class FusedAttention(Backend):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Run fused attention with the provider's mask."""
+        if hasattr(query, PACKED):
+            attend = functools.partial(self.intercept, mode, func)
+            return unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
         shape = shape_of_scores(query, key)
         site = mode.expect(self.name, Call(shape, query=query, key=key))
         if site is None:
@@ -98,6 +105,20 @@ class FusedAttention(Backend):
         weights = mode.finish(layout, weights, mask, own_valid)
         weights = F.dropout(weights, dropout_p) if dropout_p else weights
         return layout.restored_rows(weights @ values, shape[:-1])
+
+
+def note_packed(x: Tensor, reshaped: Tensor) -> None:
+    """Mark queries ``(B, H, 1, D)`` that become ``(B, H_kv, H / H_kv, D)``: transformers packs those of one token."""
+    if x.dim() == reshaped.dim() == 4 and x.shape[2] == 1 < reshaped.shape[2] and not torch.compiler.is_compiling():
+        setattr(reshaped, PACKED, True)
+
+
+def unpacked(
+    attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any
+) -> Tensor:
+    """Compute the attention of packed queries with the heads as heads, not as queries."""
+    wide, mask = (None if x is None else x.flatten(1, 2).unsqueeze(2) for x in (query, mask))
+    return attend(wide, key, value, mask, *options, enable_gqa=True).unflatten(1, query.shape[1:3]).squeeze(3)
 
 
 def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from attnreg.functional.seeded import is_traced
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
 from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
+from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.discovery import Discovery
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
@@ -79,7 +80,10 @@ class AttentionMode(Masking):
                 self._soft_masks.note(func, args, kwargs)
             # torch.compile cannot trace the method under a mode.
             func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
-            return func(*args, **(kwargs or {}))
+            out = func(*args, **(kwargs or {}))
+            if func is Tensor.reshape:
+                note_packed(args[0], out)
+            return out
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
     @override

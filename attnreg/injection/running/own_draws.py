@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,14 @@ from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
-from attnreg.injection.backends.sdpa import materialized, shape_of_scores, split_attention_mask
+from attnreg.injection.backends.sdpa import (
+    PACKED,
+    materialized,
+    note_packed,
+    shape_of_scores,
+    split_attention_mask,
+    unpacked,
+)
 from attnreg.injection.running.forward_pass import Pass
 from attnreg.injection.running.repetition import foreign_function
 
@@ -84,6 +92,8 @@ class OwnDraws(Watching):
         draw = DRAWN.get(func)
         if draw is None:
             output = func(*args, **kwargs)
+            if func is Tensor.reshape:
+                note_packed(args[0], output)
             if self.batch.rows is not None:
                 _note_shared(output, args, kwargs)
             return output
@@ -209,6 +219,9 @@ def _fused(
 ) -> Tensor:
     if not dropout_p:
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if hasattr(query, PACKED):
+        attend = functools.partial(_fused, own, func)
+        return unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
     valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
     shape = shape_of_scores(query, key)
     if enable_gqa:
