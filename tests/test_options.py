@@ -141,6 +141,7 @@ def test_an_option_that_is_given_wins_before_and_after_it(name, given):
     for got in (settings(*regime, *words), settings(*words, *regime)):
         assert str(got[name]) == given
         assert {**got, name: PAPER[name]}.items() >= PAPER.items()
+    assert str(settings(*regime, *words, "--task", "mrpc")[name]) == given  # whose method is another one by default
 
 
 def test_it_trains_and_writes_the_resulting_values(cli, tmp_path):
