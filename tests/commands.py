@@ -1,5 +1,6 @@
 """Commands in this process: how they end, and the files that they write."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -33,3 +34,8 @@ def assert_sentence(result, code, says):
 def read_lines(path):
     """The records of a file of JSON lines."""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def read_csv(path):
+    """The rows of a table, by column."""
+    return [*csv.DictReader(Path(path).read_text().splitlines())]

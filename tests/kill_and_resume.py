@@ -68,9 +68,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--recipe", choices=RECIPES, default="attendout")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smallest", action="store_true", help="kill one run, to test the script")
     options = parser.parse_args()
-    options.kills = 1 if options.smallest else options.kills
     moments = random.Random(options.seed)
     os.environ["OMP_NUM_THREADS"] = "1"
     good = 0

@@ -15,11 +15,8 @@ from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "providers"
-BEGIN, FIGURES, END = (
-    "<!-- providers: made by python -m tests.tables -->",
-    "<!-- figures: made by python -m tests.tables -->",
-    "<!-- end -->",
-)
+BEGIN, FIGURES = (f"<!-- {what}: made by python -m tests.tables -->" for what in ("providers", "figures"))
+END = "<!-- end -->"
 
 
 def _pages() -> dict[str, Path]:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,64 +16,29 @@ from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 # Each room may import from itself and from those before it; "injection" and its like hold folders of their own.
-ROOMS = [
-    "attnreg.errors",
-    "attnreg.arguments",
-    "attnreg._lazy",
-    "attnreg._files",
+LIBRARY = [
+    *("attnreg.errors", "attnreg.arguments", "attnreg._lazy", "attnreg._files"),
     "attnreg",  # which names all others and imports none
-    "attnreg.outputs",
-    "attnreg.sharding",
-    "attnreg.functional",
-    "attnreg.draws",
-    "attnreg.masks",
-    "attnreg.sites",
-    "attnreg.regularizer",
-    "attnreg.injection.backends",
-    "attnreg.injection.discovery",
-    "attnreg.injection.running",
-    "attnreg.injection",
-    "attnreg.attribution",
-    "attnreg.regularizers",
-    "attnreg.training",
-    "attnreg.diagnosis",
-    "attnreg.attendout",
-    "attnreg.integrations",
-    # The library ends here.
-    "attnreg.experiments.tasks",
-    "attnreg.experiments.options",
-    "attnreg.experiments.folder",
-    "attnreg.experiments.setup",
-    "attnreg.experiments.results",
-    "attnreg.experiments.runs",
-    "attnreg.experiments",
-    "attnreg.recipes",
-    "attnreg.experiments.compare",
-    "attnreg.experiments.cli",
+    *("attnreg.outputs", "attnreg.sharding", "attnreg.functional", "attnreg.draws", "attnreg.masks", "attnreg.sites"),
+    *("attnreg.regularizer", "attnreg.injection.backends", "attnreg.injection.discovery", "attnreg.injection.running"),
+    *("attnreg.injection", "attnreg.attribution", "attnreg.regularizers", "attnreg.training", "attnreg.diagnosis"),
+    *("attnreg.attendout", "attnreg.integrations"),
+]
+ROOMS = [
+    *LIBRARY,
+    *(f"attnreg.experiments.{name}" for name in ("tasks", "options", "folder", "setup", "results", "runs")),
+    *("attnreg.experiments", "attnreg.recipes", "attnreg.experiments.compare", "attnreg.experiments.cli"),
     "attnreg.__main__",
 ]
-LIBRARY = ROOMS[: ROOMS.index("attnreg.experiments.tasks")]
-# What the library half may import, besides the standard library.
+# What the library half may import, besides the standard library, and what it may not.
 NEEDED = {"torch", "transformers", "accelerate", "captum", "safetensors", "numpy", "typing_extensions"}
-OTHERS = [
-    "click",
-    "datasets",
-    "evaluate",
-    "markdown_it",
-    "matplotlib",
-    "peft",
-    "rich",
-    "sacrebleu",
-    "seqeval",
-    "sklearn",
-]
+OTHERS = ["click", "datasets", "evaluate", "markdown_it", "matplotlib", "peft", "rich", "sacrebleu", "seqeval", "sklearn"]  # fmt: skip
 
 
 def modules():
     """Every module of the package: its path by its name."""
-    paths = [*(ROOT / "attnreg").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]
     found = {}
-    for path in sorted(paths):
+    for path in sorted([*(ROOT / "attnreg").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         if not name.startswith("attnreg.recipes"):  # a link to the folder above, in some checkouts
             found[f"attnreg.{name}" if name.startswith("recipes") else name] = path
@@ -80,12 +46,13 @@ def modules():
 
 
 MODULES = modules()
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
 HOMES = {f"attnreg.{name}": module for name, module in listed_names(attnreg.__file__).items()}  # of public names
 
 
 def imports(name):
     """The modules that a file imports anywhere: at its top, late, or for type checkers only."""
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(TEXTS[name])):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -138,21 +105,20 @@ def test_training_opens_no_file_and_parses_no_option():
     for name in (name for name in MODULES if name.startswith("attnreg.training")):
         roots = {module.partition(".")[0] for module in imports(name)}
         assert not roots & {"click", "json", "os", "pathlib", "shutil"}, name
-        assert "open(" not in MODULES[name].read_text(encoding="utf-8"), name
+        assert "open(" not in TEXTS[name], name
 
 
 def test_each_folder_says_what_belongs_there():
     for name, path in MODULES.items():
         if path.name == "__init__.py":
-            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            assert docstring.partition("\n")[0].endswith("."), name
+            assert (ast.get_docstring(ast.parse(TEXTS[name])) or "").partition("\n")[0].endswith("."), name
 
 
 def test_files_stay_small():
-    lengths = sorted(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values())
-    assert lengths[-1] <= 400
-    assert lengths[len(lengths) // 2] < 150
-    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 250 for path in (ROOT / "recipes").glob("*.py"))
+    lengths = {name: len(text.splitlines()) for name, text in TEXTS.items()}
+    assert max(lengths.values()) <= 400
+    assert statistics.median(lengths.values()) < 150
+    assert all(length <= 250 for name, length in lengths.items() if name.startswith("attnreg.recipes"))
 
 
 def test_every_package_is_shipped():
@@ -174,9 +140,6 @@ def test_public_names_are_all_there(package):
 
 
 def test_every_provider_is_public():
-    files = {path.stem for path in (ROOT / "attnreg" / "regularizers").glob("[a-z]*.py")}
-    assert files == {
-        cls.__module__.rpartition(".")[2] for cls in built_in().values() if "regularizers" in cls.__module__
-    }
-    for name in built_in():
-        assert hasattr(attnreg, name)
+    files = {f"attnreg.regularizers.{path.stem}" for path in (ROOT / "attnreg" / "regularizers").glob("[a-z]*.py")}
+    assert files == {cls.__module__ for cls in built_in().values() if "regularizers" in cls.__module__}
+    assert all(hasattr(attnreg, name) for name in built_in())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attnreg.experiments.compare import launch
 from tests.commands import assert_sentence
 
 
@@ -97,17 +98,64 @@ BAD = [
     bad("compare", "finetune 'x", code=2, says="No closing quotation"),
     bad("compare", "finetune", "--baseline", "ad-drop", code=2, says="Expected --baseline to be one of the methods"),
     bad("compare", "finetune", "finetune", code=2, says="Expected each method once"),
+    bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected each method once, got 'a=finetune' and 'a=ad-drop'"),
+    bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected each method once, got 'finetune' and 'finetune=ad-drop'"),
+    bad("compare", "finetune", "search=ad-drop", code=2, says="A comparison has a folder search: choose another name than in 'search=ad-drop'"),
+    bad("compare", "finetune", "ad-drop --q {0.1,x}", code=2, says="Invalid value for '--q'"),
+    bad("compare", "finetune", "ad-drop --validation-rows=3", code=2, says="--validation-rows must be the same for all methods"),
+    bad("compare", "finetune", "ad-drop --task cola", code=2, says="--task must be the same for all methods"),
+    bad("compare", "finetune", "--task", "nothing", code=2, says="Expected a task among"),
     bad("compare", "finetune --seed 3", code=2, says="--seed must be the same for all methods"),
     bad("compare", "finetune", "--validation-rows", 9, code=2, says="No such option '--validation-rows'. To score on rows of train, use --folds N, or `validation_rows: N` for a task of"),
     bad("compare", "finetune", "--data-dir", "nowhere", says="Expected --data-dir to be a folder or a file, got nowhere"),
     bad("search", "--space", "options: {learning-rate: 1e-5..1e-3}", "--data-dir", "nowhere", says="got nowhere: no such folder or file"),
     bad("compare", "finetune", "--jobs", 2, "--launcher", "ray", code=2, says="--jobs is only for --launcher local"),
+    bad("search", "--runs", 2, "--seeds", 3, code=2, says=r"Expected --runs of at least --seeds \(3\), got 2"),
+    *(
+        bad("search", "--space", space, code=2 if "options:" in space else 1, says=says)
+        for space, says in {
+            "nothing.yaml": "Cannot read the search space",
+            "{}": "The search space is empty: give `options`, `providers`, or both.",
+            "DropHead": "Expected the search space to map names to values, got 'DropHead'",
+            "provider: {}": "Unknown key 'provider' in the search space. Did you mean providers",
+            "providers: [DropHead]": "Expected `providers` of the search space to map names to values",
+            "providers: {DropHeads: {}}": "got 'DropHeads'.* Did you mean DropHead",
+            "providers: {DropHead: {rate: 0.1..0.5}}": "Expected the arguments of DropHead",
+            "providers: {DropHead: {p: 0.1..1.5}}": "Expected `p` to be a probability .*, got 1.5",
+            "providers: {DropHead: {p: 0.5..0.1}}": "DropHead p in the search space as a range from low",
+            "providers: {DropHead: {p: 0.1..0.5 lin}}": "DropHead p in the search space as a range",
+            "providers: {DropHead: {p: []}}": "DropHead p in the search space as a range",
+            "providers: {DropHead: {layers: middle}}": "Expected `layers` .* got 'middle'",
+            "{providers: {DropHead: {}}, most: 0}": "Expected `most` in the search space",
+            "options: {learning-rate: -1..1}": "Invalid value for '--learning-rate'",
+            "options: {q: 0.1..0.5}": "No such option",
+            "options: {train-size: 10..50}": "--train-size cannot be in the search space",
+            "{recipe: nothing, options: {epochs: 1..2}}": "Expected a recipe among",
+        }.items()
+    ),
     bad("plot", "nowhere", says="Run folder nowhere not found"),
+    *(bad("recipe", "probe", "--q", text, code=2, says="expected probabilities such as 0,0.5,1, got") for text in ("", "x", "0,2", "-1", "nan")),
+    bad("recipe", "probe", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
+    bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
+    bad("recipe", "pretrain", "--task", "agreement-words", "--label-noise", 0.1, code=2, says="--label-noise is for classification, but agreement-words is a masked-lm task"),
+    bad("recipe", "finetune", "--task", "agreement-completion", "--score-on", "x.jsonl", code=2, says="--score-on needs a score before training, which only a pretrained --model for causal-lm has here"),
+    bad("compare", "finetune", "--scale", "small", code=2, says="--scale is for --study"),
+    bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),
+    bad("compare", "finetune", "best=@nowhere", says="Expected the folder of a search after @, got nowhere"),
+    bad("compare", "finetune", "@nowhere", code=2, says="Give the winner of a search a name, as in best=@now"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("args", "code", "says"), BAD)
-def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, args, code, says):
-    result = cli(*args)
-    assert_sentence(result, code, says)
+def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch, args, code, says):
+    monkeypatch.setattr(launch, "local", lambda *args: pytest.fail("runs would be started"))
+    assert_sentence(cli(*args), code, says)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("args", "what"), [(("compare", "finetune"), "comparison"), (("search",), "search")])
+def test_an_output_folder_that_holds_something_else_is_left_alone(cli, tmp_path, args, what):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    assert_sentence(cli(*args, "--output-dir", "full"), 1, f"--output-dir full holds files but no {what}")
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]

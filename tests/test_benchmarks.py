@@ -11,6 +11,7 @@ import torch
 
 import attnreg
 from tests.commands import ran
+from tests.task_data import write_rows
 from tests.test_trainers import EXTRA
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ LONGER = {
     "docs/results/shift.py": ["--output-dir", "out"],
     "docs/results/planted/variance.py": ["--smallest"],
     "tests/families.py": ["--smallest"],
-    "tests/kill_and_resume.py": ["--smallest"],
+    "tests/kill_and_resume.py": ["--kills", "1"],
 }
 
 
@@ -43,9 +44,9 @@ def watched_runs(folder):
     line = {"winner": "attacker", "watched.0": 0.2, "others.0": 0.1, "placebo.0": 0.1}
     for seed in range(2):
         run = folder / "runs" / "attendout" / f"seed{seed}"
-        run.mkdir(parents=True)
-        lines = [json.dumps({**line, "step": step, "watched.0": 0.2 + 0.1 * seed}) + "\n" for step in range(256)]
-        (run / "telemetry.jsonl").write_text("".join(lines))
+        write_rows(
+            run / "telemetry.jsonl", [{**line, "step": step, "watched.0": 0.2 + 0.1 * seed} for step in range(256)]
+        )
 
 
 def test_every_script_is_run_here():
@@ -78,8 +79,7 @@ def test_a_script_runs_at_its_smallest_size(output_of, tmp_path, name, args):
 
 
 def test_one_command_prints_the_column_of_a_gpu(output_of):
-    only = ["--device", "cpu", "--smallest", "--only", "AttentionDropout, scores"]
-    output = output_of("benchmarks/gpu.py", *only)
+    output = output_of("benchmarks/gpu.py", "--device", "cpu", "--smallest", "--only", "AttentionDropout, scores")
     header, _, *rows = [line for line in output.splitlines() if line.startswith("|")]
     assert re.fullmatch(r"\| step \| tiny, .+, torch \S+ \|", header)
     assert [bool(re.fullmatch(r"\| AttentionDropout, scores \| \d+\.\d\d \|", row)) for row in rows] == [True]

@@ -16,6 +16,7 @@ from attnreg.experiments.results.document import Table, print_table
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
 from tests.commands import assert_sentence, ran
+from tests.task_data import write_rows
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
@@ -48,10 +49,9 @@ def test_a_checkout_runs_its_own_recipes_beside_another_one_that_is_installed(tm
 
 def test_lists_are_complete(cli):
     recipes = [path.stem.replace("_", "-") for path in (ROOT / "recipes").glob("[a-z]*.py")]
-    providers = {*built_in()} - {"Compose", "HiddenProvider"}
     studies = [path.stem for path in (ROOT / "recipes" / "studies").glob("*.yaml")]
-    named = {"recipes": recipes, "tasks": TASKS, "providers": providers, "studies": studies}
-    for what, names in named.items():
+    providers = {*built_in()} - {"Compose", "HiddenProvider"}
+    for what, names in {"recipes": recipes, "tasks": TASKS, "providers": providers, "studies": studies}.items():
         lines = cli("list", what).output.splitlines()
         assert {line.split()[0] for line in lines} == {*names}
         assert all(len(line.split()) > 3 for line in lines)
@@ -64,7 +64,7 @@ def test_every_command_ends_with_an_example(cli):
 
 
 def test_a_copied_recipe_runs(cli, tmp_path):
-    assert cli("copy", "finetune", "mine.py").exit_code == 0
+    ran(cli("copy", "finetune", "mine.py"))
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
     (tmp_path / "mine.py").write_text(text)
     assert_sentence(cli("copy", "ad-drop", "mine.py"), 2, "mine.py is there already: choose another FILE")
@@ -82,8 +82,7 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     ],
 )  # fmt: skip
 def test_bad_data_names_the_file_and_the_place(cli, tmp_path, file, content, says):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "validation.jsonl").write_text('{"sentence": "a", "label": 1}')
+    write_rows(tmp_path / "data" / "validation.jsonl", [{"sentence": "a", "label": 1}])
     (tmp_path / "data" / file).write_text(content if isinstance(content, str) else json.dumps(content))
     assert_sentence(cli("recipe", "finetune", "--data-dir", "data", *QUICK), 1, says)
     assert not (tmp_path / "runs").exists()
@@ -91,32 +90,34 @@ def test_bad_data_names_the_file_and_the_place(cli, tmp_path, file, content, say
 
 def test_a_model_folder_that_holds_none(cli, tmp_path):
     (tmp_path / "empty").mkdir()
-    empty = cli("recipe", "finetune", "--model", "./empty")
-    assert_sentence(empty, 1, r"the folder of a model, got \./empty, without config\.json")
+    says = r"the folder of a model, got \./empty, without config\.json"
+    assert_sentence(cli("recipe", "finetune", "--model", "./empty"), 1, says)
 
 
 def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     def refused(says, *args, recipe="finetune"):
         assert_sentence(cli("recipe", recipe, *QUICK, "--output-dir", "out", *args), 1, says)
 
+    def contents():
+        return {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
     ran(cli("recipe", "finetune", *QUICK, "--output-dir", "out"))
     (tmp_path / "file").write_text("x")
-    before = {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
+    before, config = contents(), tmp_path / "out" / "config.json"
     refused("Expected --output-dir to be new or empty, got out: .* pass --resume")
     refused("Expected --output-dir to be new or empty", "--output-dir", "file")
     refused(r"resume with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
     refused(r"resume with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
     refused("--recipe finetune", "--resume", recipe="attention-layerdrop")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "optimizer": "sgd"}))
+    config.write_text(json.dumps({**json.loads(before[config]), "optimizer": "sgd"}))
     refused("was started with other options: resume with an attnreg that has --optimizer, or pass", "--resume")
-    (tmp_path / "out" / "config.json").write_bytes(before[tmp_path / "out" / "config.json"])
+    config.write_bytes(before[config])
     left_out = cli("recipe", "finetune", "--epochs", 1, "--output-dir", "out", "--resume")
     assert_sentence(left_out, 1, r"resume with --train-size 64 \(not given\)")
     (tmp_path / "out" / "result.json").unlink()
-    before = {path: text for path, text in before.items() if path.name != "result.json"}
+    del before[tmp_path / "out" / "result.json"]
     refused("No checkpoint in out/checkpoints, although the run has evaluations", "--resume")
-    assert before == {path: path.read_bytes() for path in sorted((tmp_path / "out").rglob("*")) if path.is_file()}
+    assert contents() == before
 
 
 def test_a_recipe_file_that_cannot_be_imported(cli, tmp_path):

@@ -1,6 +1,5 @@
 """Comparisons through the command line: their runs, what is repeated and what is not, their report."""
 
-import csv
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +18,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.commands import assert_sentence, invoke, ran, read_csv, read_lines
 from tests.warm import DEV_ROWS
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
@@ -30,10 +28,8 @@ COMPARE = ["compare", *METHODS, *SMALL, "--seeds", 2, "--search-rows", 50, "--no
 
 def results(folder):
     """What every run measured, without what the clock and the memory say."""
-    measured = ("seconds", "memory")
-    with (folder / "results.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
-    return [{name: value for name, value in row.items() if not any(word in name for word in measured)} for row in rows]
+    rows = read_csv(folder / "results.csv")
+    return [{name: value for name, value in row.items() if not re.search("seconds|memory", name)} for row in rows]
 
 
 def started_by(warm):
@@ -51,20 +47,22 @@ def warm_runs(warm):
 
 @pytest.fixture(scope="module")
 def finished(warm_runs, tmp_path_factory):
-    """A finished comparison in its folder, and what was printed."""
+    """The folder of a finished comparison."""
     home = tmp_path_factory.mktemp("comparison")
-    before = Path.cwd()
-    os.chdir(home)
-    try:
-        result = invoke(*COMPARE)
-    finally:
-        os.chdir(before)
-    assert result.exit_code == 0, result.output
-    return home, result.output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        ran(invoke(*COMPARE))
+    return home / "study"
+
+
+@pytest.fixture
+def study(finished, tmp_path):
+    """A copy of it, for more runs."""
+    return shutil.copytree(finished, tmp_path / "study")
 
 
 def test_each_run_has_its_folder(finished):
-    rows = results(finished[0] / "study")
+    rows = results(finished)
     assert [(row["method"], row["role"], row["seed"]) for row in rows] == [
         *(("finetune", "final", seed) for seed in "01"),
         *(("ad-drop --q 0.5", "final", seed) for seed in "01"),
@@ -73,7 +71,7 @@ def test_each_run_has_its_folder(finished):
         *((row["method"], "final", seed) for row, seed in zip(rows[-2:], "01", strict=True)),
     ]
     for row in rows:
-        folder = finished[0] / "study" / row["folder"]
+        folder = finished / row["folder"]
         assert json.loads((folder / "config.json").read_text())["seed"] == int(row["seed"])
         environment = json.loads((folder / "result.json").read_text())["environment"]
         assert {"cpu", "kernels", "threads", "torch", "transformers"} <= environment.keys()
@@ -85,19 +83,18 @@ def test_each_run_has_its_folder(finished):
 
 def test_methods_of_one_seed_share_data_order_head_and_evaluation(finished):
     """The first epoch of AD-DROP is a plain one: the same as fine-tuning, to the last bit."""
-    folder, lines = finished[0] / "study", {}
+    logits = []
     for seed in (0, 1):
-        plain, other = (
-            read_lines(folder / name / f"seed{seed}" / "predictions.jsonl") for name in ("finetune", "ad-drop--q0.5")
-        )
-        assert [(row["label"], row["logits"]) for row in plain] == [(row["label"], row["logits"]) for row in other]
-        lines[seed] = np.array([row["logits"] for row in plain])
-    assert np.abs(lines[0] - lines[1]).max() > 1e-2
+        paths = (finished / name / f"seed{seed}" / "predictions.jsonl" for name in ("finetune", "ad-drop--q0.5"))
+        plain, other = ([(row["label"], row["logits"]) for row in read_lines(path)] for path in paths)
+        assert plain == other
+        logits.append([row for _, row in plain])
+    assert np.abs(np.subtract(*logits)).max() > 1e-2
 
 
 def test_scores_are_those_of_the_predictions(finished):
-    for row in results(finished[0] / "study"):
-        lines = read_lines(finished[0] / "study" / row["folder"] / "predictions.jsonl")
+    for row in results(finished):
+        lines = read_lines(finished / row["folder"] / "predictions.jsonl")
         predicted = [int(np.argmax(line["logits"])) for line in lines]
         score = matthews_corrcoef([line["label"] for line in lines], predicted)
         assert float(row["score"]) == pytest.approx(score)
@@ -105,32 +102,24 @@ def test_scores_are_those_of_the_predictions(finished):
 
 
 def test_the_report_has_what_it_needs(finished):
-    comparison = finished[0] / "study"
-    report = (comparison / "report.md").read_text()
-    mean = np.mean([float(row["score"]) for row in results(comparison) if row["method"] == "finetune"])
+    report = (finished / "report.md").read_text()
+    mean = np.mean([float(row["score"]) for row in results(finished) if row["method"] == "finetune"])
     assert re.search(rf"\| finetune \| {mean:.4f} \|", report)
     assert "| attention-layerdrop --drop-rate {0.1,0.9} | --drop-rate 0." in report
     assert report.count("chosen |") == 1
-    assert not re.search(r'(src|srcset|href)="(?!data:|#)', (comparison / "report.html").read_text())
+    assert not re.search(r'(src|srcset|href)="(?!data:|#)', (finished / "report.html").read_text())
     assert f"2 seeds; 64 training rows, {DEV_ROWS} dev rows; 1 epoch;" in report
-    command = shlex.split(report.split("```")[1].strip())
-    assert command[:5] == ["attnreg", "compare", *METHODS]
+    assert shlex.split(report.split("```")[1])[:5] == ["attnreg", "compare", *METHODS]
 
 
-def test_what_is_finished_is_not_run_again(finished, undrawn, cli, tmp_path):
-    shutil.copytree(finished[0] / "study", tmp_path / "study")
-    before = results(tmp_path / "study")
-    shutil.rmtree(tmp_path / "study" / "finetune" / "seed1")
-    again = ran(cli(*COMPARE))
-    assert re.findall(r"^(.*), seed (\d+): ", again.output, re.M) == [("finetune", "1")]
-    assert results(tmp_path / "study") == before
-    once_more = cli(*COMPARE)
-    assert ", seed" not in once_more.output
-    assert results(tmp_path / "study") == before
+def test_what_is_finished_is_not_run_again(finished, study, undrawn, cli):
+    shutil.rmtree(study / "finetune" / "seed1")
+    for made in ([("finetune", "1")], []):
+        assert re.findall(r"^(.*), seed (\d+): ", ran(cli(*COMPARE)).output, re.M) == made
+        assert results(study) == results(finished)
 
 
-def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
-    shutil.copytree(finished[0] / "study", tmp_path / "study")
+def test_another_seed_uses_what_is_there(study, cli, tmp_path):
     words = ["finetune --epochs 2" if word == METHODS[2] else word for word in COMPARE]
     printed = cli(*words, "--seeds", 3, "--launcher", "commands")
     lines = printed.stdout.splitlines()
@@ -139,7 +128,7 @@ def test_another_seed_uses_what_is_there(finished, cli, tmp_path):
     assert "5 runs to start, 0 running" in printed.stderr
     line = next(line for line in lines if "seed2" in line and "finetune" in line)
     ran(cli(*shlex.split(line.partition(" && ")[2])[2:]))
-    assert (tmp_path / "study" / "finetune" / "seed2" / "result.json").is_file()
+    assert (study / "finetune" / "seed2" / "result.json").is_file()
 
 
 def wait_for(condition):
@@ -157,7 +146,7 @@ def has_ended(process):
 
 
 WITH_WARM_RUNS = """
-import sys
+import os, signal, sys
 from attnreg.experiments.cli.main import main
 from tests.test_compare import launch, started_by
 from tests.warm import Warm
@@ -167,21 +156,14 @@ launch.subprocess = started_by(Warm("fork"))
 main(sys.argv[1:])
 """
 
-NO_OTHER_RUN_AFTER_ONE = """
-import os
-import signal
-from attnreg.experiments.compare.launch import Board
-
-Board.ended = lambda *ended: os.kill(os.getpid(), signal.SIGSTOP)
-"""
+NO_OTHER_RUN_AFTER_ONE = "launch.Board.ended = lambda *ended: os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
     words = [word for word in COMPARE if word != METHODS[2]]
     command = [sys.executable, "-c", WITH_WARM_RUNS.format(before=NO_OTHER_RUN_AFTER_ONE), *words, "--jobs", 2]
     with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
-        comparison = tmp_path / "study"
-        stopped = psutil.Process(process.pid)
+        comparison, stopped = tmp_path / "study", psutil.Process(process.pid)
         wait_for(lambda: process.poll() is not None or stopped.status() == psutil.STATUS_STOPPED)
         runs = stopped.children(recursive=True)
         process.kill()
@@ -190,7 +172,7 @@ def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
     assert len(done) in {1, 2}
     ran(cli(*words))
     assert {path: path.stat().st_mtime_ns for path in done} == done
-    assert results(comparison) == results(finished[0] / "study")[:4]  # of the methods without a search
+    assert results(comparison) == results(finished)[:4]  # of the methods without a search
 
 
 def test_stopped_by_hand(warm, tmp_path):
@@ -210,9 +192,7 @@ def test_stopped_by_hand(warm, tmp_path):
 
 def test_ray_that_is_not_installed(cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = cli(*COMPARE, "--launcher", "ray")
-    assert result.exit_code == 1
-    assert "--launcher ray needs Ray: pip install ray." in " ".join(result.output.split())
+    assert_sentence(cli(*COMPARE, "--launcher", "ray"), 1, "--launcher ray needs Ray: pip install ray.")
 
 
 @pytest.mark.slow
@@ -221,27 +201,7 @@ def test_on_a_ray_cluster(finished, spawn, tmp_path):
     process = spawn(*COMPARE, "--launcher", "ray")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    assert results(tmp_path / "study") == results(finished[0] / "study")
-
-
-@pytest.mark.parametrize(
-    ("args", "message", "code"),
-    [
-        (["a=finetune", "a=ad-drop"], "Expected each method once, got 'a=finetune' and 'a=ad-drop'", 2),
-        (["finetune", "finetune=ad-drop"], "Expected each method once, got 'finetune' and 'finetune=ad-drop'", 2),
-        (["finetune", "search=ad-drop"], "A comparison has a folder search: choose another name than in 'search=ad-drop'", 2),
-        (["finetune", "ad-drop --q {0.1,x}"], "Invalid value for '--q'", 2),
-        (["finetune", "ad-drop --validation-rows=3"], "--validation-rows must be the same for all methods", 2),
-        (["finetune", "ad-drop --task cola"], "--task must be the same for all methods", 2),
-        (["finetune", "--task", "nothing"], "Expected a task among", 2),
-        (["finetune", "--output-dir", "full"], "--output-dir full holds files but no comparison", 1),
-    ],
-)  # fmt: skip
-def test_bad_input(cli, tmp_path, args, message, code):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    assert_sentence(cli("compare", *args), code, message)
-    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
+    assert results(tmp_path / "study") == results(finished)
 
 
 def test_what_is_a_name_and_what_is_not(tmp_path, monkeypatch):
@@ -261,18 +221,14 @@ def test_what_is_a_name_and_what_is_not(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("baseline", ["plain", "finetune", "plain=finetune"])
 def test_the_baseline_may_be_named(cli, tmp_path, baseline):
-    methods = ["high=ad-drop --p 0.3", "plain=finetune", "--baseline", baseline]
-    args = ["compare", *methods, "--launcher", "commands", "--seeds", 1]
-    assert "study/high/seed0" in ran(cli(*args, "--output-dir", "study")).output
+    args = ["--baseline", baseline, "--launcher", "commands", "--seeds", 1, "--output-dir", "study"]
+    assert "study/high/seed0" in ran(cli("compare", "high=ad-drop --p 0.3", "plain=finetune", *args)).output
     assert json.loads((tmp_path / "study" / "study.json").read_text())["baseline"] == "plain=finetune"
 
 
-def test_other_options_in_a_folder_that_has_runs(finished, cli, tmp_path):
-    shutil.copytree(finished[0] / "study", tmp_path / "study")
-    result = cli(*COMPARE, "--learning-rate", 0.5)
-    assert result.exit_code == 1
-    assert "--learning-rate 0.002 (not --learning-rate 0.5)" in result.output
-    assert results(tmp_path / "study") == results(finished[0] / "study")
+def test_other_options_in_a_folder_that_has_runs(finished, study, cli):
+    assert_sentence(cli(*COMPARE, "--learning-rate", 0.5), 1, r"--learning-rate 0.002 \(not --learning-rate 0.5\)")
+    assert results(study) == results(finished)
 
 
 @pytest.mark.slow

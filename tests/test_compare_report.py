@@ -1,6 +1,5 @@
 """The report of a comparison: its figures, its search, its names, and what it says of nothing learned and of missing runs."""
 
-import csv
 import json
 import re
 import shutil
@@ -15,9 +14,10 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
-from tests.commands import ran, read_lines
+from tests.commands import ran, read_csv, read_lines
+from tests.task_data import write_rows
 from tests.test_compare import started_by
-from tests.test_compare_study import LABELS, comparison_of, reported, table, write
+from tests.test_compare_study import LABELS, comparison_of, reported, table, write, written
 from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,14 +49,11 @@ def compared(tmp_path_factory):
         number = NAMES.index(run.method.text)
         score = 0.7 + 0.02 * run.seed * number
         write(run, score, best_epoch={"network": "model", "epoch": 3, "accuracy": score})
-        for name, lines in {
-            "metrics": metrics_of(number, run.seed),
-            "telemetry": telemetry_of(number, run.seed),
-        }.items():
-            (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_rows(run.folder / "metrics.jsonl", metrics_of(number, run.seed))
+        write_rows(run.folder / "telemetry.jsonl", telemetry_of(number, run.seed))
     with keeping() as figures:
-        write_report(comparison)
-    return comparison.folder, figures, (comparison.folder / "report.md").read_text()
+        report = reported(comparison)
+    return comparison.folder, figures, report
 
 
 def test_the_report_has_its_figures_and_contents(compared):
@@ -68,10 +65,9 @@ def test_the_report_has_its_figures_and_contents(compared):
         for suffix, start in {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}.items():
             assert (folder / "plots" / f"{name}{suffix}").read_bytes().startswith(start)
     assert page.count('src="data:image/png;base64,') == page.count("<img ") == len(names)
-    headings = re.findall(r"^## (.*)$", report, re.M)
+    headings, links = re.findall(r"^## (.*)$", report, re.M), re.findall(r'<a href="#([^"]+)">', page)
     assert headings[:3] == ["Differences to finetune", "Scores", "Learning curves"]
     assert re.findall(r"^- \[(.*)\]\(#", report, re.M) == headings
-    links = re.findall(r'<a href="#([^"]+)">', page)
     assert links == re.findall(r'<h2 id="([^"]+)">', page)
     assert len(links) == len(headings) == len(set(links))
 
@@ -117,10 +113,8 @@ def test_intervals_are_students(tmp_path):
 
 def test_a_task_without_classes_has_no_interval_over_rows(tmp_path):
     comparison = comparison_of(tmp_path, *NAMES[:2], equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * run.seed, dev={"accuracy": 0.5, "loss": 0.5, "calibration_error": None})
-        rows = [{"label": float(n), "prediction": n + 0.5} for n in range(9)]
-        (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for run in written(comparison, dev={"accuracy": 0.5, "loss": 0.5, "calibration_error": None}).runs():
+        write_rows(run.folder / "predictions.jsonl", [{"label": float(n), "prediction": n + 0.5} for n in range(9)])
     report = reported(comparison)
     assert "95 % over dev rows" not in report
     assert "There are no learning curves: dev was scored in a single epoch" in report
@@ -140,11 +134,10 @@ def test_the_trivial_answer_is_that_of_the_training_rows():
     kind, mean = (kind_class(task.kind)(task, None, 16) for task in map(get_task, ("mrpc", "stsb")))
     assert kind.trivial([1, 0, 1]) == ("majority class", 1)
     assert kind.trivial([1, 0])[1] == 0  # the first, in a tie
-    gold = [0, 0, 1]
-    assert kind.score([{"label": label, "prediction": 1} for label in gold])["f1"] == f1_score(gold, [1] * 3)
     assert mean.trivial([1.0, 2.0, 6.0]) == ("mean of train", 3.0)
-    constant = mean.score([{"label": float(label), "prediction": 3.0} for label in gold])
-    assert constant["pearson"] == 0.0  # a constant has no correlation
+    ones, threes = ([{"label": float(label), "prediction": answer} for label in (0, 0, 1)] for answer in (1, 3.0))
+    assert kind.score(ones)["f1"] == f1_score([0, 0, 1], [1] * 3)
+    assert mean.score(threes)["pearson"] == 0.0  # a constant has no correlation
 
 
 def test_the_majority_class_is_a_line_of_the_scores_and_collapsed_networks_are_named(tmp_path):
@@ -154,8 +147,7 @@ def test_the_majority_class_is_a_line_of_the_scores_and_collapsed_networks_are_n
     final = comparison.final_runs(comparison.chosen(comparison.methods[1]))
     for run in final:
         write(run, 0.5, trivial=TRIVIAL)
-    rows = [{"label": label, "prediction": 1} for label in LABELS]
-    (final[1].folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(final[1].folder / "predictions.jsonl", [{"label": label, "prediction": 1} for label in LABELS])
     report = reported(comparison, trivial=TRIVIAL)
     assert "Collapsed: ad-drop --q {0.1,0.3} predicts the same class for all dev rows (seeds: 1)." in report
     assert [*table(report, "Scores")[-1].values()] == ["majority class", "0.5500", "0.0000", "0.550  0.550"]
@@ -176,9 +168,9 @@ def test_a_difference_without_an_interval_says_why(tmp_path, seeds, cell):
 
 def test_no_cell_is_empty(tmp_path):
     comparison = comparison_of(tmp_path, "finetune --label-noise 0", "ad-drop --label-noise 0.1", equal_time=False)
+    dev = {"accuracy": 0.5, "loss": 1.0, "calibration_error": None}
     for run in comparison.runs():
         wrong = {"rows": 4, "memorized": 0.5, "recovered": 0.5} if "ad-drop" in run.method.text else None
-        dev = {"accuracy": 0.5, "loss": 1.0, "calibration_error": None}
         write(run, 0.5, dev=dev, peak_memory_bytes=0, trivial=TRIVIAL, mislabelled=wrong)
     report = reported(comparison)
     rows = [line for line in report.splitlines() if line.startswith("|")]
@@ -201,20 +193,11 @@ def test_no_cell_is_empty(tmp_path):
 )  # fmt: skip
 def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
     comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
+    scores = {"finetune": others, "ad-drop": mine}
     with comparison.begun():
-        for method, scores in zip(comparison.methods, (others, mine), strict=True):
-            for run, score in zip(comparison.final_runs(method), scores, strict=True):
-                write(run, score, trivial=TRIVIAL)
-        printed, *_ = write_report(comparison)
+        printed, *_ = write_report(written(comparison, lambda run: scores[run.method.text][run.seed], trivial=TRIVIAL))
     assert re.search(says, printed), printed
     assert reported(comparison).index(printed) < reported(comparison).index("```")
-
-
-def test_detectable_differences_are_told(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=3)
-    report = reported(comparison, lambda run: 0.5 if run.method.text == "finetune" else 0.58 + 0.02 * run.seed)
-    (row,) = table(report, "Differences to finetune")
-    assert float(row["detectable"]) == pytest.approx(0.0657, abs=2e-3)  # 3.26 SDs for three seeds: a table of t
 
 
 def unfinished(tmp_path):
@@ -233,13 +216,10 @@ def unfinished(tmp_path):
 
 def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
     report = (unfinished(tmp_path).folder / "report.md").read_text()
-    for says in (
-        "Incomplete: 5 of 14 runs have finished.",
-        *("finetune: 3 of 4 seeds.", "ad-drop: 2 of 4 seeds.", "attention-dropout: 0 of 4 seeds."),
-        "r-drop --alpha {1,5}: 0 of 4 seeds.",
-        "Failed: ad-drop, final, seed 3: Error: The loss is nan.",
-    ):
+    seeds = {"finetune": 3, "ad-drop": 2, "attention-dropout": 0, "r-drop --alpha {1,5}": 0}
+    for says in ("Incomplete: 5 of 14 runs have finished.", *(f"{name}: {n} of 4 seeds." for name, n in seeds.items())):
         assert says in report
+    assert "Failed: ad-drop, final, seed 3: Error: The loss is nan." in report
     (row,) = table(report, "Differences to finetune")
     assert (row["method"], row["difference"]) == ("ad-drop", f"{np.mean([0.65 - 0.6, 0.61 - 0.55]):+.4f}")
     assert [row["method"] for row in table(report, "Scores")] == ["finetune", "ad-drop"]
@@ -262,8 +242,7 @@ def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch)
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     small = ["--epochs", 1, "--train-size", 64, "--device", "cpu", "--seeds", 2, "--no-equal-time", "--jobs", 1]
     result = cli("compare", "bad=finetune --max-length 100", "finetune", *small, "--output-dir", "study")
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
     says = "Error: 1 of the runs failed. The log of the first, study/bad/seed0.log, ends with: Error: "
     assert result.stderr.startswith(says)
     report = (tmp_path / "study" / "report.md").read_text()
@@ -275,11 +254,9 @@ def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch)
 def test_the_report_shows_names_and_tells_options(tmp_path):
     comparison = comparison_of(tmp_path, "plain=finetune", HIGH, TRIED, options={"epochs": 2})
     with comparison.begun():
-        while pending := [run for run in comparison.runs() if not run.finished]:
-            for run in pending:
-                score = 0.6 + 0.05 * run.seed * ("0.2" in run.method.text)
-                write(run, score, 20.0 if run.method.name == "high" else 10.0)
-            comparison.decide()
+        score, slow = lambda run: 0.6 + 0.05 * run.seed * ("0.2" in run.method.text), {"seconds": 20.0}
+        while not all(run.finished for run in comparison.runs()):
+            written(comparison, score, lambda run: slow if run.method.name == "high" else {}).decide()
     folders = {run.folder.parent.relative_to(comparison.folder).as_posix() for run in comparison.runs()}
     assert folders == {"plain", "high", "search/tried=0.1", "search/tried=0.2", "tried=0.2", "plain--epochs4"}
     with keeping() as figures:
@@ -342,9 +319,7 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
         further = {"mismatched_accuracy": 0.5} if run.role == "final" else {}  # a search scores on less
         score = 0.6 if "2e-4" in run.method.text else 0.5
         write(run, score, dev={"accuracy": score, "loss": 0.5, "calibration_error": 0.1, **further})
-    for run in comparison.runs():
-        if not run.finished:
-            write(run, 0.5, 20.0 if "ad-drop" in run.method.text else 10.0)
+    written(comparison, 0.5, lambda run: {"seconds": 20.0} if "ad-drop" in run.method.text else {})
     with comparison.begun():
         longer = [run for run in comparison.runs() if run.role == "equal time"]
         assert {run.method.text for run in longer} == {"finetune --learning-rate 2e-4 --epochs 20"}
@@ -356,7 +331,6 @@ def test_the_baseline_is_searched_like_any_other(tmp_path):
     assert "The methods differ in learning rate: see the options below." in report
     told = [row["options"].split(" --")[0] for row in table(report, "Options")]
     assert told == ["--learning-rate 0.0002", "--learning-rate 0.002", "--learning-rate 0.002"]
-    with (tmp_path / "study" / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(comparison.folder / "results.csv")
     assert {row["role"] for row in rows} == {"final", "search", "equal time"}
     assert [row["dev_mismatched_accuracy"] for row in rows].count("0.5") == 2  # of attention-layerdrop's two

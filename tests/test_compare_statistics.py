@@ -18,13 +18,7 @@ from attnreg.experiments.compare.statistics import (
     paired_difference,
     power,
 )
-from attnreg.experiments.tasks.metrics import (
-    CONFUSION,
-    METRICS,
-    accuracy_of,
-    calibration_error,
-    matthews_correlation_of,
-)
+from attnreg.experiments.tasks import metrics
 
 
 def test_paired_difference_is_students():
@@ -55,7 +49,7 @@ def test_unequal_numbers_of_seeds_are_refused():
 def test_the_bootstrap_is_paired():
     labels = np.arange(200) % 2
     same = np.where(np.random.default_rng(0).random(200) < 0.3, 1 - labels, labels)
-    assert bootstrap_over_rows(accuracy_of, labels, [same], [same], resamples=50) == (0.0, 0.0)
+    assert bootstrap_over_rows(metrics.accuracy_of, labels, [same], [same], resamples=50) == (0.0, 0.0)
 
 
 def correlation_of_classes(labels, predictions):
@@ -74,11 +68,11 @@ def test_the_bootstrap_is_the_percentiles_of_resampled_scores():
         rows = rng.integers(0, 80, 80)
         a, b = ([correlation_of_classes(labels[rows], one[rows]) for one in side] for side in (ours, theirs))
         gaps.append(np.mean(a) - np.mean(b))
-    got = bootstrap_over_rows(matthews_correlation_of, labels, ours, theirs, resamples=2000)
+    got = bootstrap_over_rows(metrics.matthews_correlation_of, labels, ours, theirs, resamples=2000)
     assert got == (pytest.approx(np.quantile(gaps, 0.025), abs=0.03), pytest.approx(np.quantile(gaps, 0.975), abs=0.03))
 
 
-OF_COUNTS = [(name, classes) for name in CONFUSION for classes in (2, 4) if (name, classes) != ("f1", 4)]
+OF_COUNTS = [(name, classes) for name in metrics.CONFUSION for classes in (2, 4) if (name, classes) != ("f1", 4)]
 
 
 @pytest.mark.parametrize(("name", "classes"), OF_COUNTS)
@@ -87,10 +81,9 @@ def test_metrics_of_counts_are_those_of_predictions(name, classes):
     for _ in range(20):
         labels, predictions = rng.integers(0, classes, 12), rng.integers(0, max(1, classes - 1), 12)
         counts = np.zeros((4, 4), int)
-        for label, prediction in zip(labels, predictions, strict=True):
-            counts[label, prediction] += 1
-        expected = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=labels)[name]
-        assert float(CONFUSION[name](counts)) == pytest.approx(expected)
+        np.add.at(counts, (labels, predictions), 1)
+        expected = metrics.METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=labels)[name]
+        assert float(metrics.CONFUSION[name](counts)) == pytest.approx(expected)
 
 
 def stepwise(p_values, alpha):
@@ -124,16 +117,13 @@ def test_calibration_error_against_a_loop():
     labels = torch.randint(0, 3, (400,), generator=generator)
     bins, total = 15, 0.0
     for number in range(bins):
-        confidences, right = [], []
-        for row, label in zip(probabilities.tolist(), labels.tolist(), strict=True):
-            confidence = max(row)
-            if number / bins < confidence <= (number + 1) / bins:
-                confidences.append(confidence)
-                right.append(row.index(confidence) == label)
-        if right:
-            total += len(right) / 400 * abs(sum(right) / len(right) - sum(confidences) / len(right))
-    assert calibration_error(probabilities, labels) == pytest.approx(total, abs=1e-12)
-    assert calibration_error(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1.0
+        pairs = zip(probabilities.tolist(), labels.tolist(), strict=True)
+        own = [(row, label) for row, label in pairs if number / bins < max(row) <= (number + 1) / bins]
+        if own:
+            right = sum(row.index(max(row)) == label for row, label in own) / len(own)
+            total += len(own) / 400 * abs(right - sum(max(row) for row, _ in own) / len(own))
+    assert metrics.calibration_error(probabilities, labels) == pytest.approx(total, abs=1e-12)
+    assert metrics.calibration_error(torch.tensor([[1.0, 0.0]]), torch.tensor([1])) == 1.0
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(0.5, 6), (0.8, 16), (0.0, 9)])

@@ -1,6 +1,5 @@
 """What a comparison decides and reports, with runs that are written down here."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -15,7 +14,8 @@ from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.folder.reader import locked
-from tests.commands import read_lines
+from tests.commands import read_csv, read_lines
+from tests.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -44,28 +44,28 @@ def write(run, score, seconds=10.0, **changes):
     (run.folder / "result.json").write_text(json.dumps({**result, **changes}))
     wrong = round(100 * (1 - score))
     rows = [{"label": label, "prediction": label ^ (n < wrong)} for n, label in enumerate(LABELS)]
-    (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(run.folder / "predictions.jsonl", rows)
 
 
-def reported(comparison, score=lambda run: 0.5 + 0.1 * run.seed, **changes):
-    """The report of a comparison, whose missing runs are written down with these scores."""
+def written(comparison, score=lambda run: 0.5 + 0.1 * run.seed, of_run=lambda run: {}, **changes):
+    """A comparison whose missing runs are written down with these scores and changes, of all or of each."""
     for run in comparison.runs():
         if not run.finished:
-            write(run, score(run), **changes)
-    write_report(comparison)
+            write(run, score(run) if callable(score) else score, **changes, **of_run(run))
+    return comparison
+
+
+def reported(comparison, *given, **changes):
+    """The report of a comparison, whose missing runs are written down."""
+    write_report(written(comparison, *given, **changes))
     return (comparison.folder / "report.md").read_text()
 
 
 def table(report, heading):
     """The first table below a heading, as dicts by column."""
-    lines = report[report.index(f"## {heading}") :].splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    cells = []
-    for line in lines[start:]:
-        if not line.startswith("|"):
-            break
-        cells.append([cell.strip() for cell in line.strip("|").split("|")])
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+    lines = re.search(r"(?:^\|.*\n)+", report[report.index(f"## {heading}") :], re.M)[0].splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_every_number_of_the_report(tmp_path):
@@ -78,47 +78,35 @@ def test_every_number_of_the_report(tmp_path):
         "ad-drop": {"seconds": 15.0, "forward_rows": 600, "peak_memory_bytes": 150, "active_steps": 10, "drop_rates": rates},
         names[2]: {"active_steps": 20, "drop_rates": {"encoder.0": 0.0, "encoder.1": 0.0}},
     }  # fmt: skip
-    for run in comparison.runs():
-        write(run, scores[run.method.text][run.seed], **measured[run.method.text])
-    comparison.decide()
-    for run in comparison.runs():
-        if run.role == "equal time":
-            write(run, 0.71 + 0.01 * run.seed, 14.0)
-    report = reported(comparison)
-    first = table(report, "Scores")[1]
-    assert first == {
-        "method": "ad-drop",
-        "mean": f"{np.mean(scores['ad-drop']):.4f}",
-        "SD": f"{np.std(scores['ad-drop'], ddof=1):.4f}",
-        "seeds, from 0": "0.750  0.760  0.850",
-    }
+    written(comparison, lambda run: scores[run.method.text][run.seed], lambda run: measured[run.method.text]).decide()
+    report = reported(comparison, lambda run: 0.71 + 0.01 * run.seed, seconds=14.0)  # the baseline with the same time
+    mine, plain = scores["ad-drop"], scores["finetune"]
+    cells = ["ad-drop", f"{np.mean(mine):.4f}", f"{np.std(mine, ddof=1):.4f}", "0.750  0.760  0.850"]
+    assert [*table(report, "Scores")[1].values()] == cells
     ad_drop, layerdrop = table(report, "Differences to finetune")
-    tests = [stats.ttest_rel(scores[name], scores["finetune"]) for name in list(scores)[1:]]
-    gap = np.mean(scores["ad-drop"]) - np.mean(scores["finetune"])
+    tests = [stats.ttest_rel(scores[name], plain) for name in names[1:]]
+    dev, gap = np.mean(mine), np.mean(mine) - np.mean(plain)
     low, high = tests[0].confidence_interval()
-    assert ad_drop["difference"] == f"{gap:+.4f}"
-    assert ad_drop["95 % over seeds"] == f"[{low:+.4f}, {high:+.4f}]"
+    assert ad_drop.items() >= {"difference": f"{gap:+.4f}", "95 % over seeds": f"[{low:+.4f}, {high:+.4f}]"}.items()
     assert ad_drop["p"] == f"{tests[0].pvalue:.4f}"
     assert float(ad_drop["p (Holm)"]) == pytest.approx(2 * tests[0].pvalue, abs=1e-3)
     assert layerdrop["p (Holm)"] == layerdrop["p"] == f"{tests[1].pvalue:.4f}"
+    deviation = np.std(np.subtract(mine, plain), ddof=1)
+    assert float(ad_drop["detectable"]) == pytest.approx(3.26 * deviation, rel=0.02)  # for three seeds: a table of t
     low, high = (float(end) for end in ad_drop["95 % over dev rows"].strip("[]").split(","))
     assert 0 < low < gap < high < 0.12
-    fit = table(report, "Fit")[1]
-    dev = np.mean(scores["ad-drop"])
-    assert (fit["train"], fit["dev"], fit["gap"]) == ("0.9000", f"{dev:.4f}", f"{0.9 - dev:+.4f}")
-    assert (fit["train loss"], fit["dev loss"], fit["calibration error"]) == ("0.250", f"{1 - dev:.3f}", "0.100")
-    cost = table(report, "Cost")[1]
-    ratios = {name: cost[f"{name} ratio"] for name in ("time", "memory", "forward", "backward")}
-    assert ratios == {"time": "1.50", "memory": "1.50", "forward": "1.50", "backward": "1.00"}
-    assert (cost["active steps"], cost["layers"], cost["drop rate"]) == ("50%", "2 of 3", "0.200")
-    nothing = table(report, "Cost")[2]  # a regularizer that dropped nothing does not look like none
-    assert (nothing["active steps"], nothing["layers"], nothing["drop rate"]) == ("100%", "0 of 2", "0.000")
+    fit = {"train": "0.9000", "dev": f"{dev:.4f}", "gap": f"{0.9 - dev:+.4f}"}
+    fit |= {"train loss": "0.250", "dev loss": f"{1 - dev:.3f}", "calibration error": "0.100"}
+    assert table(report, "Fit")[1].items() >= fit.items()
+    cost = {"time ratio": "1.50", "memory ratio": "1.50", "forward ratio": "1.50", "backward ratio": "1.00"}
+    cost |= {"active steps": "50%", "layers": "2 of 3", "drop rate": "0.200"}
+    nothing = {"active steps": "100%", "layers": "0 of 2", "drop rate": "0.000"}  # which does not look like none
+    for row, expected in zip(table(report, "Cost")[1:], (cost, nothing), strict=True):
+        assert row.items() >= expected.items()
     (equal,) = table(report, "Differences to finetune with the same training time")
-    gap = dev - 0.72
-    assert (equal["method"], equal["baseline mean"]) == ("ad-drop", "0.7200")
-    assert (equal["baseline time (s)"], equal["time ratio"]) == ("14", "0.93")
-    assert equal["difference"] == f"{gap:+.4f}"
-    assert equal["p"] == f"{stats.ttest_rel(scores['ad-drop'], (0.71, 0.72, 0.73)).pvalue:.4f}"
+    expected = {"method": "ad-drop", "baseline mean": "0.7200", "baseline time (s)": "14", "time ratio": "0.93"}
+    expected |= {"difference": f"{dev - 0.72:+.4f}", "p": f"{stats.ttest_rel(mine, (0.71, 0.72, 0.73)).pvalue:.4f}"}
+    assert equal.items() >= expected.items()
     told = {row["method"]: row["options"] for row in table(report, "Options")}
     assert told["attention-layerdrop --drop-rate 0"] == "--drop-rate 0.0"  # a zero is told as well
     assert "Environment: device cpu; threads 1." in report
@@ -135,20 +123,15 @@ TOLD = [
 
 @pytest.mark.parametrize(("method", "changes", "says"), TOLD)
 def test_what_may_bias_is_told(tmp_path, method, changes, says):
-    comparison = comparison_of(tmp_path, "finetune", method, equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * run.seed, **changes(run))
-    assert says in reported(comparison)
+    assert says in reported(comparison_of(tmp_path, "finetune", method, equal_time=False), of_run=changes)
 
 
 def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
     for device, ratio in {"cpu": "2.00", "H200": "9.00"}.items():
         comparison = comparison_of(tmp_path / device, "finetune", "attention-dropout", options={"epochs": 10})
         for run in comparison.runs():
-            plain = run.method.text == "finetune"
-            environment = {"device": device, "threads": 1}
-            cpu = 5.0 if plain else 10.0
-            write(run, 0.5, 10.0 if plain else 90.0, training_cpu_seconds=cpu, environment=environment)
+            seconds, cpu = (10.0, 5.0) if run.method.text == "finetune" else (90.0, 10.0)
+            write(run, 0.5, seconds, training_cpu_seconds=cpu, environment={"device": device, "threads": 1})
         rows = table(reported(comparison), "Cost")
         assert [row["time ratio"] for row in rows] == ["1.00", ratio]
         with comparison.begun():
@@ -162,17 +145,16 @@ def test_on_a_cpu_times_are_cpu_times_and_elsewhere_the_clocks(tmp_path):
 )  # fmt: skip
 def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
     comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options={option: 2})
-    told = f"Each method is scored on {rows}, instead of dev, after the last epoch"
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * run.seed)
-        rows = read_lines(run.folder / "predictions.jsonl")
-        own = [{**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(rows)]
-        (run.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    for run in written(comparison).runs():
+        path = run.folder / "predictions.jsonl"
+        own = [
+            {**row, "label": row["label"] if number > run.seed else 1} for number, row in enumerate(read_lines(path))
+        ]
+        write_rows(path, own)
     report = reported(comparison)
-    assert told in report
+    assert f"Each method is scored on {rows}, instead of dev, after the last epoch" in report
     assert "95 % over dev rows" not in report
-    other = next(run for run in comparison.runs() if run.method.text != "finetune")
-    (other.folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    write_rows(path, own[:-1])  # of the last run
     with pytest.raises(InputError, match="has other dev labels"):
         write_report(comparison)
 
@@ -186,8 +168,7 @@ def test_memorized_labels_are_in_the_report(tmp_path):
     assert "40% of the training rows, and of rows held out of train, had a wrong label." in report
     fitted = table(report, "Fit")
     assert [(row["memorized"], row["recovered"]) for row in fitted] == [("0.550", "0.300"), ("0.300", "0.300")]
-    with (comparison.folder / "results.csv").open() as file:
-        assert next(csv.DictReader(file))["mislabelled_memorized"] == "0.5"
+    assert read_csv(comparison.folder / "results.csv")[0]["mislabelled_memorized"] == "0.5"
 
 
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
@@ -207,14 +188,12 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     assert "with the same training time" not in report
     assert "Each method is scored on dev at the end of training" in report
     assert "The methods differ in stop on: see the options below." in report
-    with (tmp_path / "study" / "results.csv").open() as file:
-        assert [row["stopping_last_epoch"] for row in csv.DictReader(file)] == ["6", "7"] * 2
+    rows = read_csv(comparison.folder / "results.csv")
+    assert [row["stopping_last_epoch"] for row in rows] == ["6", "7"] * 2
 
 
 def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * run.seed)
+    comparison = written(comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False))
     old = comparison.runs()[0].folder / "config.json"
     config = json.loads(old.read_text())
     for name in ("schedule", "patience", "stop_on", "stopping_rows"):
@@ -238,21 +217,17 @@ def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
 
 
 def test_data_that_has_changed_is_noticed(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.5 + 0.1 * run.seed)
+    comparison = written(comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False))
     path = comparison.runs()[-1].folder / "predictions.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[1:] + lines[:1]))
+    first, *lines = read_lines(path)
+    write_rows(path, [*lines, first])
     with comparison.begun(), pytest.raises(InputError, match=r"ad-drop/seed1 has other dev labels than "):
         write_report(comparison)
 
 
 def test_a_finished_run_is_tidied_once(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", keep_models=True)
-    kept, other = comparison.runs()
+    kept, other = written(comparison_of(tmp_path, "finetune", keep_models=True)).runs()
     for run in (kept, other):
-        write(run, 0.5)
         for name in ("checkpoints", "model", "provider"):
             (run.folder / name).mkdir()
     kept.prepare()  # a finished run is not cleared away
@@ -268,29 +243,26 @@ def test_a_finished_run_is_tidied_once(tmp_path):
 def test_the_baseline_gets_the_same_time(tmp_path):
     times = {"finetune": (10.0, 12.0), "attendout": (24.0, 26.0), "ad-drop": (12.0, 12.3), "sam": (11.9, 12.1)}
     comparison = comparison_of(tmp_path, *times, options={"epochs": 10})
+    longer = lambda: [run for run in comparison.runs() if run.role == "equal time"]  # noqa: E731
     with comparison.begun():
         pass
-    for run in comparison.runs():
-        write(run, 0.5, times[run.method.text][run.seed])
-    assert not [run for run in comparison.runs() if run.role == "equal time"]
+    written(comparison, 0.5, lambda run: {"seconds": times[run.method.text][run.seed]})
+    assert not longer()
     comparison.decide()
-    longer = [run for run in comparison.runs() if run.role == "equal time"]
     planned = ["finetune --epochs 23"] * 2 + ["finetune --epochs 11"] * 2  # 10 * 25 / 11; 10 * 12.15 / 11; not sam's
-    assert [run.method.text for run in longer] == planned
-    assert longer[0].settings.epochs == 23
+    assert [run.method.text for run in longer()] == planned
+    assert longer()[0].settings.epochs == 23
     assert "--no-baseline" in next(run for run in comparison.runs() if run.method.text == "attendout").arguments
     for run in comparison.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
         result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
         (run.folder / "result.json").write_text(json.dumps(result))
     comparison.decide()
-    assert [run.method.text for run in comparison.runs() if run.role == "equal time"] == planned
+    assert [run.method.text for run in longer()] == planned
 
 
 def test_methods_that_come_to_the_same_runs_share_them(tmp_path):
     comparison = comparison_of(tmp_path, "finetune", "ad-drop --q 0.3", "ad-drop --q {0.1,0.3}", equal_time=False)
-    for run in comparison.runs():
-        write(run, 0.9 if "0.3" in run.method.text else 0.1)
-    runs = comparison.runs()
+    runs = written(comparison, lambda run: 0.9 if "0.3" in run.method.text else 0.1).runs()
     assert len(runs) == len({run.folder for run in runs}) == 2 + 2 + 2
     chosen = comparison.chosen(comparison.methods[2])
     assert comparison.final_runs(chosen) == comparison.final_runs(comparison.methods[1])

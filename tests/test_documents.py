@@ -1,8 +1,10 @@
-"""The README and the docs: their Python blocks run, their links lead somewhere."""
+"""The README and the docs: their Python blocks run, their links lead somewhere, and the site of them builds."""
 
 import gzip
+import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import attnreg
 from tests import tables
 from tests.cases import MODELS, tiny_bert
 from tests.commands import assert_sentence, invoke, ran
 from tests.families import NAMES
 from tests.provider_cases import PROVIDERS
+from tests.task_data import write_rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
@@ -86,15 +90,13 @@ def run_script(warm, page, name, *args, cwd, processes=1):
 
 
 def test_the_trainer_script_runs(real_data, warm, tmp_path):
-    (tmp_path / "data").mkdir()
     for split in ("train", "validation"):
         with gzip.open(real_data / "rte" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
-            lines = [next(file) for _ in range(64)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
-    tiny_bert([json.loads(line)["sentence1"] for line in lines], tmp_path / "model")
-    output = run_script(
-        warm, ROOT / "docs/trainer.md", "rte.py", tmp_path / "data", tmp_path / "model", 2, cwd=tmp_path
-    )
+            rows = [json.loads(next(file)) for _ in range(64)]
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
+    tiny_bert([row["sentence1"] for row in rows], tmp_path / "model")
+    args = [tmp_path / "data", tmp_path / "model", 2]
+    output = run_script(warm, ROOT / "docs/trainer.md", "rte.py", *args, cwd=tmp_path)
     assert output.count("eval_accuracy") == 2
 
 
@@ -110,9 +112,8 @@ def test_other_tools_are_given_all_scores(tool, monkeypatch, capsys):
 
 def test_the_table_of_providers_and_families_is_whole():
     text = (ROOT / "docs/providers/families.md").read_text(encoding="utf-8")
-    [families, whole] = [
-        re.search(rf"^{begin}: (.*)\.$", text, re.M).group(1) for begin in ("The families", "With all of them")
-    ]
+    [families] = re.findall(r"^The families: (.*)\.$", text, re.M)
+    [whole] = re.findall(r"^With all of them: (.*)\.$", text, re.M)
     partly = re.findall(r"^\| (`.*?) \|", text, re.M)
     cases = {*re.findall("`([^`]+)`", " ".join([whole, *partly]))}
     named = [name.split()[0] for name in cases]
@@ -128,14 +129,72 @@ def test_tables_of_providers_are_as_they_are_made(place):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_code_fits_its_box_on_the_site(page):
-    blocks = re.findall(r"^```(\S*).*?\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+def test_links_lead_somewhere_and_code_fits_its_box_on_the_site(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), target
+    blocks = re.findall(r"^```(\S*).*?\n(.*?)^```$", text, re.M | re.S)
     shown = [block for language, block in blocks if language in ("", "python", "yaml")]
     wide = [line for block in shown for line in block.splitlines() if len(line) > 85]
     assert not wide or "results" in page.parts or "benchmarks" in page.parts, wide
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+EXTENSIONS = ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinx_design", "sphinx_gallery")
+MISSING = [name for name in EXTENSIONS if importlib.util.find_spec(name) is None]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if MISSING:
+        pytest.skip(f"needs {', '.join(MISSING)}: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def found(site, query):
+    """Pages with all words of a query, as the site's own search finds them."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    pages = set(range(len(index["docnames"])))
+    english = importlib.import_module("sphinx.search.en").SearchEnglish({})
+    words = [english.stem(word) for word in re.findall(r"[a-z]+", query.lower()) if word not in english.stopwords]
+    for word in words:
+        hits = [index[part].get(word, []) for part in ("terms", "titleterms")]
+        pages &= {page for hit in hits for page in (hit if isinstance(hit, list) else [hit])}
+    return {index["docnames"][page] for page in pages}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("AD-DROP", "providers/attribution"),
+        ("drop rate", "symptoms"),
+        ("NoAttentionError", "symptoms"),
+        ("LoRA", "trainer"),
+        ("LoRA", "lora"),
+        ("resume", "resuming"),
+        ("Jupyter", "notebook"),
+        ("write a training method", "own-method"),
+        ("csv", "tasks"),
+        ("SLURM", "cluster"),
+    ],
+)
+def test_search_finds(site, query, page):
+    assert page in found(site, query)
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_network(site):
+    page = (site / "api" / "attnreg.DropHead.html").read_text(encoding="utf-8")
+    assert (site / "_static" / "mathjax" / "tex-chtml.js").is_file()
+    assert not re.findall(r'<(?:script|link)[^>]*(?:src|href)="https?:', page)
+
+
+@pytest.mark.slow
+def test_every_public_name_has_a_page(site):
+    names = {*attnreg.__all__} - {"experiments"}
+    assert {f"attnreg.{name}" for name in names} <= {path.stem for path in (site / "api").glob("*.html")}

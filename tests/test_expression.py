@@ -37,10 +37,9 @@ def bert():
     ],
 )  # fmt: skip
 def test_the_text_says_what_is_built(text, provider):
-    parsed = attnreg.parse_provider(text, bert(), total_steps=7)
-    assert json.dumps(describe(parsed)) == json.dumps(describe(provider()))
-    again = attnreg.parse_provider(read_provider(text), bert(), total_steps=7)
-    assert json.dumps(describe(again)) == json.dumps(describe(parsed))
+    for typed in (text, read_provider(text)):
+        parsed = attnreg.parse_provider(typed, bert(), total_steps=7)
+        assert json.dumps(describe(parsed)) == json.dumps(describe(provider()))
 
 
 OWN = """
@@ -73,8 +72,7 @@ FAULTY = """
 import attnreg
 
 class A(attnreg.MaskProvider):
-    def __init__(self):
-        {init}
+    {init}
 
     def forward(self, site):
         return {answer}
@@ -84,16 +82,16 @@ class A(attnreg.MaskProvider):
 @pytest.mark.parametrize(
     ("init", "answer", "says"),
     [
-        ("super().__init__()", "site.keep(self.q)", "bad.py, line 9, in forward: 'A' object has no attribute 'q'"),
-        ("super().__init__()", "site.keep(0.1)", "Expected A to return a Mask or None, got Tensor"),
-        ("self.q = 0.1", "site.keep(self.q)", r"Call `super\(\).__init__\(\)` first in A.__init__"),
+        ("", "site.keep(self.q)", "bad.py, line 8, in forward: 'A' object has no attribute 'q'"),
+        ("", "site.keep(0.1)", "Expected A to return a Mask or None, got Tensor"),
+        ("def __init__(self): self.q = 0.1", "site.keep(self.q)", r"Call `super\(\).__init__\(\)` first in A.__init__"),
     ],
 )
 def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, answer, says):
     (tmp_path / "bad.py").write_text(FAULTY.format(init=init, answer=answer))
     words = ["recipe", "regularize", *SMALL]
     assert_sentence(cli(*words, "--provider", "bad.py:A()"), 1, says)
-    (tmp_path / "bad.py").write_text(FAULTY.format(init="", answer="None").replace("    def __init__(self):\n", ""))
+    (tmp_path / "bad.py").write_text(FAULTY.format(init="", answer="None"))
     ran(cli(*words, "--provider", "bad.py:A()"))  # nothing was kept that stands in the way; `__init__` is not needed
 
 
@@ -110,10 +108,9 @@ def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, ans
 )
 def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text, says):
     (tmp_path / "same").mkdir()
-    for name in ("mine.py", "same/mine.py"):
-        (tmp_path / name).write_text(OWN)
-    (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "DropHead.py").write_text(OWN.replace("DropFirst", "DropHead"))
+    head = OWN.replace("DropFirst", "DropHead")
+    for name, content in {"mine.py": OWN, "same/mine.py": OWN, "broken.py": "1 / 0", "DropHead.py": head}.items():
+        (tmp_path / name).write_text(content)
     assert_sentence(cli("recipe", "regularize", "--provider", text, *SMALL), 1, says)
     assert not (tmp_path / "out").exists()
 
@@ -123,10 +120,8 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
     [
         ("", "Expected a provider such as"),
         ("AttentionDropout(0.1", r"was never closed\.$"),
-        ("AttentionDropout", "Expected provider calls joined by &"),
         ("AttentionDropout(0.1) | AttentionLayerDrop()", "Expected provider calls joined by &"),
         ("attnreg.AttentionLayerDrop()", "Expected provider calls joined by &"),
-        ("DropEverything(0.1)", "Expected a provider among .*AttentionLayerDrop.*got 'DropEverything'"),
         ("__import__('os').system('touch hacked')", "Expected provider calls joined by &"),
         ("AttentionDropout(__import__('os').system('touch hacked'))", "Expected provider calls joined by &"),
         ("AttentionDropout(open('hacked', 'w'))", "Expected a provider among"),
@@ -134,7 +129,6 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
         ("AttentionDropout(*[0.1])", "Expected numbers, strings, lists"),
         ("AttentionDropout(**{'p': 0.1})", "Expected each argument of AttentionDropout by name and only once"),
         ("AttentionDropout(0.1, 0.2, 0.3, 0.4)", "Expected the arguments of AttentionDropout"),
-        ("AttentionDropout(rate=0.1)", "got an unexpected keyword argument 'rate'"),
         ("OnLayers()", "Expected the arguments of OnLayers"),
         ("CrossTuning(3)", "Expected a regularizer in CrossTuning, got 3"),
         ("Compose(3)", "Expected a regularizer in Compose, got 3"),
@@ -156,8 +150,7 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
     ],
 )  # fmt: skip
 def test_anything_else_is_one_sentence(cli, tmp_path, text, says):
-    result = cli("recipe", "regularize", "--provider", text, *SMALL)
-    assert_sentence(result, 1, says)
+    assert_sentence(cli("recipe", "regularize", "--provider", text, *SMALL), 1, says)
     assert list(tmp_path.iterdir()) == []
 
 

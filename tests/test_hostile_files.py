@@ -1,7 +1,6 @@
 """Truncated, bit-flipped and foreign files are refused with one sentence, and nothing in a file can run code."""
 
 import pickle
-import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.runs.checkpoint import read_state, write_state
-from tests.commands import assert_sentence
+from tests.commands import assert_sentence, ran
 
 SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -24,9 +23,8 @@ def damages(draw, names):
     """The name of a file and what happens to its bytes."""
     kind = draw(st.sampled_from(["cut", "flip", "replace", "append"]))
     where, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7))
-    other = draw(
-        st.binary(max_size=40) | st.sampled_from([b"", b"{}", b"[]", b"null", b"1e999", b"[" * 10_000, b"\x80\x04N."])
-    )
+    texts = [b"", b"{}", b"[]", b"null", b"1e999", b"[" * 10_000, b"\x80\x04N."]
+    other = draw(st.binary(max_size=40) | st.sampled_from(texts))
 
     def damage(data):
         index = int(where * len(data))
@@ -114,14 +112,11 @@ def test_a_damaged_provider_without_checksums_is_refused_or_of_a_known_class(pro
 def test_a_pickle_is_not_opened(checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = damaged(checkpoints, "state.pt", lambda data: pickle.dumps(Bomb()))
-    with pytest.raises(InputError):
-        read_state(copy)
-    next(copy.rglob("SHA256SUMS")).unlink()
-    with pytest.raises(InputError):
-        read_state(copy)
-    torch.save({"w": Bomb()}, next(copy.rglob("state.pt")))
-    with pytest.raises(InputError):
-        read_state(copy)
+    sums, state = next(copy.rglob("SHA256SUMS")), next(copy.rglob("state.pt"))
+    for change in (lambda: None, sums.unlink, lambda: torch.save({"w": Bomb()}, state)):
+        change()
+        with pytest.raises(InputError):
+            read_state(copy)
     assert not Path("exploded").exists()
 
 
@@ -134,7 +129,7 @@ def test_a_state_that_could_not_be_read_again_is_not_written(tmp_path):
 
 def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
     args = ["recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"]
-    assert cli(*args).exit_code == 0
+    ran(cli(*args))
     write_state(tmp_path / "out" / "checkpoints", 9, {"weights": torch.ones(2), "rng": [0]})
     assert_sentence(cli(*args, "--resume"), 1, "The checkpoint in out/checkpoints does not fit this run")
 
@@ -161,7 +156,7 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
 def test_a_comparison_with_a_damaged_run(cli, tmp_path):
     args = ["compare", "finetune", "attention-dropout", "--seeds", 2, "--epochs", 1, "--train-size", 64]
     args += ["--no-equal-time", "--output-dir", "out"]
-    assert cli(*args).exit_code == 0
+    ran(cli(*args))
     run = tmp_path / "out" / "finetune" / "seed1"
     for name, says in {
         "result.json": "The finished run in out/finetune/seed1 has been changed: result.json has changed",
@@ -171,11 +166,6 @@ def test_a_comparison_with_a_damaged_run(cli, tmp_path):
         text = (run / name).read_text()
         for other in (text.replace("1", "2", 1), text[:-5], "[1]"):
             (run / name).write_text(other.replace('"epochs": 1', '"epochs": 2'))
-            result = cli(*args)
-            assert result.exit_code == 1, result.output
-            assert "Traceback" not in result.output
-            assert re.search(
-                f"Error: ({says}|Cannot read a JSON object from|Cannot read the run's options in)", result.output
-            ), result.output
+            assert_sentence(cli(*args), 1, f"{says}|Cannot read a JSON object from|Cannot read the run's options in")
         (run / name).write_text(text)
-    assert cli(*args).exit_code == 0
+    ran(cli(*args))

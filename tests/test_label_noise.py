@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from attnreg.experiments.setup.sampling import mislabel
 from attnreg.experiments.tasks import get_task, load_model, load_splits
-from tests.commands import assert_sentence, ran, read_lines
+from tests.commands import ran, read_lines
 
 NOISY = ["--train-size", 200, "--label-noise", 0.3, "--epochs", 1, "--batch-size", 50, "--device", "cpu"]
 
@@ -65,8 +65,3 @@ def test_rows_held_out_of_train_are_noisy_and_dev_rows_are_not(cli, tmp_path):
     held = ["--validation-rows", 100]
     assert (labels_of(*held) != labels_of(*held, "--label-noise", 0.3)).sum() == 30
     assert (labels_of() == labels_of("--label-noise", 0.3)).all()
-
-
-def test_a_task_without_classes_is_refused(cli):
-    result = cli("recipe", "pretrain", "--task", "agreement-words", "--label-noise", 0.1)
-    assert_sentence(result, 2, "--label-noise is for classification, but agreement-words is a masked-lm task")

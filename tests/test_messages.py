@@ -36,15 +36,14 @@ def test_pages_that_messages_name_exist():
     assert not [page for page in named if not (ROOT / page).exists()]
 
 
-class Classifier(nn.Module):
+class Classifier(nn.TransformerEncoder):
     """A model of one's own that returns logits."""
 
     def __init__(self):
-        super().__init__()
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
+        super().__init__(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
 
     def forward(self, states):
-        return self.encoder(states).mean(1)
+        return super().forward(states).mean(1)
 
 
 class Named(Classifier):
@@ -63,18 +62,17 @@ def attributed(batch, **options):
         provider.attribute(model, batch)
 
 
-def stepped(batch):
-    model = Classifier()
-    FineTuning(model, adamw(model, 1e-3), loss_function=lambda output, batch: output.sum()).step(batch)
-
-
 def attached():
     return attnreg.attach(Classifier(), attnreg.DropKey(0.1), example_inputs={"states": STATES})
 
 
-def tuned(batch, **options):
-    model = Named()
+def tuned(batch, make=Named, **options):
+    model = make()
     FineTuning(model, adamw(model, 1e-3), **options).step(batch)
+
+
+def stepped(batch):
+    tuned(batch, Classifier, loss_function=lambda output, batch: output.sum())
 
 
 NOT_A_BATCH = r"Expected the batch to be a dict of arguments of Classifier.forward\(states\), got "

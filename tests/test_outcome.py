@@ -1,19 +1,23 @@
-"""What a run writes down for comparisons and for trackers."""
+"""What a run writes down: for comparisons, for trackers, and its model card, whose command repeats the run."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 import torch
 import transformers as hf
+from huggingface_hub import ModelCard
 
 import attnreg
+from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.tasks import get_task, load_model, load_splits
 from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
 from tests.commands import ran, read_lines
+from tests.learning import TEXT, bert
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
 
@@ -31,11 +35,11 @@ def test_result_and_predictions(cli, tmp_path):
     assert 0 < got["training_cpu_seconds"] < 1.5 * got["training_seconds"]  # on one thread, with its helpers
     assert got["peak_memory_bytes"] > 10**8
     predictions = read_lines("out/predictions.jsonl")
-    labels = load_splits(get_task("agreement"))["validation"]["label"]
-    assert [line["label"] for line in predictions] == list(labels)
+    labels = torch.tensor(load_splits(get_task("agreement"))["validation"]["label"][:])
+    assert [line["label"] for line in predictions] == labels.tolist()
     logits = torch.tensor([line["logits"] for line in predictions])
-    assert error == pytest.approx(calibration_error(logits.softmax(-1), torch.tensor(list(labels))))
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(labels)))
+    assert error == pytest.approx(calibration_error(logits.softmax(-1), labels))
+    loss = torch.nn.functional.cross_entropy(logits, labels)
     assert float(loss) == pytest.approx(got["dev"]["loss"], rel=1e-5)
     assert "The regularizer was active in 2 of 4 steps and dropped " in result.output
 
@@ -68,8 +72,7 @@ def test_mixed_precision(cli, tmp_path):
     args = ["recipe", "attention-layerdrop", *SMALL, "--epochs", 1, "--mixed-precision", "bf16"]
     # In a process of its own: accelerate allows one precision in each. It starts from nothing, as nearly no other here.
     subprocess.run([sys.executable, "-m", "attnreg", *map(str, args)], cwd=tmp_path, check=True)
-    plain = cli("recipe", "attention-layerdrop", *SMALL[:-1], "plain", "--epochs", 1)
-    assert plain.exit_code == 0
+    ran(cli("recipe", "attention-layerdrop", *SMALL[:-1], "plain", "--epochs", 1))
     half, full = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "plain"))
     assert half["backward_rows"] == half["forward_rows"] == full["backward_rows"] == 64
     losses = [half["dev"]["loss"], full["dev"]["loss"]]
@@ -94,43 +97,38 @@ def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
     assert "reward" in scalars
 
 
-def tiny():
-    config = hf.BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)
-    return hf.BertForSequenceClassification(config)
-
-
-BATCH = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([1, 0])}
-
-
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def passes_of(method, steps=1):
-    counter = PassCounter()
+def game(model, provider):
+    return AttackerDefender(model, provider, sgd, rewards=Rewards([TEXT]), rounds=Rounds(2))
+
+
+def tuning(model, provider=None):
+    return FineTuning(model, sgd(model), provider)
+
+
+STEPS = {"method": "integrated_gradients", "steps": 5, "layers": [0]}
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "passes"),
+    [
+        (tuning, 3, (6, 6)),
+        (lambda model: tuning(model, attnreg.AttributionProvider()), 1, (4, 4)),
+        (lambda model: tuning(model, attnreg.AttributionProvider(**STEPS)), 1, (2 * 7, 2 * 6)),
+        # Two steps of two networks, and both are scored once.
+        (lambda model: game(model, attnreg.GNetProvider.for_model(model)), 2, (2 * 2 * 2 + 2 * 2, 2 * 2 * 2)),
+    ],
+)
+def test_passes(make, steps, passes):
+    method, counter = make(bert()), PassCounter()
     for _ in range(steps):
         with counter.counting(method.learners):
-            method.step(BATCH)
-    assert not any(
-        network._forward_hooks and counter._forward in network._forward_hooks.values() for network in method.learners
-    )
-    return counter.forward, counter.backward
-
-
-def test_passes():
-    model = tiny()
-    assert passes_of(FineTuning(model, sgd(model)), 3) == (6, 6)
-    model = tiny()
-    assert passes_of(FineTuning(model, sgd(model), attnreg.AttributionProvider())) == (4, 4)
-    model = tiny()
-    steps = {"method": "integrated_gradients", "steps": 5, "layers": [0]}
-    assert passes_of(FineTuning(model, sgd(model), attnreg.AttributionProvider(**steps))) == (2 * 7, 2 * 6)
-    model = tiny()
-    game = AttackerDefender(
-        model, attnreg.GNetProvider.for_model(model), sgd, rewards=Rewards([BATCH]), rounds=Rounds(2)
-    )
-    # Two steps of two networks, and both are scored once.
-    assert passes_of(game, 2) == (2 * 2 * 2 + 2 * 2, 2 * 2 * 2)
+            method.step(TEXT)
+    assert not any(counter._forward in network._forward_hooks.values() for network in method.learners)
+    assert (counter.forward, counter.backward) == passes
 
 
 def step(loss=1.0, **events):
@@ -144,8 +142,8 @@ def test_telemetry_weighs_lines_by_their_steps():
         telemetry.note(number, step(), {"encoder.0": torch.tensor(0.5 if number <= 10 else 0.2)})
     telemetry.flush(12)
     assert [line["step"] for line in written] == [10, 12]
-    assert telemetry.end_epoch() == {"encoder.0": pytest.approx((10 * 0.5 + 2 * 0.2) / 12)}
-    assert telemetry.mean_drop_rates() == {"encoder.0": pytest.approx((10 * 0.5 + 2 * 0.2) / 12)}
+    for means in (telemetry.end_epoch(), telemetry.mean_drop_rates()):
+        assert means == {"encoder.0": pytest.approx((10 * 0.5 + 2 * 0.2) / 12)}
     telemetry.note(13, step(), {})
     assert telemetry.end_epoch() == {}
     assert telemetry.active_steps() == 12
@@ -154,9 +152,8 @@ def test_telemetry_weighs_lines_by_their_steps():
 def test_an_event_ends_a_line():
     written = []
     telemetry = Telemetry(written.append)
-    telemetry.note(1, step(2.0), {})
-    telemetry.note(2, step(4.0, winner="attacker"), {})
-    telemetry.note(3, step(1.0), {})
+    for number, result in enumerate((step(2.0), step(4.0, winner="attacker"), step(1.0)), 1):
+        telemetry.note(number, result, {})
     telemetry.flush(3)
     assert written == [
         {"step": 2, "loss": 3.0, "drop_rate": {}, "winner": "attacker"},
@@ -171,13 +168,13 @@ def test_the_rate_of_masks_that_differ_by_head_is_their_mean():
             keep[:, 1, :, 0] = False
             return attnreg.Mask(scores=keep)
 
-    model, written = tiny(), []
-    method, telemetry = FineTuning(model, sgd(model), DropsHeadOne()), Telemetry(written.append)
-    telemetry.note(1, method.step(BATCH), method.drop_rates())
+    written = []
+    method, telemetry = tuning(bert(), DropsHeadOne()), Telemetry(written.append)
+    telemetry.note(1, method.step(TEXT), method.drop_rates())
     assert all(rate.dim() == 0 for rate in method.drop_rates().values())
     telemetry.flush(1)
-    assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 6)
-    assert method.handle.drop_rates()["encoder.1"] == pytest.approx(1 / 6)
+    assert written[0]["drop_rate"]["encoder.0"] == pytest.approx(1 / 8)
+    assert method.handle.drop_rates()["encoder.1"] == pytest.approx(1 / 8)
 
 
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
@@ -187,11 +184,71 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     (tmp_path / "attnreg" / "__init__.py").write_text("")
     monkeypatch.setattr(outcome.attnreg, "__file__", str(tmp_path / "attnreg" / "__init__.py"))
     assert outcome._commit() == {}
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]
+    for words in (["init", "-q"], ["add", "."], commit, ["rev-parse", "HEAD"]):
+        head = subprocess.check_output(["git", *words], cwd=tmp_path, text=True)
     assert head.startswith(outcome._commit()["commit"])
     (tmp_path / "attnreg" / "__init__.py").write_text("a = 1")
     assert outcome._commit()["commit"].endswith("-dirty")
     monkeypatch.setenv("PATH", str(tmp_path))  # no git here
     assert outcome._commit() == {}
+
+
+TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
+
+
+def card_of(run):
+    return ModelCard.load(run / "model" / "README.md", ignore_metadata_errors=False)
+
+
+def command_in(card):
+    return shlex.split(next(line for line in card.text.splitlines() if line.startswith("attnreg recipe ")))
+
+
+def test_a_card_has_what_the_run_has(cli, tmp_path):
+    provider = "AttentionDropout(0.25, placement='scores') & DropHead(0.1)"
+    options = ["--seed", 3, "--select", "best", "--stopping-rows", 8, "--output-dir", "out"]
+    ran(cli("recipe", "regularize", "--provider", provider, *TINY, *options))
+    card, result = card_of(tmp_path / "out"), json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["attnreg", "regularize"])
+    assert (card.data.license, card.data.base_model) == (None, None)
+    for text in (
+        *("- Base model: a tiny BERT with random weights", "- Task: agreement (classification)"),
+        "- Data: built in, 24 training rows",
+        "- Regularizer: `AttentionDropout(p=0.25, placement='scores', rescale=True) & DropHead(p=0.1",
+        "- Network: of epoch 1 of 1 (`--select best`)",
+        f"- Version: attnreg {attnreg.__version__}, torch ",
+        *("Scores on dev rows", "add its licence"),
+        *(f"| {name} | {value:.4f} |" for name, value in result["dev"].items() if value is not None),
+    ):
+        assert text in card.text
+    ran(cli(*command_in(card)[1:], "--device", "cpu", "--output-dir", "again"))
+    assert read_lines(tmp_path / "again" / "metrics.jsonl") == read_lines(tmp_path / "out" / "metrics.jsonl")
+
+
+COMMANDS = [
+    ["attendout", "--no-baseline", "--credit", "Reinforce(reward='gap')", "--epochs", "4"],
+    ["ad-drop", "--regime", "paper", "--layers", "0,-1", "--q", "0.2"],
+    ["finetune", "--class-weights", "balanced", "--lr-warmup", "0", "--model-dropout", "0"],
+    ["probe", "--q", "0,0.5"],
+    ["pretrain"],
+    ["regularize", "--provider", "DropHead(0.1) & AttentionDropout(0.1, 'scores')", "--provider-lr", "0.5"],
+    ["finetune", "--task", "custom", "--data-dir", "my data", "--text-columns", "a", "--text-columns", "b", "--label-column", "x"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("args", COMMANDS, ids=lambda args: args[0])
+def test_the_command_has_the_options_of_the_run(args):
+    settings = load_command(args[0]).settings(args[1:])
+    words = shlex.split(settings.command())
+    assert words[:3] == ["attnreg", "recipe", args[0]]
+    assert load_command(words[2]).settings(words[3:]).to_dict() == settings.to_dict()
+
+
+def test_the_card_of_a_recipe_file_names_the_file(cli, tmp_path):
+    ran(cli("copy", "finetune", "mine.py"))
+    ran(cli("recipe", "mine.py", *TINY, "--output-dir", "out", "--validation-rows", 16))
+    card = card_of(tmp_path / "out")
+    assert "mine.py" in command_in(card)[2]
+    assert "Scores on held-out rows:" in card.text
+    assert "- Regularizer: none" in card.text

@@ -13,7 +13,7 @@ from attnreg.experiments.options import content
 from attnreg.experiments.tasks import get_task, load_splits
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
-from tests.test_compare_study import write
+from tests.test_compare_study import written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -39,7 +39,6 @@ def edit(name, old, new):
 @pytest.fixture
 def files(cli, tmp_path):
     """A data folder, a recipe file and a provider file in the current folder."""
-    (tmp_path / "data").mkdir()
     for split, size in (("train", 60), ("validation", 100)):
         write_rows(tmp_path / "data" / f"{split}.jsonl", load_splits(get_task("agreement"))[split].to_list()[:size])
     ran(cli("copy", "ad-drop", "mine.py"))
@@ -59,8 +58,7 @@ def made(folder):
     """A comparison with runs that are written down here."""
     whole = comparison(folder)
     with whole.begun():
-        for run in whole.runs():
-            write(run, 0.5)
+        for run in written(whole).runs():
             config = {"attnreg": __version__, "content": run.settings.content(), **run.settings.to_dict()}
             (run.folder / "config.json").write_text(json.dumps(config))
             run.log.write_text("old")
@@ -88,8 +86,7 @@ def test_what_has_changed_is_refused_and_kept(files, cli, monkeypatch, what):
 def test_an_older_run_that_does_not_tell_is_kept(files):
     whole = comparison(files)
     with whole.begun():
-        for run in whole.runs():
-            write(run, 0.5)
+        written(whole)
     edit("data/validation.jsonl", '"label": 1', '"label": 0')
     whole.check()
 

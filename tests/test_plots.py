@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
@@ -16,32 +15,30 @@ from attnreg.experiments.results.plots.attention import plot_attention
 from attnreg.experiments.results.plots.run import plot_run
 from attnreg.experiments.results.plots.style import COLORS, styles
 from tests import task_data
-from tests.commands import assert_sentence, invoke, ran
+from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.learning import bert
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
-RECIPES = {"finetune": [], "ad-drop": ["--p", 0.5, "--q", 0.4], "attendout": ["--round-steps", 2, "--game", 1], "attention-layerdrop": ["--drop-rate", 0.5]}  # fmt: skip
-PICTURES = {
-    "finetune": ["convergence"],
-    "ad-drop": ["attention", "convergence", "drop_rates"],
-    "attendout": ["attention", "convergence", "drop_rates", "game"],
-    "attention-layerdrop": ["attention", "convergence", "drop_rates"],
+RECIPES = {  # with the pictures that there are
+    "finetune": ([], ["convergence"]),
+    "ad-drop": (["--p", 0.5, "--q", 0.4], ["attention", "convergence", "drop_rates"]),
+    "attendout": (["--round-steps", 2, "--game", 1], ["attention", "convergence", "drop_rates", "game"]),
+    "attention-layerdrop": (["--drop-rate", 0.5], ["attention", "convergence", "drop_rates"]),
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plotted")
-    for name, options in RECIPES.items():
-        args = ["recipe", name, *SMALL, *options, "--output-dir", folder / name]
-        ran(invoke(*args))
+    for name, (options, _) in RECIPES.items():
+        ran(invoke("recipe", name, *SMALL, *options, "--output-dir", folder / name))
     return folder
 
 
 @contextmanager
 def keeping():
     """The figures that are saved within the block, by file name."""
-    saved = {}
-    save = Figure.savefig
+    saved, save = {}, Figure.savefig
 
     def keep(self, path, **options):
         saved[path.stem] = self
@@ -71,9 +68,9 @@ def drawn(runs):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_command_draws_what_there_is(runs, drawn, recipe):
-    printed, _ = drawn[recipe]
-    assert sorted(line.rpartition("/")[2] for line in printed.split()) == [f"{n}.png" for n in PICTURES[recipe]]
-    for name in PICTURES[recipe]:
+    names = RECIPES[recipe][1]
+    assert sorted(line.rpartition("/")[2] for line in drawn[recipe][0].split()) == [f"{name}.png" for name in names]
+    for name in names:
         assert (runs / recipe / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -95,9 +92,8 @@ def test_the_game_is_that_of_the_rounds(runs, drawn):
     won = sum(line["winner"] == "attacker" for line in rounds)
     assert len(scores.lines[1].get_xdata()) == won
     assert len(scores.lines[3].get_xdata()) == len(rounds) - won
-    assert [float(segment[1, 1]) for segment in rewards.collections[0].get_segments()] == [
-        line["reward"] for line in rounds
-    ]
+    ends = [float(segment[1, 1]) for segment in rewards.collections[0].get_segments()]
+    assert ends == [line["reward"] for line in rounds]
     assert list(rewards.lines[-1].get_ydata()) == [line["baseline"] for line in rounds]
     assert list(wins.lines[1].get_ydata()) == [line["attacker_chance"] for line in rounds]
 
@@ -131,19 +127,16 @@ def test_dropped_positions_are_in_the_region_of_the_highest_attribution(runs, cl
     assert len(tokens) == size
 
 
-def one_layer():
-    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-    return BertForSequenceClassification(config), {"input_ids": torch.arange(1, 9)[None], "labels": torch.tensor([1])}
+EIGHT = {"input_ids": torch.arange(1, 9)[None], "labels": torch.tensor([1])}
 
 
 @pytest.mark.parametrize(
     "provider",
-    [attnreg.DropAttention(0.3), attnreg.ConcreteDropout(1, 0.3)],  # factors with rows normalised; and relaxed ones
+    [attnreg.DropAttention(0.3), attnreg.ConcreteDropout(2, 0.3)],  # factors with rows normalised; and relaxed ones
     ids=lambda provider: type(provider).__name__,
 )
 def test_what_counts_as_dropped_is_drawn_as_dropped(provider, tmp_path, figures):
-    model, batch = one_layer()
-    plot_attention(model, batch, list("abcdefgh"), provider, tmp_path / "attention.png")
+    plot_attention(bert(), EIGHT, list("abcdefgh"), provider, tmp_path / "attention.png")
     dropped = figures["attention"].axes[1].images[0].get_array().data
     assert 0 < dropped.mean() < 1
 
@@ -160,7 +153,6 @@ def test_styles_differ_without_colour():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda run: shutil.rmtree(run), "Run folder run not found"),
         (lambda run: (run / "config.json").unlink(), "Expected a run folder, got run: it has no config.json"),
         (lambda run: (run / "telemetry.jsonl").write_text("{"), "Cannot read run/telemetry.jsonl as JSON"),
         (lambda run: (run / "telemetry.jsonl").unlink(), "The run in run has not trained yet"),
@@ -176,10 +168,9 @@ def test_bad_input(runs, cli, tmp_path, change, message):
 
 def test_a_run_of_multiple_choice(tmp_path):
     data = task_data.write(tmp_path / "data", train=16, validation=16, maker=task_data.endings)
-    rows = [json.loads(line) for line in (data / "validation.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["ending3"] += " far far"  # the other choices are padded
-    task_data.write_rows(data / "validation.jsonl", rows)
+    rows = read_lines(data / "validation.jsonl")
+    longer = [{**row, "ending3": row["ending3"] + " far far"} for row in rows]  # the other choices are padded
+    task_data.write_rows(data / "validation.jsonl", longer)
     torch.manual_seed(0)  # a model with attributions to padding, among others
     model = task_data.tiny_bert(tmp_path / "model")
     args = ["--task", "swag", "--data-dir", data, "--model", model, "--max-length", 32, "--batch-size", 8]
@@ -242,8 +233,7 @@ def test_a_plot_that_cannot_be_drawn_is_left_out(cli, tmp_path):
 
 
 def test_attention_of_an_untrained_model_is_not_black(tmp_path, figures):
-    model, batch = one_layer()
-    plot_attention(model, batch, list("abcdefgh"), attnreg.DropKey(0.1), tmp_path / "attention.png")
+    plot_attention(bert(), EIGHT, list("abcdefgh"), attnreg.DropKey(0.1), tmp_path / "attention.png")
     axes = figures["attention"].axes[0]
     (image,) = axes.images
     assert image.get_array().data == pytest.approx(1 / 8, abs=0.01)

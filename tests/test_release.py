@@ -1,6 +1,5 @@
 """What is released: dependencies that are used and explained, one version, project files that agree."""
 
-import ast
 import re
 import sys
 from importlib.metadata import packages_distributions
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 import attnreg
+from tests.test_architecture import MODULES, imports
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).parent.parent
@@ -27,12 +27,7 @@ REQUIRED = {name_of(each) for each in PROJECT["dependencies"]}
 
 def imported():
     """Distributions that the package imports."""
-    found = set()
-    for path in [*(ROOT / "attnreg").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-            found |= {name.partition(".")[0] for name in names}
+    found = {module.partition(".")[0] for name in MODULES for module in imports(name)}
     distributions = packages_distributions()
     modules = found - sys.stdlib_module_names - {"attnreg", "recipes"}
     return {name_of(each) for module in modules for each in distributions.get(module, [module])}

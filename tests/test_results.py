@@ -65,9 +65,8 @@ def overview(monkeypatch):
 
 
 def test_all_comparisons_follow_from_the_scores_of_their_seeds():
-    assert len(
-        {(row["setting"], row["method"], row["baseline"], row["study"], row["extension"]) for row in ALL}
-    ) == len(ALL)
+    names = ("setting", "method", "baseline", "study", "extension")
+    assert len({tuple(row[name] for name in names) for row in ALL}) == len(ALL)
     for row in ALL:
         mine, other = of_seeds(row["scores"]), of_seeds(row["baseline_scores"])
         first, count = int(row["first_seed"]), int(row["seeds"])
@@ -122,38 +121,22 @@ def test_every_interval_and_p_on_a_page_is_of_a_comparison(page):
 def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, monkeypatch):
     folder = tmp_path / "contributed" / "mine"
     folder.mkdir(parents=True)
-    plan = {
-        "methods": {"plain": "finetune", "high": "ad-drop", "low": "ad-drop --region low"},
-        "baseline": "plain",
-        "primary": ["high", "low"],
-        "report_on": "test",
-        "tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train_size": 100}],
-        "options": {"model": "base/small"},
-    }
+    plan = {"methods": {"plain": "finetune", "high": "ad-drop", "low": "ad-drop --region low"}}
+    plan |= {"baseline": "plain", "primary": ["high", "low"], "report_on": "test", "options": {"model": "base/small"}}
+    plan |= {"tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train_size": 100}]}
     (folder / "study.yaml").write_text(yaml.safe_dump(plan))
-    scores = {
-        ("high", 3): 0.8,
-        ("high", 4): 0.7,
-        ("low", 3): 0.6,
-        ("low", 4): 0.6,
-        ("plain", 3): 0.5,
-        ("plain", 4): 0.7,
-    }
-    lines = [f"sst2,{name},{seed},test,accuracy,{score},abc" for (name, seed), score in scores.items()]
-    lines += [f"sst2,{name},{seed},dev,accuracy,0.1,abc" for name, seed in scores]
+    scores = {"high": (0.8, 0.7), "low": (0.6, 0.6), "plain": (0.5, 0.7)}
+    lines = [
+        f"sst2,{name},{seed},test,accuracy,{each[seed - 3]},abc" for name, each in scores.items() for seed in (3, 4)
+    ]
+    lines += [f"sst2,{name},{seed},dev,accuracy,0.1,abc" for name in scores for seed in (3, 4)]
     (folder / "results.csv").write_text("\n".join(["task,method,seed,scored_on,metric,score,commit", *lines]))
     names = overview["comparisons"].__globals__  # of published.py
     monkeypatch.setitem(names, "FOLDER", tmp_path)
-    rows = [
-        names["comparison"](each, contrast)
-        for each in names["contributed"](folder)
-        for contrast in names["names"](each)
-    ]
-    assert [(row["method"], row["baseline"], row["planned"]) for row in rows] == [
-        ("high", "low", "primary"),
-        ("high", "plain", "secondary"),
-        ("low", "plain", "secondary"),
-    ]
+    pairs = ((each, contrast) for each in names["contributed"](folder) for contrast in names["names"](each))
+    rows = [names["comparison"](*pair) for pair in pairs]
+    planned = [" ".join(row[name] for name in ("method", "baseline", "planned")) for row in rows]
+    assert planned == ["high low primary", "high plain secondary", "low plain secondary"]
     assert rows[0]["setting"] == "mine: sst2, 100 rows, 2 seeds"
     assert (rows[0]["rows"], rows[0]["model"], rows[0]["commit"]) == ("phrases → sentences", "small", "abc")
     assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))
@@ -171,11 +154,12 @@ def test_another_cpu():
     }
     text = (RESULTS / "another-cpu" / "README.md").read_text()
     for build, runs in builds.items():
-        plain, high = (
-            [f"{score:.4f}" for (name, _), score in runs.items() if name == each] for each in ("plain", "high")
-        )
+        of = {
+            each: " ".join(f"{score:.4f}" for (name, _), score in runs.items() if name == each)
+            for each in ("plain", "high")
+        }
         gap = f" {round(gaps[build], 9):+.4f} |" if build in gaps else " |"
-        assert f"| {' | '.join(build)} | {' '.join(plain)} | {' '.join(high)} |{gap}\n" in text
+        assert f"| {' | '.join(build)} | {of['plain']} | {of['high']} |{gap}\n" in text
     for task in ("sst2_sentences", "agreement"):
         same = [runs for (name, *_), runs in builds.items() if name == task]
         move = max(np.ptp([runs[run] for runs in same if run in runs]) for run in same[0])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 
 import optuna
@@ -99,20 +100,17 @@ def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
     assert ["DropAttention" in text for text in alone] == [False, True]
     assert len({*drawn(output)}) == 6
     space = "{options: {epochs: 1..3}, providers: {DropHead: {p: 0.1..0.5}}, layers: [all]}"
-    output = ran(search("--space", space, "--runs", 2, "--seeds", 1, "--output-dir", "options")).output
-    assert [text.partition(" --epochs ")[0].split("(")[0] for text in drawn(output)] == [
-        "finetune",
-        'regularize --provider "DropHead',
-    ]
+    plain, alone = drawn(ran(search("--space", space, "--runs", 2, "--seeds", 1, "--output-dir", "options")).output)
+    assert re.fullmatch(r"finetune --epochs \d", plain)
+    assert alone.startswith('regularize --provider "DropHead(')
 
 
 def test_the_winner_is_the_best_complete_trial_and_the_report_has_what_it_needs(search, runs, tmp_path):
     output = ran(search("--runs", 30, "--seeds", 2)).output
     winner = json.loads((tmp_path / "found" / "winner.json").read_text())
-    scores = {}
+    means = {}
     for run in runs.made:
-        scores.setdefault(run.method.text, []).append(run.score)
-    means = {text: sum(each) / 2 for text, each in scores.items()}
+        means[run.method.text] = means.get(run.method.text, 0) + run.score / 2
     assert winner["method"] == max(means, key=means.get)
     assert winner["score"] == pytest.approx(max(means.values()))
     assert winner["score"] > means["finetune"]
@@ -135,15 +133,13 @@ def test_a_run_that_fails_fails_its_trial(search, runs, tmp_path):
     runs.score = lambda text, seed: "No such thing." if "DropKey" in text else rate(text)
     output = ran(search("--runs", 12, "--seeds", 2)).output
     failed = [run for run in runs.made if not run.finished]
-    assert failed
-    assert 2 * len({run.method for run in failed}) == len(failed)
+    assert 2 * len({run.method for run in failed}) == len(failed) > 0
     assert len(runs.made) == 12
     says = r"^trial-\d+ failed: Error: No such thing. \(see found/search/trial-\d+/seed1000.log\)$"
     assert re.search(says, output, re.M)
     assert f", {len(failed) // 2} failed) in {len(runs.made)} runs" in report(tmp_path)
     assert "failed: Error: No such thing." in report(tmp_path)
-    again = ran(search("--runs", 12, "--seeds", 2))
-    assert not drawn(again.output)
+    assert not drawn(ran(search("--runs", 12, "--seeds", 2)).output)
 
 
 def test_a_search_of_failures_says_why(search, runs):
@@ -163,22 +159,27 @@ def test_the_same_seed_draws_the_same(search, runs):
 
 
 @pytest.fixture
-def unbroken(search, runs, tmp_path):
+def assert_ends_as_ever(search, runs, tmp_path):
+    """Repeated, a search that was broken off makes the runs, each once, and the report of an unbroken one."""
     ran(search("--runs", 12, "--seeds", 2))
-    made, runs.made = [(run.folder, run.method.text) for run in runs.made], []
-    (tmp_path / "found").rename(tmp_path / "unbroken")
-    return made
+    unbroken, runs.made = [(run.folder, run.method.text) for run in runs.made], []
+    expected = report(tmp_path)
+    shutil.rmtree(tmp_path / "found")
+
+    def repeat():
+        ran(search("--runs", 12, "--seeds", 2))
+        assert [(run.folder, run.method.text) for run in runs.made] == unbroken
+        assert report(tmp_path) == expected
+
+    return repeat
 
 
 @pytest.mark.parametrize("last", [0, 1, 6])
-def test_stopped_and_started_again(search, runs, unbroken, tmp_path, last):
+def test_stopped_and_started_again(assert_ends_as_ever, search, runs, last):
     runs.last = last
-    stopped = search("--runs", 12, "--seeds", 2)
-    assert_sentence(stopped, 1, "Stopped. Repeat the command to continue.")
+    assert_sentence(search("--runs", 12, "--seeds", 2), 1, "Stopped. Repeat the command to continue.")
     runs.last = None
-    ran(search("--runs", 12, "--seeds", 2))
-    assert [(run.folder, run.method.text) for run in runs.made] == unbroken  # none of them twice
-    assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
+    assert_ends_as_ever()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_stopped_and_started_again(search, runs, unbroken, tmp_path, last):
         *(pytest.param(Trials, *each, marks=pytest.mark.slow) for each in (("tell", 1), ("_draw", 4))),
     ],
 )
-def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, monkeypatch, owner, place, call):
+def test_killed_anywhere_and_started_again(assert_ends_as_ever, search, tmp_path, monkeypatch, owner, place, call):
     calls, usual = [], getattr(owner, place)
 
     def killed(*args, **options):
@@ -204,34 +205,29 @@ def test_killed_anywhere_and_started_again(search, runs, unbroken, tmp_path, mon
     with (tmp_path / "found" / "optuna.log").open("a") as journal:
         journal.write('{"op_code": 4, "wor')  # a line that was cut off
     (tmp_path / "found" / "optuna.log.lock").symlink_to(tmp_path / "found" / "optuna.log")  # not let go of
-    ran(search("--runs", 12, "--seeds", 2))
-    assert [(run.folder, run.method.text) for run in runs.made] == unbroken
-    assert report(tmp_path) == (tmp_path / "unbroken" / "report.md").read_text()
+    assert_ends_as_ever()
 
 
 def test_another_search_needs_another_folder(search, runs):
+    def refused(says, *args):
+        assert_sentence(search("--runs", 8, "--seeds", 2, "--train-size", 100, *args), 1, says)
+
     ran(search("--runs", 4, "--seeds", 2, "--train-size", 100, "--stratified"))
     ran(search("--runs", 6, "--seeds", 2, "--stratified", "--train-size", 100))  # the same search
     assert len(runs.made) == len({run.folder for run in runs.made}) == 6  # with a larger budget
     assert all("--stratified" in run.arguments for run in runs.made)
-    options = ["--seeds", 2, "--train-size", 100]
-    refused = search("--runs", 4, *options, "--seeds", 1)
-    assert_sentence(refused, 1, "The search in found has other options, seeds. Give the same, or another --output-dir")
-    refused = search("--runs", 4, *options, "--stratified", "--space", "providers: {DropHead: {p: 0.1..0.4}}")
-    assert_sentence(refused, 1, "The search in found has other space.")
+    refused("The search in found has other options, seeds. Give the same, or another --output-dir", "--seeds", 1)
+    other = ["--stratified", "--space", "providers: {DropHead: {p: 0.1..0.4}}"]
+    refused("The search in found has other space.", *other)
     config = runs.made[0].folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
-    refused = search("--runs", 8, *options, "--stratified")
-    assert_sentence(refused, 1, "attnreg's version changed, so it cannot be compared with new runs")
+    refused("attnreg's version changed, so it cannot be compared with new runs", "--stratified")
     with locked(runs.made[0].folder.parents[2], "busy"):
-        assert_sentence(
-            search("--runs", 8, *options, "--stratified"), 1, "Another search is writing to found: wait for"
-        )
+        refused("Another search is writing to found: wait for", "--stratified")
 
 
 def test_data_of_ones_own(search, runs, tmp_path):
     tiny_bert(tmp_path / "bert")
-    (tmp_path / "data").mkdir()
     write_rows(tmp_path / "data" / "train.jsonl", [{"text": "red", "label": f"c{number % 3}"} for number in range(60)])
     own = ["--task", "custom", "--text-columns", "text", "--data-dir", "data", "--model", "bert", "--max-length", 16]
     ran(search("--runs", 2, "--seeds", 1, *own))
@@ -247,10 +243,10 @@ def test_a_space_that_is_exhausted(search, runs, monkeypatch):
     space = "providers: {DropHead: {p: 0.2, layers: [all, last]}}"
     output = ran(search("--runs", 30, "--seeds", 1, "--space", space)).output
     assert "The search space has nothing left to try." in output
+    plain, *others = (run.method.text for run in runs.made)
+    assert plain == "finetune"
     expressions = ("DropHead(p=0.2)", "OnLayers(DropHead(p=0.2), [-1])")
-    texts = ["finetune", *(f'regularize --provider "{text}"' for text in expressions)]
-    assert runs.made[0].method.text == texts[0]
-    assert {run.method.text for run in runs.made} == {*texts}
+    assert sorted(others) == [f'regularize --provider "{text}"' for text in expressions]
     assert starts[-100:] == [trials.RANDOM_TRIALS] * 50 + [sys.maxsize] * 50  # TPE may insist on the best one
 
 
@@ -276,18 +272,16 @@ def test_options_with_providers(search, runs):
 def test_the_default_space(search, runs, tmp_path, cli):
     ran(cli("search", *SMALL, "--runs", 40, "--seeds", 1))
     texts = " ".join(run.method.text for run in runs.made)
-    for name in ("AttentionDropout", "DropKey", "DropAttention", "DropHead", "AttentionLayerDrop"):
-        assert f"{name}(p=0." in texts
+    names = {"AttentionDropout", "DropKey", "DropAttention", "DropHead", "AttentionLayerDrop"}
+    assert {*re.findall(r"(\w+)\(p=0\.", texts)} == names
     # of three layers: the first is the lower half
     assert set(re.findall(r"\), (\[[-\d, ]+\])\)", texts)) == {"[0]", "[1, 2]", "[-1]"}
     assert 'placement=\\"scores\\"' in texts
 
 
 def test_a_file_with_most_and_layers(search, runs, tmp_path):
-    (tmp_path / "space.yaml").write_text(
-        "providers:\n  DropHead: {p: 0.1..0.5}\n  DropKey: {p: 0.1..0.5, layers: all}\n"
-        "  AttentionDropout:\nlayers: [[0, 2]]\nmost: 1\n"
-    )
+    heads = "{DropHead: {p: 0.1..0.5}, DropKey: {p: 0.1..0.5, layers: all}, AttentionDropout: }"
+    (tmp_path / "space.yaml").write_text(f"providers: {heads}\nlayers: [[0, 2]]\nmost: 1\n")
     ran(search("--runs", 20, "--seeds", 1, "--space", "space.yaml"))
     texts = {run.method.text for run in runs.made}
     assert not any(" & " in text for text in texts)
@@ -315,9 +309,6 @@ def test_a_comparison_counts_the_search(search, runs, cli, tmp_path):
 
 
 def test_what_is_no_winner(cli, tmp_path):
-    nowhere = cli("compare", "finetune", "best=@nowhere")
-    assert_sentence(nowhere, 1, "Expected the folder of a search after @, got nowhere")
-    assert_sentence(cli("compare", "finetune", "@nowhere"), 2, "Give the winner of a search a name, as in best=@now")
     (tmp_path / "winner.json").write_text("{}")
     assert_sentence(cli("compare", "finetune", "best=@."), 1, "Cannot read the winner of a search from winner.json")
 
@@ -329,43 +320,12 @@ def test_without_optuna(search, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("args", "message", "code"),
-    [
-        (["--space", "nothing.yaml"], "Cannot read the search space", 1),
-        (["--space", "{}"], "The search space is empty: give `options`, `providers`, or both.", 1),
-        (["--space", "DropHead"], "Expected the search space to map names to values, got 'DropHead'", 1),
-        (["--space", "provider: {}"], "Unknown key 'provider' in the search space. Did you mean providers", 1),
-        (["--space", "providers: [DropHead]"], "Expected `providers` of the search space to map names to values", 1),
-        (["--space", "providers: {DropHeads: {}}"], "got 'DropHeads'.* Did you mean DropHead", 1),
-        (["--space", "providers: {DropHead: {rate: 0.1..0.5}}"], "Expected the arguments of DropHead", 1),
-        (["--space", "providers: {DropHead: {p: 0.1..1.5}}"], "Expected `p` to be a probability .*, got 1.5", 1),
-        (["--space", "providers: {DropHead: {p: 0.5..0.1}}"], "DropHead p in the search space as a range from low", 1),
-        (["--space", "providers: {DropHead: {p: 0.1..0.5 lin}}"], "DropHead p in the search space as a range", 1),
-        (["--space", "providers: {DropHead: {p: []}}"], "DropHead p in the search space as a range", 1),
-        (["--space", "providers: {DropHead: {layers: middle}}"], "Expected `layers` .* got 'middle'", 1),
-        (["--space", "{providers: {DropHead: {}}, most: 0}"], "Expected `most` in the search space", 1),
-        (["--space", "options: {learning-rate: -1..1}"], "Invalid value for '--learning-rate'", 2),
-        (["--space", "options: {q: 0.1..0.5}"], "No such option", 2),
-        (["--space", "options: {train-size: 10..50}"], "--train-size cannot be in the search space", 2),
-        (["--space", "{recipe: nothing, options: {epochs: 1..2}}"], "Expected a recipe among", 2),
-        (["--runs", 2, "--seeds", 3], r"Expected --runs of at least --seeds \(3\), got 2", 2),
-        (["--output-dir", "full"], "--output-dir full holds files but no search", 1),
-    ],
-)  # fmt: skip
-def test_bad_input(search, runs, tmp_path, args, message, code):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").touch()
-    assert_sentence(search(*args), code, message)
-    assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
-
-
 def test_with_runs_that_are_made(cli, warm, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     small = ["--epochs", 1, "--train-size", 32, "--batch-size", 32]
     output = ran(cli("search", *SMALL, *small, "--runs", 2, "--seeds", 1, "--space", HEADS)).output
     assert "2 of 2 runs done" in output
-    folders = [tmp_path / "found" / "search" / f"trial-{number}" / "seed1000" for number in (0, 1)]
-    for folder in folders:
+    for number in (0, 1):
+        folder = tmp_path / "found" / "search" / f"trial-{number}" / "seed1000"
         assert json.loads((folder / "result.json").read_text())["scored_on"] == "held-out"
         assert not (folder / "checkpoints").exists()

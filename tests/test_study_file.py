@@ -1,6 +1,5 @@
-"""Study files: what they may say, what is refused, and the report over tasks."""
+"""Study files: what they may say, what is refused, what options beside them change, and the report over tasks."""
 
-import csv
 import json
 
 import numpy as np
@@ -8,15 +7,17 @@ import pytest
 import yaml
 from scipy import stats
 
+from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.report.study import write_study_report
-from attnreg.experiments.compare.study import read_study
+from attnreg.experiments.compare.study import change, read_study
+from attnreg.experiments.options.catalogue import study_files
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_splits
-from tests.commands import assert_sentence, ran
+from tests.commands import assert_sentence, ran, read_csv
 from tests.task_data import write_rows
 from tests.test_compare import started_by
-from tests.test_compare_study import table, write
+from tests.test_compare_study import table, write, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -35,6 +36,11 @@ def file_of(tmp_path, **changes):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
     return path
+
+
+def reported_study(study):
+    write_study_report(study)
+    return (study.folder / "report.md").read_text()
 
 
 def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
@@ -107,8 +113,6 @@ def test_methods_beside_a_file_are_added(cli, tmp_path):
 def test_baseline_and_study_belong_into_the_file(cli, tmp_path):
     says = "--baseline belongs into the study file: remove it, or remove --study"
     assert_sentence(cli("compare", "--study", file_of(tmp_path), "--baseline", "high"), 2, says)
-    assert_sentence(cli("compare", "finetune", "--scale", "small"), 2, "--scale is for --study")
-    assert_sentence(cli("compare", "--study", "attendout-table9"), 2, "Did you mean attendout-table")
     (tmp_path / "broken.yaml").write_text("methods: [")
     assert_sentence(cli("compare", "--study", "broken.yaml"), 1, "Cannot read the study broken.yaml")
 
@@ -121,9 +125,7 @@ def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
     assert not (tmp_path / "runs").exists()
     for comparison in read_study(tmp_path / "mine.yaml").comparisons.values():
         with comparison.begun():
-            write(comparison.runs()[0], 0.5)
-        result = comparison.runs()[0].folder / "result.json"
-        result.write_text(json.dumps({**json.loads(result.read_text()), "seconds": 60.0}))
+            write(comparison.runs()[0], 0.5, seconds=60.0)
     output = ran(cli("compare", "--study", tmp_path / "mine.yaml", "--dry-run")).output
     assert "27 runs in all; at 60 s each, 24 min of computing are left." in output
 
@@ -136,8 +138,7 @@ def test_the_report_over_tasks(tmp_path):
             score = round(0.6 + 0.1 * (run.method.name == "high") + draw.normal(0, 0.02), 2)
             scores.setdefault((name, run.method.name), []).append(score)
             write(run, score)
-    write_study_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported_study(study)
     rows = table(report, "Differences by task")
     assert [row["difference of"] for row in rows] == ["high - random"] * 3
     tests = []
@@ -154,8 +155,7 @@ def test_the_report_over_tasks(tmp_path):
     mean = np.mean([np.mean(np.subtract(scores[task, "high"], scores[task, "plain"])) for task in study.comparisons])
     assert over["high"]["mean difference"] == f"{mean:+.4f}"
     assert [*over] == ["high", "random"]
-    with (study.folder / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(study.folder / "results.csv")
     assert len(lines) == 27
     assert {(line["scored_on"], line["device"], line["threads"]) for line in lines} == {("dev", "cpu", "1")}
     assert (study.folder / "plots" / "difference-1.pdf").is_file()
@@ -169,15 +169,13 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path):
     asked = saved_model.request({"task": None}, data_dir=None, split="test", max_length=None, classes={})
     assert study.comparisons["a"].runs()[0].settings.validation_rows == 9
     for comparison in study.comparisons.values():
-        for run in comparison.runs():
-            write(run, 0.5)
+        for run in written(comparison, 0.5).runs():
             if run.method.name != "random":
                 score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
                 (run.folder / "evaluations").mkdir()
                 content = json.dumps({"request": asked, "metrics": {"accuracy": score}})
                 (run.folder / "evaluations" / "test.json").write_text(content)
-    write_study_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported_study(study)
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2
     assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
@@ -191,8 +189,7 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path):
         for run in comparison.runs():
             if run.method.name != "random":
                 write(run, 0.5 + 0.1 * (run.method.name == "high") + 0.01 * run.seed)
-    write_study_report(study)
-    report = (study.folder / "report.md").read_text()
+    report = reported_study(study)
     assert [row["method"] for row in table(report, "Over tasks")] == ["high"]
     assert table(report, "Scores")[0]["random"] == "not run"
     assert "Differences by task" not in report  # the primary contrast needs it
@@ -201,7 +198,6 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path):
 @pytest.mark.slow
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
-    (tmp_path / "other").mkdir()
     rows = load_splits(get_task("agreement"))["test"].to_list()[:40]
     named = [{**row, "label": ["bad", "good"][row["label"]]} for row in rows]
     write_rows(tmp_path / "other" / "validation.jsonl", named)
@@ -258,7 +254,6 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
 
 
 def test_all_data_is_read_before_the_first_run(cli, tmp_path):
-    (tmp_path / "good").mkdir()
     write_rows(tmp_path / "good" / "train.jsonl", load_splits(get_task("agreement"))["validation"].to_list()[:200])
     tasks = [{"data_dir": "good", "name": "a"}, {"data_dir": "good", "name": "b", "train_size": 181}]
     path = file_of(tmp_path, tasks=tasks, options={"folds": 10})
@@ -270,3 +265,124 @@ def test_all_data_is_read_before_the_first_run(cli, tmp_path):
     says = "No validation file in good, .*, or score on rows of train with --validation-rows .in a comparison: --folds"
     assert_sentence(cli("compare", "--study", path), 1, says)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", study_files())
+def test_each_built_in_study_can_be_planned(name, tmp_path):
+    assert name == "ladder" or read_study(study_files()[name]).published  # the others are of the papers
+    options = {"data_dir": str(tmp_path)} if name == "ladder" else {}
+    for task in ("sst2_sentences", "cr", "subj", "trec"):
+        (tmp_path / task).mkdir()
+    for comparison in read_study(study_files()[name], tmp_path / "out", options, small=True).comparisons.values():
+        comparison.check()
+        assert len(comparison.runs()) <= 5 * len(comparison.methods)
+
+
+CONTENT = {
+    "methods": {"plain": "finetune", "high": "ad-drop --p {0.1,0.3,0.5} --layers 0,1"},
+    "tasks": [
+        {"task": "cola", "name": "cola-a", "model": "a", "epochs": 9, "published": {"plain": {"dev": 50}}},
+        {"task": "cola", "name": "cola-b", "model": "b", "epochs": 9},
+        {"task": "ptb-pos", "model": "b"},
+    ],
+    "options": {"batch-size": 8},
+    "score_on": [{"task": "hans"}],
+    "report_on": "hans",
+    "seeds": 5,
+}
+
+
+def test_small_changes_sizes_and_leaves_the_file_alone():
+    whole, notes = change(CONTENT, {"epochs": 3}, small=True)
+    assert whole["methods"] == ["plain=finetune", "high=ad-drop --p {0.1,0.5} --layers 0,1"]
+    assert whole["seeds"] == 1
+    assert [entry.get("epochs", whole["options"]["epochs"]) for entry in whole["tasks"]] == [3, 3, 3]
+    assert (whole["options"]["train_size"], whole["options"]["batch_size"]) == (128, 16)
+    assert "nothing else: one seed, --train-size 128" in notes[0]
+    assert notes[1] == "Changed from the study file: --epochs 3."
+    assert CONTENT["tasks"][0]["epochs"] == 9
+    assert change(CONTENT, {}, small=False) == (CONTENT, [])
+
+
+def test_a_task_is_chosen_or_replaces_all():
+    for task, names in (("cola", ["cola-a", "cola-b"]), ("cola-b", ["cola-b"]), ("agreement", [None])):
+        whole, _ = change(CONTENT, {"task": task}, small=False)
+        assert [entry.get("name") for entry in whole["tasks"]] == names
+
+
+def test_other_text_to_score_on_is_not_the_further_data_of_a_task():
+    content = {**CONTENT, "tasks": [{"task": "cola", "score_on": [{"split": "test"}]}]}
+    whole, _ = change(content, {"score_on": "text.txt"}, small=False)
+    assert (whole["tasks"], whole["options"]["score_on"]) == (content["tasks"], "text.txt")
+
+
+def test_each_task_has_its_folder_and_one_model(tmp_path):
+    (tmp_path / "ptb_pos").mkdir()
+    whole, notes = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    assert whole["tasks"] == [{"task": "ptb-pos", "model": "m", "data_dir": str(tmp_path / "ptb_pos")}]
+    assert [note.partition(", because")[0] for note in notes[1:3]] == ["Left out", "Left out"]
+    assert notes[1].endswith("cola.")
+    assert notes[3] == "The report is on dev, since there is no hans for all tasks."
+    (tmp_path / "cola").mkdir()
+    whole, _ = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    assert [entry.get("name") for entry in whole["tasks"]] == ["cola-a", None]
+    own = {"score_on": [], "report_on": None, "tasks": [{"task": "custom", "name": name} for name in ("cola", "subj")]}
+    whole, notes = change({**CONTENT, **own}, {"data_dir": str(tmp_path)}, small=False)
+    assert whole["tasks"] == [{"task": "custom", "name": "cola", "data_dir": str(tmp_path / "cola")}]
+    assert any(note.endswith("subj.") for note in notes)
+    with pytest.raises(InputError, match=r"no folder for any task of the study \(cola, ptb-pos\)"):
+        change(CONTENT, {"data_dir": str(tmp_path / "other")}, small=False)
+
+
+def test_published_figures_stand_beside_the_measured_ones(tmp_path):
+    figures = {"plain": {"dev": 61.25, "test": 60}, "high": {"dev": 63.5}}
+    tasks = [{"published": figures}, {"name": "b", "published": {"plain": {"dev": 50}}, "measured": "loss"}]
+    path = file_of(tmp_path, seeds=2, first_seed=0, published="A paper, Table 1.", tasks=tasks)
+    study = read_study(path, tmp_path / "out", {"epochs": 2})
+    for comparison in study.comparisons.values():
+        for run in comparison.final_runs(comparison.baseline):
+            write(run, 0.6 + 0.02 * run.seed)
+    report = reported_study(study)
+    rows = [tuple(row.values()) for row in table(report, "Published figures")]
+    assert rows == [
+        ("agreement", "plain", "dev", "61.2", "61.0", "2"),
+        ("agreement", "plain", "test", "60.0", "not scored", "0"),
+        ("agreement", "high", "dev", "63.5", "not run", "0"),
+        ("b", "plain", "dev", "50.0", "39.0", "2"),
+    ]
+    assert "A paper, Table 1." in report
+    assert "Changed from the study file: --epochs 2." in report
+
+
+def test_others_are_compared_with_the_best_rung(tmp_path):
+    values = "--learning-rate {1e-4,2e-4}"
+    methods = {"low": f"finetune {values}", "high": f"few-sample {values}", "new": "sam"}
+    changes = {"methods": methods, "baseline": "low", "primary": None, "rungs": ["low", "high"]}
+    study = read_study(file_of(tmp_path, tasks=[{}], **changes), tmp_path / "out")
+    (comparison,) = study.comparisons.values()
+    low, high, new = comparison.methods
+    assert comparison.best_of(study.rungs) is None
+    held_out = {"low": 0.6, "high": 0.7}  # though it scores lower on dev
+    for method in (low, high):
+        for number, run in enumerate(comparison.search_runs(method)):
+            write(run, held_out[method.name] - 0.1 * number)
+    scores = {"low": [0.8, 0.9, 0.85], "high": [0.5, 0.52, 0.57], "new": [0.6, 0.67, 0.68]}
+    for method in (low, high, new):
+        for run, score in zip(comparison.final_runs(comparison.chosen(method)), scores[method.name], strict=True):
+            write(run, score)
+    (row,) = table(reported_study(study), "Against the best rung")
+    gaps = np.subtract(scores["new"], scores["high"])
+    half = stats.t.ppf(0.975, 2) * gaps.std(ddof=1) / 3**0.5
+    interval = f"[{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
+    assert [*row.values()][:6] == ["agreement", "new", "high", "1.00", f"{gaps.mean():+.4f}", interval]
+    assert float(row["p"]) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, abs=1e-4)
+
+
+def test_further_data_keeps_its_name_in_another_folder(tmp_path):
+    """The folder of a task with a dash in its name has an underscore; scores are still reported by the task's name."""
+    for name in ("mrpc", "paws_x"):
+        (tmp_path / name).mkdir()
+    path = file_of(tmp_path, tasks=[{"task": "mrpc"}], score_on=[{"task": "paws-x"}], report_on="paws-x")
+    study = read_study(path, None, {"data_dir": str(tmp_path)})
+    ((scoring,),) = study.score_on.values()
+    assert (scoring.name, scoring.data_dir, study.report_on) == ("paws-x", str(tmp_path / "paws_x"), "paws-x")

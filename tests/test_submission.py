@@ -28,21 +28,20 @@ def acceptable(rng):
     return {"sentence": " ".join(made.words(rng)), "label": rng.randrange(2)}
 
 
-MAKERS = {"cola": acceptable, "rte": two_sentences, "stsb": made.similarity}
-FILES = {"cola": "CoLA.tsv", "rte": "RTE.tsv", "stsb": "STS-B.tsv"}
+FILES = [("cola", acceptable, "CoLA.tsv"), ("rte", two_sentences, "RTE.tsv"), ("stsb", made.similarity, "STS-B.tsv")]
 
 
-@pytest.mark.parametrize("task", FILES)
-def test_the_file_holds_the_models_predictions(cli, home, task):
-    test = made.make(MAKERS[task], 9, 2)
+@pytest.mark.parametrize(("task", "maker", "file"), FILES)
+def test_the_file_holds_the_models_predictions(cli, home, task, maker, file):
+    test = made.make(maker, 9, 2)
     texts = [[row[column] for column in get_task(task).columns] for row in test]
     unlabelled = [{**row, "label": -1, "idx": number} for number, row in enumerate(test)]
-    made.write(home / "data", train=32, validation=8, maker=MAKERS[task], test=unlabelled[::-1])
+    made.write(home / "data", train=32, validation=8, maker=maker, test=unlabelled[::-1])
     ran(cli("recipe", "finetune", "--task", task, "--data-dir", "data", *QUICK))
     result = ran(cli("evaluate", "out", "--submission", "glue/mine", "--device", "cpu"))
-    assert result.output.endswith(f"Predictions of 9 rows saved to glue/mine/{FILES[task]}\n")
-    assert [path.name for path in (home / "glue" / "mine").iterdir()] == [FILES[task]]
-    head, *lines = (home / "glue" / "mine" / FILES[task]).read_text().splitlines()
+    assert result.output.endswith(f"Predictions of 9 rows saved to glue/mine/{file}\n")
+    assert [path.name for path in (home / "glue" / "mine").iterdir()] == [file]
+    head, *lines = (home / "glue" / "mine" / file).read_text().splitlines()
     assert head == "index\tprediction"
     model, tokenizer = load_model(get_task(task), str(home / "out" / "model"))
     with torch.no_grad():
