@@ -5,11 +5,13 @@ A recipe without options here is tried with its defaults, so that a new one is t
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from attnreg.experiments.options.catalogue import recipe_files
+from tests.commands import ran, read_lines
 
 OPTIONS = {
     "ad-drop": ["--p", 0.5, "--q", 0.4],
@@ -36,3 +38,16 @@ def recipes(*quick):
     return pytest.mark.parametrize(
         "recipe", [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in RECIPES]
     )
+
+
+def assert_evaluated_as_trained(cli, folder, args, data, rows):
+    """A run under AD-DROP, and one of LoRA alone, are saved, drawn, and scored again on their dev rows as they ended."""
+    for recipe, further in (("ad-drop", []), ("finetune", ["--lora-rank", 2, "--lora-targets", "all-linear"])):
+        ran(cli("recipe", recipe, *args, *further, "--output-dir", recipe))
+        dev = json.loads((folder / recipe / "result.json").read_text())["dev"]
+        ran(cli("evaluate", recipe, "--data-dir", data))
+        found = json.loads(next((folder / recipe / "evaluations").iterdir()).read_text())["metrics"]
+        assert found.pop("loss") == pytest.approx(dev["loss"], abs=1e-6)
+        assert found.items() <= dev.items()
+        assert len(read_lines(folder / recipe / "predictions.jsonl")) == rows
+        ran(cli("plot", recipe))

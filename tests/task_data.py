@@ -90,6 +90,13 @@ def write_rows(path, rows):
     path.write_bytes(PACKED.get(path.suffix, bytes)(text.encode()))
 
 
+def save(folder, *parts):
+    """Save a model and its tokenizer in one folder."""
+    for part in parts:
+        part.save_pretrained(folder)
+    return folder
+
+
 def word_pieces(texts, vocab_size=80):
     """A fast tokenizer of word pieces, as BERT's, trained on texts."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -109,19 +116,9 @@ TEXTS = [*WORDS, *NAMES, "Smith", *GERMAN.values()]
 def tiny_bert(folder, **options):
     """Save a tiny random BERT, without a head, and its tokenizer."""
     tokenizer = word_pieces(TEXTS, 200)
-    config = hf.BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-        **options,
-    )
-    hf.BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"vocab_size": len(tokenizer), "max_position_embeddings": 64, "initializer_range": 0.1}
+    return save(folder, hf.BertModel(hf.BertConfig(**sizes, **options)), tokenizer)
 
 
 def tiny_marian(folder, texts=TEXTS):
@@ -134,23 +131,9 @@ def tiny_marian(folder, texts=TEXTS):
     tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
-    config = hf.MarianConfig(
-        vocab_size=len(tokenizer),
-        d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=1,
-        decoder_start_token_id=0,
-        forced_eos_token_id=1,
-        init_std=0.1,
-    )
-    hf.MarianMTModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    sizes |= {"vocab_size": len(tokenizer), "d_model": 32, "max_position_embeddings": 64, "init_std": 0.1}
+    special = {"pad": 0, "eos": 1, "bos": 1, "decoder_start": 0, "forced_eos": 1}
+    special = {f"{name}_token_id": number for name, number in special.items()}
+    return save(folder, hf.MarianMTModel(hf.MarianConfig(**sizes, **special)), tokenizer)

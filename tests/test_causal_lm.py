@@ -15,6 +15,7 @@ from attnreg.experiments.setup import data_checks
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks import agreement, choose_task, get_task, load_model, load_splits
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
 from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
@@ -188,10 +189,8 @@ def test_messages_are_written_by_the_template_without_a_second_beginning(trained
 def test_prompt_and_completion_are_written_by_the_template(trained):
     kind = kind_of(with_template(trained[1].tokenizer))
     row = kind.encode(rows_of({"prompt": "the boy", "completion": "sleeps"}))[0]
-    assert words(kind, row["input_ids"]) == [
-        *("[BOS]", "user", ":", "the", "boy", "[EOS]"),
-        *("assistant", ":", "sleeps", "[EOS]"),
-    ]
+    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS]"
+    assert words(kind, row["input_ids"]) == text.split()
     assert kind.remarks == ["Prompts and completions are written by the chat template of the model's tokenizer."]
     assert not trained[1].remarks
     messages = [{"role": "user", "content": "the boy"}], [{"role": "assistant", "content": "sleeps"}]
@@ -201,11 +200,9 @@ def test_prompt_and_completion_are_written_by_the_template(trained):
 
 def test_templates_that_do_not_fit_are_one_sentence(trained):
     messages = rows_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-    kind = kind_of(trained[1].tokenizer, text_columns="messages")
-    with pytest.raises(InputError, match="The data holds messages, but the model's tokenizer has no chat template"):
-        kind.encode(messages)
-    tokenizer = with_template(kind.tokenizer)
+    tokenizer = with_template(trained[1].tokenizer)
     for template, says in (
+        (None, "The data holds messages, but the model's tokenizer has no chat template"),
         ("{{ raise_exception('no such role') }}", "does not take the messages .*: no such role"),
         ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
     ):
@@ -224,8 +221,6 @@ def test_templates_that_do_not_fit_are_one_sentence(trained):
     ],
 )  # fmt: skip
 def test_rows_of_another_form_are_one_sentence(columns, says):
-    from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
-
     with pytest.raises(InputError, match=says):
         check_conversations(columns, "here")
 
@@ -233,10 +228,8 @@ def test_rows_of_another_form_are_one_sentence(columns, says):
 def test_models_that_see_the_future_are_refused(tmp_path):
     tokenizer = made.word_pieces(made.TEXTS, 200)
     tokenizer.eos_token = "[SEP]"
-    tokenizer.save_pretrained(tmp_path)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = hf.BertConfig(vocab_size=len(tokenizer), **sizes)
-    hf.BertForMaskedLM(config).save_pretrained(tmp_path)
+    made.save(tmp_path, hf.BertForMaskedLM(hf.BertConfig(vocab_size=len(tokenizer), **sizes)), tokenizer)
     with pytest.raises(InputError, match="sees the tokens that it is to predict: choose a causal language model"):
         load_model(choose_task("custom", kind="causal-lm"), str(tmp_path))
     made.word_pieces(made.TEXTS, 200).save_pretrained(tmp_path)
@@ -262,9 +255,7 @@ def write(folder, row):
 @pytest.fixture
 def decoder(tmp_path, trained):
     model, kind, _ = trained
-    model.save_pretrained(tmp_path / "decoder")
-    kind.tokenizer.save_pretrained(tmp_path / "decoder")
-    return tmp_path / "decoder"
+    return made.save(tmp_path / "decoder", model, kind.tokenizer)
 
 
 def test_runs_on_ones_own_data(cli, tmp_path, decoder):
@@ -289,15 +280,12 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
 
 
 def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
-    from attnreg.experiments.tasks.agreement import completions
-
-    with_template(trained[1].tokenizer).save_pretrained(decoder)
-    model, _, _ = trained
+    model, kind, _ = trained
     larger = hf.GPT2LMHeadModel(hf.GPT2Config(**{**model.config.to_dict(), "vocab_size": 60}))
-    larger.save_pretrained(decoder)
+    made.save(decoder, larger, with_template(kind.tokenizer))
 
     def conversation(number):
-        row = completions("train")[number]
+        row = agreement.completions("train")[number]
         turns = zip(("user", "assistant"), (row["prompt"], row["completion"]), strict=True)
         return {"messages": [{"role": role, "content": text} for role, text in turns]}
 

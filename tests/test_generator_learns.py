@@ -78,7 +78,7 @@ def test_in_every_layer_it_drops_more_or_less_as_it_is_rewarded(way, goal, sign)
 def test_rewarded_for_dropping_one_key_it_drops_this_key_more_than_any_other(way):
     generator, _ = taught("plant", **way)
     torch.manual_seed(5)
-    inputs = {name: torch.cat([batch()[name] for _ in range(40)]) for name in ("input_ids",)}
+    inputs = {"input_ids": torch.cat([batch()["input_ids"] for _ in range(40)])}
     planted, others = rates(generator, inputs, of=True), rates(generator, inputs, of=False)
     assert (torch.logit(planted) > torch.logit(others) + 0.1).all()  # in rates, they are close where all are high
     dropped = 1 - generator.keep_probability(inputs)[:, :, 0].mean((1, 2))  # of each key, over layers and queries
@@ -93,11 +93,8 @@ def test_every_layer_answers_alike(decisions):
     model = attnreg.GNetProvider(30, 32, 3, 8, decisions=decisions)
     spread = model.logits(batch()).std((0, 2, 3, 4))
     assert spread.min() > 0.2 * spread.max()
-    gradients = []
-    for layer in range(3):
-        inside = torch.sigmoid(model.logits(batch())[:, layer]).mean()
-        (gradient,) = torch.autograd.grad(inside, model.network.tokens.weight)
-        gradients.append(gradient.norm())
+    means = [torch.sigmoid(model.logits(batch())[:, layer]).mean() for layer in range(3)]
+    gradients = [torch.autograd.grad(mean, model.network.tokens.weight)[0].norm() for mean in means]
     assert min(gradients) > 0.1 * max(gradients)
 
 

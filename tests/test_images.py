@@ -13,8 +13,10 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
+from tests import task_data as made
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
+from tests.recipe_cases import assert_evaluated_as_trained
 
 TASK = ["--task", "custom", "--kind", "image-classification", "--device", "cpu", "--batch-size", 8, "--epochs", 2]
 
@@ -31,15 +33,18 @@ def bars(folder, count, seed):
         Image.fromarray(pixels).save(folder / label / f"{number}.png")
 
 
+def save(folder, model, config):
+    torch.manual_seed(0)
+    made.save(folder, model(config), hf.ViTImageProcessor(size={"height": 8, "width": 8}))
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     bars(root / "bars" / "train", 24, 0)
     bars(root / "bars" / "val", 10, 1)
-    torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **sizes)).save_pretrained(root / "vit")
-    hf.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(root / "vit")
+    save(root / "vit", hf.ViTModel, hf.ViTConfig(image_size=8, patch_size=4, **sizes))
     try:
         hf.AutoImageProcessor.from_pretrained(root / "vit")
     except ImportError:
@@ -70,16 +75,7 @@ def test_batches_are_what_the_processor_makes_of_the_images(places):
 
 
 def test_a_run_is_saved_and_evaluated(cli, places, args, tmp_path, undrawn):
-    adapted = ["--lora-rank", 2, "--lora-targets", "all-linear"]
-    for recipe, further in (("ad-drop", []), ("finetune", adapted)):
-        ran(cli("recipe", recipe, *args, *further, "--output-dir", recipe))
-        dev = json.loads((tmp_path / recipe / "result.json").read_text())["dev"]
-        ran(cli("evaluate", recipe, "--data-dir", places / "bars"))
-        metrics = json.loads(next((tmp_path / recipe / "evaluations").iterdir()).read_text())["metrics"]
-        assert metrics["accuracy"] == dev["accuracy"]
-        assert metrics["loss"] == pytest.approx(dev["loss"], abs=1e-6)
-        assert len(read_lines(tmp_path / recipe / "predictions.jsonl")) == 10
-        ran(cli("plot", recipe))
+    assert_evaluated_as_trained(cli, tmp_path, args, places / "bars", rows=10)
     plain = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "ad-drop" / "model")
     assert plain.config.id2label == {0: "horizontal", 1: "vertical"}
 
@@ -104,10 +100,8 @@ def test_rows_held_out_of_a_folder_without_splits(cli, places, args, tmp_path):
 
 
 def test_what_does_not_fit_is_one_sentence(cli, places, args, tmp_path):
-    torch.manual_seed(0)
     sizes = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
-    hf.SwinModel(hf.SwinConfig(image_size=8, patch_size=2, **sizes)).save_pretrained(tmp_path / "swin")
-    hf.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "swin")
+    save(tmp_path / "swin", hf.SwinModel, hf.SwinConfig(image_size=8, patch_size=2, **sizes))
     result = cli("recipe", "attendout", *args[:-1], tmp_path / "swin", "--output-dir", "out")
     assert_sentence(result, 1, "G-Net reads equal patches of an image, one for each token, which SwinForImageClass")
     bars(tmp_path / "broken" / "train", 4, 0)

@@ -30,18 +30,26 @@ def columns(texts, right):
     return dict(zip("xyz", texts, strict=True))
 
 
-LISTED = {"choice_columns": "choices"}
+def text_of(texts, right):
+    return texts[right]
+
+
+def letter_of(texts, right):
+    return "ABC"[right]
+
+
+LISTED, NAMED = {"choice_columns": "choices"}, {"choice_columns": "x,y,z"}
 FORMS = {
     "numbers": (listed, lambda texts, right: right, LISTED),
-    "numbers as text": (columns, lambda texts, right: str(right), {"choice_columns": "x,y,z"}),
-    "letters": (columns, lambda texts, right: "ABC"[right], {"choice_columns": "x,y,z"}),
+    "numbers as text": (columns, lambda texts, right: str(right), NAMED),
+    "letters": (columns, letter_of, NAMED),
     "small letters": (listed, lambda texts, right: "abc"[right], LISTED),
-    "texts": (listed, lambda texts, right: texts[right], LISTED),
-    "texts of columns": (columns, lambda texts, right: texts[right], {"choice_columns": "x,y,z"}),
+    "texts": (listed, text_of, LISTED),
+    "texts of columns": (columns, text_of, NAMED),
     "marks": (marked, lambda texts, right: "CAB"[right], LISTED),
     "marks of objects": (objects, lambda texts, right: str(right + 1), LISTED),
-    "names of columns": (columns, lambda texts, right: "xyz"[right], {"choice_columns": "x,y,z"}),
-    "texts of marked choices": (marked, lambda texts, right: texts[right], LISTED),
+    "names of columns": (columns, lambda texts, right: "xyz"[right], NAMED),
+    "texts of marked choices": (marked, text_of, LISTED),
 }
 
 
@@ -65,71 +73,50 @@ def test_every_form_means_the_same(tmp_path, form):
         assert [[row[column] for column in task.choices] for row in rows] == texts
 
 
+READINGS = "may give a choice number from 0 to 2 or the text of one choice, which differ"
+NUMBERS = [["7", "1", "0"], ["2", "0", "1"]]  # the second row alone could also be a number, of another choice
+
+
 def test_all_splits_are_read_alike(tmp_path):
-    texts = [["7", "1", "0"], ["2", "0", "1"]]
-    rows = rows_of(listed, lambda texts, right: texts[right], texts, [0, 2])
-    # The second row alone could also be a number, of another choice.
+    rows = rows_of(listed, text_of, NUMBERS, [0, 2])
     task, splits = load(tmp_path / "data", rows, rows[1:], **LISTED)
     assert kind_class("multiple-choice")(task).gold(splits["validation"]) == [2]
-    says = "Column answer may give a choice number from 0 to 2 or the text of one choice, which differ in row 1 of split train .*: write letters instead"
-    with pytest.raises(InputError, match=says):
-        load(tmp_path / "other", rows[1:], **LISTED)
+
+
+def changed(**change):
+    first, second, *others = rows_of(listed, letter_of)
+    return [first, {**second, **change}, *others]
+
+
+def plain(choices, *answers):
+    return [{"q": "the", "choices": choices, "answer": answer} for answer in answers]
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("rows", "says"),
     [
-        ({"answer": None}, "Expected a letter from A to C in column answer, got None in row 2 of split train"),
-        ({"answer": "AB"}, "Expected a letter from A to C in column answer, got 'AB' in row 2 of split train"),
-        ({"answer": "D"}, "Expected a letter from A to C in column answer, got 'D' in row 2 of split train"),
-        ({"choices": ["a", "b"]}, "Expected 3 choices, as in the first row, in column choices, got 2 in row 2 of split train .*: remove rows with another number of choices .2 of 8.\\.$"),
-        ({"choices": ["a", None, "c"]}, r"Expected a list of texts, or .*, instead of column choices, got \['a', None, 'c'\] in row 2 of split train"),
+        (rows_of(listed, text_of, NUMBERS, [0, 2])[1:], f"Column answer {READINGS} in row 1 of split train .*: write letters instead"),
+        # a text that two choices have is still one reading
+        ([*plain(["2", "1", "0"], "1", "2"), *plain(["1", "0", "0"], "0")], f"{READINGS} in row 2"),
+        (changed(answer=None), "Expected a letter from A to C in column answer, got None in row 2 of split train"),
+        (changed(answer="AB"), "Expected a letter from A to C in column answer, got 'AB' in row 2 of split train"),
+        (changed(answer="D"), "Expected a letter from A to C in column answer, got 'D' in row 2 of split train"),
+        (changed(choices=["a", "b"]), "Expected 3 choices, as in the first row, in column choices, got 2 in row 2 of split train .*: remove rows with another number of choices .2 of 8.\\.$"),
+        (changed(choices=["a", None, "c"]), r"Expected a list of texts, or .*, instead of column choices, got \['a', None, 'c'\] in row 2 of split train"),
+        (rows_of(listed, text_of, [["red", "red", "blue"], ["one", "two", "two"]], [2, 1]),
+         "Column answer gives the text of one choice, but two choices have the same text in row 2 of split train"),
+        # a missing answer is no label, no text and no number
+        (plain({"text": ["a", "b", "c"], "label": ["None", "Some", "All"]}, *[None] * 4), "Expected a choice number .* got None in row 1 of split train"),
+        (plain(["None", "Some", "All"], *[None] * 4), "Expected a choice number .* got None in row 1 of split train"),
+        (plain(["", "Some", "All"], *[""] * 4), "Expected a choice number .* got '' in row 1 of split train"),
+        (plain("a/b", "?"), "Expected a list of texts, or two or more --choice-columns, instead of column choices, got 'a/b'"),
+        (plain(["a", "b"], "?"), r"Expected a choice number from 0 to 1, a letter from A to B or the text of one choice in column answer, got '\?' in row 1 of split train"),
     ],
+    ids=range(13),
 )  # fmt: skip
-def test_bad_rows_are_named(tmp_path, change, says):
-    rows = rows_of(listed, lambda texts, right: "ABC"[right])
-    rows[1] = {**rows[1], **change}
+def test_bad_rows_are_named(tmp_path, rows, says):
     with pytest.raises(InputError, match=says):
         load(tmp_path / "data", rows, **LISTED)
-
-
-def test_the_text_of_two_choices_is_no_answer(tmp_path):
-    rows = rows_of(listed, lambda texts, right: texts[right], [["red", "red", "blue"], ["one", "two", "two"]], [2, 1])
-    says = "Column answer gives the text of one choice, but two choices have the same text in row 2 of split train"
-    with pytest.raises(InputError, match=says):
-        load(tmp_path / "data", rows, **LISTED)
-
-
-def test_a_text_that_two_choices_have_is_still_one_reading(tmp_path):
-    texts = [["2", "1", "0"], ["2", "1", "0"], ["1", "0", "0"]]
-    rows = [{"q": "", "choices": choices, "answer": answer} for choices, answer in zip(texts, "120", strict=True)]
-    says = "may give a choice number from 0 to 2 or the text of one choice, which differ in row 2"
-    with pytest.raises(InputError, match=says):
-        load(tmp_path / "data", rows, **LISTED)
-
-
-@pytest.mark.parametrize(
-    ("choices", "missing", "expected"),
-    [
-        ({"text": ["a", "b", "c"], "label": ["None", "Some", "All"]}, None, r"a choice number .* got None in row 1"),
-        (["None", "Some", "All"], None, r"a choice number .* got None in row 1"),
-        (["", "Some", "All"], "", r"a choice number .* got '' in row 1"),
-    ],
-)
-def test_a_missing_answer_is_no_label(tmp_path, choices, missing, expected):
-    rows = rows_of(lambda *_: {"choices": choices}, lambda *_: missing)
-    with pytest.raises(InputError, match=f"Expected {expected} of split train"):
-        load(tmp_path / "data", rows, **LISTED)
-
-
-def test_columns_that_hold_no_choices(tmp_path):
-    rows = [{"q": "the", "choices": "a/b", "answer": "?"}]
-    with pytest.raises(InputError, match="Expected a list of texts, or two or more --choice-columns, instead of column choices, got 'a/b'"):  # fmt: skip
-        load(tmp_path / "text", rows, **LISTED)
-    rows = [{"q": "the", "choices": ["a", "b"], "answer": "?"}]
-    says = r"Expected a choice number from 0 to 1, a letter from A to B or the text of one choice in column answer, got '\?' in row 1 of split train"
-    with pytest.raises(InputError, match=says):
-        load(tmp_path / "answers", rows, **LISTED)
 
 
 def test_a_run_on_lists_with_letters(cli, tmp_path):

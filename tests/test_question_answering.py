@@ -1,6 +1,5 @@
 """Extractive question answering: windows and their labels, the best span of a row, SQuAD's scores, and runs."""
 
-import json
 import random
 import re
 
@@ -24,6 +23,7 @@ from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
 from tests.method_cases import step_of_r_drop
+from tests.recipe_cases import assert_evaluated_as_trained
 
 TASK = ["--task", "custom", "--kind", "question-answering", "--device", "cpu", "--batch-size", 8, "--epochs", 2]
 SHORT = ["--max-length", 16]
@@ -193,9 +193,8 @@ def test_loss_rewards_targets_and_r_drop_take_start_and_end_as_two_classes(loade
     sides = [torch.stack([each.start_logits, each.end_logits], 1) for each in (first, other)]
     expected = (first.loss + other.loss + 2 * disagreement(*sides, torch.stack(gold, 1))) / 2
     assert loss == pytest.approx(float(expected), abs=1e-6)
-    trainer = RegularizedTrainer(
-        model, hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), objective=RDropLoss(2.0)
-    )
+    arguments = hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    trainer = RegularizedTrainer(model, arguments, objective=RDropLoss(2.0))
     torch.manual_seed(1)
     assert float(trainer.compute_loss(model.train(), batch).detach()) == pytest.approx(float(expected), abs=1e-6)
     model.eval()
@@ -270,17 +269,8 @@ def args(tmp_path, bert):
 
 
 def test_a_run_is_saved_and_evaluated(cli, args, tmp_path, undrawn):
-    adapted = ["--lora-rank", 2, "--lora-targets", "all-linear"]
-    for recipe, further in (("ad-drop", []), ("finetune", adapted)):
-        ran(cli("recipe", recipe, *args, *further, "--output-dir", recipe))
-        dev = json.loads((tmp_path / recipe / "result.json").read_text())["dev"]
-        ran(cli("evaluate", recipe, "--data-dir", tmp_path / "data"))
-        result = json.loads(next((tmp_path / recipe / "evaluations").iterdir()).read_text())
-        assert all(result["metrics"][name] == dev[name] for name in ("answer_f1", "exact_match"))
-        records = read_lines(tmp_path / recipe / "predictions.jsonl")
-        assert len(records) == 12
-        assert set(records[0]) == {"label", "prediction"}
-        ran(cli("plot", recipe))
+    assert_evaluated_as_trained(cli, tmp_path, args, tmp_path / "data", rows=12)
+    assert {*read_lines(tmp_path / "ad-drop" / "predictions.jsonl")[0]} == {"label", "prediction"}
     plain = hf.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "ad-drop" / "model")
     assert plain.config.architectures == ["BertForQuestionAnswering"]
 
@@ -295,8 +285,7 @@ def test_attendout_plays(cli, args, tmp_path):
 
 def test_a_model_of_another_task_gets_a_head_of_two(tmp_path, bert):
     config = hf.BertConfig.from_pretrained(bert, num_labels=5)
-    hf.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    made.save(tmp_path, hf.BertForSequenceClassification(config), hf.AutoTokenizer.from_pretrained(bert))
     model, _ = load_model(choose_task("custom", kind="question-answering"), str(tmp_path))
     assert model.qa_outputs.out_features == 2
     with attnreg.attach(model, attnreg.DropKey(0.1)) as handle:

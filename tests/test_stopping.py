@@ -1,6 +1,5 @@
 """Runs that end before their time: asked to, diverged, unable to write, or because the score no longer rises."""
 
-import hashlib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from attnreg.experiments.runs.loop import Progress
 from attnreg.experiments.setup.stopping import Selection
 from attnreg.training import StepResult
 from tests.commands import invoke, ran, read_lines
+from tests.method_cases import same
 from tests.test_run_data import make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
@@ -39,11 +39,6 @@ def listen_to_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def contents(tensor):
-    """Two tensors are the same to the bit where this is."""
-    return [str(tensor.dtype), *tensor.shape, hashlib.sha256(tensor.numpy().tobytes()).hexdigest()]
 
 
 def at_step(monkeypatch, number, what):
@@ -69,8 +64,7 @@ def assert_goes_on(cli, monkeypatch, args, step, folder, number=signal.SIGINT):
     for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
         assert read_lines(Path("out", file)) == read_lines(folder / file)
     mine, theirs = (read_state(run / "checkpoints") for run in (Path("out"), folder))
-    for key in ("best", "method"):
-        assert json.dumps(mine[key], default=contents) == json.dumps(theirs[key], default=contents)
+    assert all(same(mine[key], theirs[key]) for key in ("best", "method"))
     return stopped
 
 
@@ -88,8 +82,7 @@ def whole(tmp_path_factory):
     """One run of each recipe that was not stopped."""
     folder = tmp_path_factory.mktemp("whole")
     for recipe, options in RECIPES.items():
-        args = ["recipe", recipe, *SMALL[:-1], folder / recipe, *options]
-        ran(invoke(*args))
+        ran(invoke("recipe", recipe, *SMALL[:-1], folder / recipe, *options))
     return folder
 
 
@@ -120,14 +113,13 @@ def test_a_second_signal_ends_it_at_once_and_without_a_checkpoint_it_starts_anew
     assert "Aborted!" in result.output  # click's word for KeyboardInterrupt
     assert not (tmp_path / "out" / "checkpoints").exists()
     assert cli(*args, "--resume").exit_code == 0
-    assert [record["step"] for record in read_lines(tmp_path / "out" / "metrics.jsonl")] == [4, 8]
-    assert [record["step"] for record in read_lines(tmp_path / "out" / "telemetry.jsonl")] == [4, 8]
+    for name in ("metrics.jsonl", "telemetry.jsonl"):
+        assert [record["step"] for record in read_lines(tmp_path / "out" / name)] == [4, 8]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_diverging_run_says_at_which_step_and_keeps_its_last_good_checkpoint(cli, tmp_path, recipe):
-    args = ["--learning-rate", 1e25, "--save-steps", 1]
-    result = cli("recipe", recipe, *SMALL, *args, *RECIPES[recipe])
+    result = cli("recipe", recipe, *SMALL, "--learning-rate", 1e25, "--save-steps", 1, *RECIPES[recipe])
     says = r"Training diverged: .* at step (\d+)\. Start again with a lower --learning-rate\. "
     says += r"(The run has no checkpoint yet\.|The last good checkpoint \(step (\d+)\) is in out/checkpoints\.)"
     assert_stopped(result, 1, says)
@@ -150,8 +142,7 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(cli, monkeypatch):
 
 
 def test_a_full_disk_ends_it_with_a_sentence_and_the_last_good_checkpoint(spawn, tmp_path):
-    args = ["recipe", "finetune", "--epochs", 50, "--save-steps", 1, "--output-dir", "out"]
-    process = spawn(*args)
+    process = spawn("recipe", "finetune", "--epochs", 50, "--save-steps", 1, "--output-dir", "out")
     checkpoints = tmp_path / "out" / "checkpoints"
     while not any(checkpoints.glob("step-*")) and process.poll() is None:
         time.sleep(0.01)
@@ -236,13 +227,11 @@ def early(tmp_path_factory):
 
 def expected_end(scores, patience):
     """The epochs, from 1, at which a run stops and to which it returns: counted one by one."""
-    best, returned, waited = -math.inf, 0, 0
+    best, returned = -math.inf, 0
     for epoch, score in enumerate(scores, 1):
         if score > best:
-            best, returned, waited = score, epoch, 0
-        else:
-            waited += 1
-        if waited == patience:
+            best, returned = score, epoch
+        if epoch - returned == patience:
             return epoch, returned
     return len(scores), returned
 

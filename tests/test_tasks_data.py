@@ -28,35 +28,34 @@ def test_the_hubs_integer_tags_mean_the_same_as_their_names(tmp_path):
     names = list(get_task("conll2003").labels)
     tags = ["B-PER", "I-PER", "O"]
     numbers = {"tokens": ["Anna", "Smith", "went"], "ner_tags": [names.index(tag) for tag in tags], "id": "0"}
-    named = datasets.Dataset.from_list([numbers]).cast_column(
-        "ner_tags", datasets.List(datasets.ClassLabel(names=names))
-    )
+    feature = datasets.List(datasets.ClassLabel(names=names))
+    named = datasets.Dataset.from_list([numbers]).cast_column("ner_tags", feature)
     task, kind = get_task("conll2003"), kind_class("tokens")(get_task("conll2003"))
     for number, table in enumerate(([numbers], [{**numbers, "ner_tags": tags}], named)):
         folder = made.write_splits(tmp_path / str(number), train=table, validation=table)
         assert kind.gold(load_splits(task, folder)["train"]) == [[1, 2, 0]]
 
 
-def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path):
-    def rows(*labels):
-        return [{"text": "a", "stars": label} for label in labels]
+def labelled(*labels):
+    return [{"text": ["a"] * len(label) if isinstance(label, list) else "a", "label": label} for label in labels]
 
-    custom = choose_task("custom", text_columns="text", label_column="stars")
-    for number, (train, validation, names) in enumerate(
-        [
-            (rows(10, 2, 5), rows(5), ("2", "5", "10")),
-            (rows(10, 2, 5), rows("5"), ("2", "5", "10")),
-            (rows("good", "bad", "so-so"), rows("so-so"), ("bad", "good", "so-so")),
-            (rows(True, False), rows(True), ("False", "True")),
-            (rows(1.0, 3.0), rows(1.0), ("1", "3")),
-        ]
-    ):
-        folder = made.write_splits(tmp_path / str(number), train=train, validation=validation)
-        task, splits = load_data(custom, folder)
-        assert task.labels == names
-        first = train[0]["stars"]
-        expected = names.index(str(int(first) if isinstance(first, float) else first))
-        assert kind_class("classification")(task).gold(splits["train"])[0] == expected
+
+@pytest.mark.parametrize(
+    ("train", "dev", "names", "gold"),
+    [
+        ((10, 2, 5), 5, ("2", "5", "10"), [2, 0, 1]),
+        ((10, 2, 5), "5", ("2", "5", "10"), [2, 0, 1]),
+        (("good", "bad", "so-so"), "so-so", ("bad", "good", "so-so"), [1, 0, 2]),
+        ((True, False), True, ("False", "True"), [1, 0]),
+        ((1.0, 3.0), 1.0, ("1", "3"), [0, 1]),
+    ],
+)
+def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path, train, dev, names, gold):
+    folder = made.write_splits(tmp_path, train=labelled(*train), validation=labelled(dev))
+    task, splits = load_data(choose_task("custom", text_columns="text"), folder)
+    assert task.labels == names
+    assert kind_class("classification")(task).gold(splits["train"]) == gold
+    assert kind_class("classification")(task).gold(splits["validation"]) == [names.index(str(dev).removesuffix(".0"))]
 
 
 PAIRS, SIMILAR, TRANSLATED = (made.make(maker, 4, 0) for maker in (made.pair, made.similarity, made.translation))
@@ -116,17 +115,17 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
         load_splits(get_task(task), folder)
 
 
-def test_columns_that_are_missing(tmp_path):
-    rows = [{"tokens": ["a"], "tags": ["O"]}]
-    folder = made.write_splits(tmp_path / "tags", train=rows, validation=rows)
-    with pytest.raises(InputError, match=r"ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has 'tokens', 'tags'"):  # fmt: skip
-        load_splits(get_task("conll2003"), folder)
-    rows = [{"en": "red", "ro": "rot"}]
-    folder = made.write_splits(tmp_path / "flat", train=rows, validation=rows)
-    with pytest.raises(InputError, match=r"translation. Task 'wmt16-en-ro' needs translation; the data has 'en', 'ro'"):
-        load_splits(get_task("wmt16-en-ro"), folder)
-    with pytest.raises(InputError, match="Task 'ptb-pos' is not on the hub: use --data-dir"):
-        load_splits(get_task("ptb-pos"))
+@pytest.mark.parametrize(
+    ("task", "row", "says"),
+    [
+        ("conll2003", {"tokens": ["a"], "tags": ["O"]}, "ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has 'tokens', 'tags'"),
+        ("wmt16-en-ro", {"en": "red", "ro": "rot"}, "translation. Task 'wmt16-en-ro' needs translation; the data has 'en', 'ro'"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_missing(tmp_path, task, row, says):
+    folder = made.write_splits(tmp_path, train=[row], validation=[row])
+    with pytest.raises(InputError, match=says):
+        load_splits(get_task(task), folder)
 
 
 @pytest.mark.parametrize(
@@ -149,29 +148,24 @@ def test_labels_that_do_not_fit_the_metric(tmp_path, options, rows, says):
         load_data(choose_task("custom", text_columns="text", **options), folder)
 
 
-def test_a_class_that_is_not_trained_on_is_named(tmp_path):
-    def rows(*labels):
-        return [{"text": "a", "label": label} for label in labels]
+@pytest.mark.parametrize(
+    ("kind", "splits", "says"),
+    [
+        ("classification", {"train": labelled(True, False), "validation": labelled(0, 1)}, "Label '0' .* of split validation"),
+        ("classification", {"train": labelled("x", "y"), "validation": labelled("x"), "test": labelled("x", "z")}, "Label 'z' .* of split test"),
+        ("tokens", {"train": labelled(["X", "Y"]), "validation": labelled(["Z"])}, "Label 'Z' in column label of split validation"),
+    ],
+)  # fmt: skip
+def test_a_class_that_is_not_trained_on_is_named(tmp_path, kind, splits, says):
+    with pytest.raises(InputError, match=f"^{says} of .* does not occur in split train"):
+        load_data(choose_task("custom", kind=kind, text_columns="text"), made.write_splits(tmp_path, **splits))
 
-    custom = choose_task("custom", text_columns="text")
-    for train, others, says in (
-        (rows(True, False), {"validation": rows(0, 1)}, "Label '0' in column label of split validation of"),
-        (
-            rows("x", "y"),
-            {"validation": rows("x"), "test": rows("x", "z")},
-            "Label 'z' in column label of split test of",
-        ),
-    ):
-        with pytest.raises(InputError, match=f"{says} .* does not occur in split train"):
-            load_data(custom, made.write_splits(tmp_path / "data", train=train, **others))
-    words = [{"text": ["a", "b"], "label": ["X", "Y"]}]
-    folder = made.write_splits(tmp_path / "words", train=words, validation=[{"text": ["a"], "label": ["Z"]}])
-    with pytest.raises(InputError, match="Label 'Z' in column label of split validation of"):
-        load_data(choose_task("custom", kind="tokens", text_columns="text"), folder)
+
+def test_a_class_that_the_data_names_may_be_absent_from_train(tmp_path):
     named = datasets.ClassLabel(names=["x", "y", "z"])
-    tables = [datasets.Dataset.from_list(some).cast_column("label", named) for some in (rows("x", "y"), rows("z"))]
-    folder = made.write_splits(tmp_path / "named", train=tables[0], validation=tables[1])
-    assert load_data(custom, folder)[0].labels == ("x", "y", "z")
+    tables = [datasets.Dataset.from_list(rows).cast_column("label", named) for rows in (labelled("x", "y"), labelled("z"))]  # fmt: skip
+    folder = made.write_splits(tmp_path, train=tables[0], validation=tables[1])
+    assert load_data(choose_task("custom", text_columns="text"), folder)[0].labels == ("x", "y", "z")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
@@ -187,25 +181,20 @@ def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
 
 
 def test_labels_that_are_numbers_as_text(tmp_path):
-    for name, maker, gold in (("cola", None, [0, 1]), ("stsb", made.similarity, None), ("swag", made.endings, None)):
-        rows = made.make(maker, 4, 0) if maker else [{"sentence": "a", "label": label} for label in (0, 1)]
-        gold = gold or [row["label"] for row in rows]
+    for name, rows in (("cola", COLA["train"]), ("stsb", SIMILAR), ("swag", made.make(made.endings, 4, 0))):
         text = [{**row, "label": str(row["label"])} for row in rows]
         splits = load_splits(get_task(name), made.write_splits(tmp_path / name, train=text, validation=rows))
-        kind = kind_class(get_task(name).kind)(get_task(name))
-        assert kind.gold(splits["train"]) == gold
+        assert kind_class(get_task(name).kind)(get_task(name)).gold(splits["train"]) == [row["label"] for row in rows]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
     options = {"text_columns": "question", "label_column": "answer"}
-    rows = [
-        {"question": "007", "a": "1", "b": "2.50", "answer": "0"},
-        {"question": "12", "a": "NA", "b": "-4", "answer": "1"},
-    ]
+    texts = {"question": ["007", "12"], "a": ["1", "NA"], "b": ["2.50", "-4"]}
+    rows = datasets.Dataset.from_dict({**texts, "answer": ["0", "1"]}).to_list()
     folder = made.write_splits(tmp_path / "data", suffix, train=rows, validation=rows)
     custom = choose_task("custom", kind="multiple-choice", choice_columns="a,b", **options)
     train = load_splits(custom, folder)["train"]
-    assert train[:] == {"question": ["007", "12"], "a": ["1", "NA"], "b": ["2.50", "-4"], "answer": [0, 1]}
+    assert train[:] == {**texts, "answer": [0, 1]}
     train = load_splits(choose_task("custom", kind="seq2seq", **options), folder)["train"]
     assert list(train["answer"]) == ["0", "1"]

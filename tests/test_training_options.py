@@ -81,9 +81,8 @@ def test_each_run_of_a_comparison_logs_to_the_trackers(cli):
     assert len(lines) == 2
     assert all("--report-to tensorboard" in line for line in lines)
     assert "--report-to" not in ran(cli(*args)).stdout
-    assert_sentence(
-        cli(*args, "--report-to", "smoke"), 1, "Expected --report-to to be an installed tracker .*, got smoke"
-    )
+    refused = cli(*args, "--report-to", "smoke")
+    assert_sentence(refused, 1, "Expected --report-to to be an installed tracker .*, got smoke")
 
 
 def test_trackers_get_the_options_of_the_recipe(made, monkeypatch):
@@ -136,10 +135,10 @@ def test_a_small_model_trains_with_one_thread_unless_told_otherwise(cli, tmp_pat
             torch.set_num_threads(2)
             if variable is not None:
                 monkeypatch.setenv("OMP_NUM_THREADS", variable)
-            out = f"out{threads}"
-            ran(cli(*few, *options, "--output-dir", out))
-            assert json.loads((tmp_path / out / "result.json").read_text())["environment"]["threads"] == threads
-            assert f"CPU threads: {threads} (--threads)." in (tmp_path / out / "report.md").read_text()
+            ran(cli(*few, *options, "--output-dir", f"out{threads}"))
+            run = tmp_path / f"out{threads}"
+            assert json.loads((run / "result.json").read_text())["environment"]["threads"] == threads
+            assert f"CPU threads: {threads} (--threads)." in (run / "report.md").read_text()
         monkeypatch.delenv("OMP_NUM_THREADS")
         torch.set_num_threads(2)
         assert set_threads(None, 5_000_001) == 2

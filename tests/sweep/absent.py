@@ -1,7 +1,5 @@
 """The model types that are not built, and why."""
 
-from __future__ import annotations
-
 BY_REASON = {
     "has no forward pass of its own": """
         chameleon_vqgan emu3_vqgan glm_image_vqmodel qwen2_5_omni qwen3_omni_moe

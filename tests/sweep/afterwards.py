@@ -3,52 +3,37 @@
 Where the plain model itself does not do the same twice (its parts pass on a state, or do not run alone), a check passes.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
-import inspect
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.sweep.checks import apart, dropped_key, has_other_ways, keep_all
+from tests.sweep.checks import TOLERANCE, apart, attached, dropped_key, floats, has_other_ways, keep_all, tokens_of
+from tests.sweep.inputs import parameters
 
 METHODS = re.compile(r"get_\w+_features|encode\w*|decode\w*")
-TOLERANCE = 2e-4
 
 
-@contextmanager
-def _attached(model: nn.Module, options: Mapping[str, Any]) -> Iterator[attnreg.injection.AttachHandle]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", attnreg.injection.CoverageWarning)
-        handle = attnreg.attach(model, attnreg.AttentionDropout(0.5, placement="scores"), **options)
-    with handle:
-        yield handle
+def _dropping(model, options):
+    return attached(model, attnreg.AttentionDropout(0.5, placement="scores"), options)
 
 
-def _floats(out: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
-
-
-def _copied(value: Any) -> Any:
+def _copied(value):
     return tree_map(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, value)
 
 
-def _run(call: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tensor]:
+def _run(call, *args, **kwargs):
     torch.manual_seed(0)
-    return _floats(call(*_copied(args), **_copied(kwargs)))
+    return floats(call(*_copied(args), **_copied(kwargs)))
 
 
-def _plain(call: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tensor] | None:
+def _plain(call, *args, **kwargs):
     """What the plain model computes, if it does so at all, and the same again."""
     try:
         first, again = _run(call, *args, **kwargs), _run(call, *args, **kwargs)
@@ -57,28 +42,28 @@ def _plain(call: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tensor] 
     return first if first and apart(first, again) == 0.0 else None
 
 
-def _same(out: list[Tensor], expected: list[Tensor], what: str) -> None:
+def _same(out, expected, what):
     difference = apart([x.detach() for x in out], [x.detach() for x in expected])
     assert difference < TOLERANCE, f"{what} differs by {difference:.1e}"
 
 
-def _raised_in(error: Exception, package: str) -> bool:
+def _raised_in(error, package):
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     return frame is not None and f"/{package}/" in frame.tb_frame.f_code.co_filename
 
 
-def _says(error: Exception) -> bool:
+def _says(error):
     """Whether this library refuses what it is asked in a sentence."""
     return _raised_in(error, "attnreg") and re.match(r"[A-Z].{40,}\.$", str(error), re.DOTALL) is not None
 
 
-def entries(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def entries(model, inputs, options):
     """A pass is repeated under its seed, as a whole and in each part; a method begins a pass that can be repeated."""
     model.train()
     plain = _plain(model, **inputs)
-    with _attached(model, options) as handle:
+    with _dropping(model, options) as (handle, _):
         modules = _around(model, handle)
         out, calls = _noted(model, modules, inputs)
         seed = handle.seed
@@ -110,32 +95,25 @@ def entries(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, A
                 _same(_run(getattr(model, name), **arguments), out, f"a replay of {name}")
 
 
-def _noted(
-    model: nn.Module, modules: list[nn.Module], inputs: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[nn.Module, tuple[Any, Any, list[Tensor]]]]:
+def _noted(model, modules, inputs):
     """What the model computes, and the arguments and outputs of modules that are called once."""
-    given: dict[nn.Module, list[Any]] = {module: [] for module in modules}
-    hooks = []
-    for module in modules:
-        hooks += [
-            module.register_forward_pre_hook(functools.partial(_note_arguments, given), with_kwargs=True),
-            module.register_forward_hook(functools.partial(_note_output, given)),
-        ]
+    given = {module: [] for module in modules}
+
+    def note_arguments(module, args, kwargs):
+        given[module].append([_copied(args), _copied(kwargs)])
+
+    def note_output(module, args, out):
+        given[module][-1].append(_copied(floats(out)))
+
+    hooks = [module.register_forward_pre_hook(note_arguments, with_kwargs=True) for module in modules]
+    hooks += [module.register_forward_hook(note_output) for module in modules]
     out = _run(model, **inputs)
     for hook in hooks:
         hook.remove()
     return out, {module: tuple(calls[0]) for module, calls in given.items() if len(calls) == 1}
 
 
-def _note_arguments(given: dict[nn.Module, list[Any]], module: nn.Module, args: Any, kwargs: Any) -> None:
-    given[module].append([_copied(args), _copied(kwargs)])
-
-
-def _note_output(given: dict[nn.Module, list[Any]], module: nn.Module, args: Any, out: Any) -> None:
-    given[module][-1].append(_copied(_floats(out)))
-
-
-def _around(model: nn.Module, handle: attnreg.injection.AttachHandle) -> list[nn.Module]:
+def _around(model, handle):
     """The modules around the first and the last site, and their own; not the model."""
     names = [site.name.split(":")[0] for site in (handle.sites[0], handle.sites[-1])]
     paths = dict.fromkeys(".".join(name.split(".")[: n + 1]) for name in names for n in range(name.count(".") + 1))
@@ -144,23 +122,20 @@ def _around(model: nn.Module, handle: attnreg.injection.AttachHandle) -> list[nn
     return [known[path] for path in paths if path in known and not isinstance(known[path], lists)]
 
 
-def _methods(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _methods(model, inputs):
     """The public methods that may reach attention, with arguments of one forward pass."""
     for name in dir(type(model)):
         method = getattr(type(model), name, None)
         if METHODS.fullmatch(name) and callable(method):
-            parameters = dict(list(inspect.signature(method).parameters.items())[1:])
-            if all(
-                each.default is not each.empty or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or key in inputs
-                for key, each in parameters.items()
-            ):
-                yield name, {key: inputs[key] for key in parameters if key in inputs}
+            taken = dict(list(parameters(method).items())[1:])  # not the model itself
+            if all(key in inputs for key, needed in taken.items() if needed):
+                yield name, {key: inputs[key] for key in taken if key in inputs}
 
 
-def copied_block(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def copied_block(model, inputs, options):
     """A copy of a block is the plain block."""
     model.train()
-    with _attached(model, options) as handle:
+    with _dropping(model, options) as (handle, _):
         for block in _blocks(model, handle)[:1]:
             copied = copy.deepcopy(block)
             assert not attnreg.is_attached(copied), "a copied block is attached"
@@ -168,12 +143,12 @@ def copied_block(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[s
             assert "forward" not in vars(copied) or not _is_ours(vars(copied)["forward"]), "it calls the model's"
 
 
-def _is_ours(forward: Any) -> bool:
+def _is_ours(forward):
     shadow = next(iter(getattr(forward, "args", ())), None)
     return getattr(shadow, "installed", None) is not None
 
 
-def _blocks(model: nn.Module, handle: attnreg.injection.AttachHandle) -> list[nn.Module]:
+def _blocks(model, handle):
     """The modules in lists of blocks around each site, innermost lists only."""
     known, found = dict(model.named_modules()), {}
     for site in handle.sites:
@@ -186,10 +161,10 @@ def _blocks(model: nn.Module, handle: attnreg.injection.AttachHandle) -> list[nn
     return list(found)
 
 
-def checkpointing(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def checkpointing(model, inputs, options):
     """Blocks that are computed again in the backward pass have the masks that they had, or it is refused."""
     model.train()
-    with _attached(model, options) as handle:
+    with _dropping(model, options) as (handle, _):
         blocks = _blocks(model, handle)
     if not blocks:
         return
@@ -202,7 +177,7 @@ def checkpointing(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[
                 continue
         if plain is None or again is None or not _agree(plain, again):
             continue
-        with _attached(model, options) as handle:
+        with _dropping(model, options) as (handle, _):
             expected = _gradients(model, inputs)
             with _checkpointed(blocks, use_reentrant=use_reentrant):
                 try:
@@ -217,7 +192,7 @@ def checkpointing(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[
             assert _agree(found, expected), f"gradients under checkpointing ({use_reentrant=}) are others"
 
 
-def _gradients(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor | None] | None:
+def _gradients(model, inputs):
     model.zero_grad()
     out = [x.nan_to_num().float().square().mean() for x in _run(model, **inputs) if x.requires_grad]
     if not out:
@@ -226,20 +201,16 @@ def _gradients(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor | Non
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def _agree(a: list[Tensor | None], b: list[Tensor | None]) -> bool:
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None or y is not None]
-    if any(x is None or y is None for x, y in pairs):
+def _agree(a, b):
+    if any((x is None) != (y is None) for x, y in zip(a, b, strict=True)):
         return False
-    scale = max(float(y.abs().max()) for _, y in pairs if y is not None and y.numel())
-    return all(
-        float((x.nan_to_num() - y.nan_to_num()).abs().max()) <= 1e-4 * scale
-        for x, y in pairs
-        if x is not None and y is not None and x.numel()
-    )
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if y is not None and y.numel()]
+    scale = max(float(y.abs().max()) for _, y in pairs)
+    return all(float((x.nan_to_num() - y.nan_to_num()).abs().max()) <= 1e-4 * scale for x, y in pairs)
 
 
 @contextmanager
-def _checkpointed(blocks: list[nn.Module], *, use_reentrant: bool) -> Iterator[None]:
+def _checkpointed(blocks, *, use_reentrant):
     before = [(block, "forward" in vars(block), block.forward) for block in blocks]
     try:
         for block, _, forward in before:
@@ -253,25 +224,25 @@ def _checkpointed(blocks: list[nn.Module], *, use_reentrant: bool) -> Iterator[N
                 del block.forward
 
 
-def _checkpoint(forward: Callable[..., Any], use_reentrant: bool, *args: Any, **kwargs: Any) -> Any:
+def _checkpoint(forward, use_reentrant, *args, **kwargs):
     if not use_reentrant:
         return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False)
 
-    def positional(*given: Any) -> Any:  # it cuts only these off from what was computed before
+    def positional(*given):  # it cuts only these off from what was computed before
         return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
     return checkpoint(positional, *(_with_gradient(x) for x in (*args, *kwargs.values())), use_reentrant=True)
 
 
-def _with_gradient(x: Any) -> Any:
+def _with_gradient(x):
     is_state = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 and not x.requires_grad
     return x.clone().requires_grad_() if is_state else x
 
 
-def other_lengths(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def other_lengths(model, inputs, options):
     """Inputs that are longer or shorter than when the model was attached are masked as those are."""
-    ids = inputs.get("input_ids")
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] < 4:
+    ids, _ = tokens_of(inputs)
+    if ids is None or ids.shape[1] < 4:
         return
     length = ids.shape[1]
     options = {"example_inputs": inputs, **options}
@@ -288,7 +259,7 @@ def other_lengths(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[
                 raise
 
 
-def _longer(x: Any, length: int, change: int) -> Any:
+def _longer(x, length, change):
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != length:
         return x
     return torch.cat([x[:, :1], x], 1) if change > 0 else x[:, 1:]

@@ -3,16 +3,12 @@
 A check that a model gives no occasion for (no token ids, no padding, attention written in a kernel) passes.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import attnreg
@@ -22,43 +18,34 @@ TOLERANCE = 2e-4
 
 
 class Answer(attnreg.MaskProvider):
-    """Answers with a function of the site."""
+    """Answers with a function of the site, and remembers the sites."""
 
-    def __init__(self, answer: Callable[[attnreg.AttentionSite], attnreg.Mask | None]) -> None:
+    def __init__(self, answer):
         super().__init__()
-        self.answer = answer
-        self.asked: list[attnreg.AttentionSite] = []
+        self.answer, self.asked = answer, []
 
-    def forward(self, site: attnreg.AttentionSite) -> attnreg.Mask | None:
+    def forward(self, site):
         self.asked.append(site)
         return self.answer(site)
 
 
-def kept(site: attnreg.AttentionSite) -> attnreg.Mask:
-    return attnreg.Mask(scores=torch.ones(site.shape, dtype=torch.bool))
+def everywhere(**value):
+    """One value for all entries of the scores or of the weights."""
+    return lambda site: attnreg.Mask(**{name: torch.full(site.shape, each) for name, each in value.items()})
 
 
-def weighed_by_one(site: attnreg.AttentionSite) -> attnreg.Mask:
-    return attnreg.Mask(weights=torch.ones(site.shape))
+kept, weighed_by_one = everywhere(scores=True), everywhere(weights=1.0)
+dropped, without_attention = everywhere(scores=False), everywhere(weights=0.0)
 
 
-def dropped(site: attnreg.AttentionSite) -> attnreg.Mask:
-    return attnreg.Mask(scores=torch.zeros(site.shape, dtype=torch.bool))
-
-
-def without_attention(site: attnreg.AttentionSite) -> attnreg.Mask:
-    return attnreg.Mask(weights=torch.zeros(site.shape))
-
-
-def without_key(j: int) -> Callable[[attnreg.AttentionSite], attnreg.Mask]:
+def without_key(j):
     return lambda site: attnreg.Mask(scores=(torch.arange(site.shape[-1]) != j).expand(site.shape))
 
 
 @contextmanager
-def attached(
-    model: nn.Module, answer: Callable[[attnreg.AttentionSite], attnreg.Mask | None], options: Mapping[str, Any]
-) -> Iterator[tuple[attnreg.injection.AttachHandle, Answer]]:
-    provider = Answer(answer)
+def attached(model, answer, options):
+    """A function of the site, or a provider, is attached; no warning tells what is not covered."""
+    provider = answer if isinstance(answer, attnreg.Regularizer) else Answer(answer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", attnreg.injection.CoverageWarning)
         handle = attnreg.attach(model, provider, **options)
@@ -66,21 +53,24 @@ def attached(
         yield handle, provider
 
 
-def run(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
+def run(model, inputs):
     """All floating-point tensors that come out, without a gradient; what is random in the model is the same each time."""
     torch.manual_seed(0)
-    leaves = tree_leaves(model(**inputs))
-    return [x.detach() for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    return [x.detach() for x in floats(model(**inputs))]
 
 
-def apart(a: list[Tensor], b: list[Tensor]) -> float:
+def floats(out):
+    return [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def apart(a, b):
     """The largest difference, relative to the largest value."""
     assert [x.shape for x in a] == [x.shape for x in b]
     pairs = [(x.double().nan_to_num(), y.double().nan_to_num()) for x, y in zip(a, b, strict=True) if x.numel()]
     return max((float((x - y).abs().max() / y.abs().max().clamp(min=1.0)) for x, y in pairs), default=0.0)
 
 
-def keep_all(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def keep_all(model, inputs, options):
     """A mask that keeps everything changes nothing."""
     difference = _kept_and_plain(model.train(), inputs, options)
     if difference > TOLERANCE:  # a model may choose by numbers that are nearly equal, so that rounding shows
@@ -95,7 +85,7 @@ def keep_all(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, 
     assert difference < TOLERANCE, f"a mask that keeps everything changes the output by {difference:.1e}"
 
 
-def _kept_and_plain(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> float:
+def _kept_and_plain(model, inputs, options):
     plain = run(model, inputs)
     differences = []
     with attached(model, kept, options) as (_, provider):
@@ -106,31 +96,35 @@ def _kept_and_plain(model: nn.Module, inputs: Mapping[str, Any], options: Mappin
     return max(differences)
 
 
-def _rows(outputs: list[Tensor], ids: Tensor) -> list[Tensor]:
+def tokens_of(inputs):
+    """The token ids of a batch, and the mask that tells which of them are padding; None for what there is not."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    ids = ids if isinstance(ids, Tensor) and ids.dim() == 2 else None
+    return ids, mask if ids is not None and isinstance(mask, Tensor) and mask.shape == ids.shape else None
+
+
+def _other(ids):
+    """Other tokens: lower ones may stand for pieces of an image, so they stay."""
+    return torch.where(ids < 20, ids, ids % 7 + 20)
+
+
+def _rows(outputs, ids):
     """Outputs with a row for each token."""
     return [x for x in outputs if x.dim() >= 3 and x.shape[:2] == ids.shape]
 
 
-def has_other_ways(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def has_other_ways(model, inputs, options):
     """Whether a token has an influence on other positions where no attention has any output."""
     return _influence(model.train(), inputs, options, without_attention, square=False) > TOLERANCE / 20
 
 
-def _influence(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    answer: Callable[[attnreg.AttentionSite], attnreg.Mask | None],
-    *,
-    j: int = 1,
-    square: bool = True,
-) -> float:
+def _influence(model, inputs, options, answer, *, j=1, square=True):
     """How much the token at j changes other positions; 0 where there is no way to tell.
 
     There is none if attention is not among tokens (``square``), or if the model itself chooses keys by their content.
     """
-    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if not isinstance(ids, Tensor) or ids.dim() != 2:
+    ids, mask = tokens_of(inputs)
+    if ids is None:
         return 0.0
     other = {**inputs, "input_ids": ids.clone()}
     other["input_ids"][:, j] = ids[:, j] % 7 + 20
@@ -148,49 +142,46 @@ def _influence(
         return 0.0
     rest = torch.ones(ids.shape, dtype=torch.bool)
     rest[:, j] = False
-    if isinstance(mask, Tensor) and mask.shape == ids.shape:  # padding itself may look anywhere
+    if mask is not None:  # padding itself may look anywhere
         rest &= mask.bool()
     return apart([x[rest] for x in a], [x[rest] for x in b])
 
 
-def _same_keys(one: attnreg.AttentionSite, two: attnreg.AttentionSite) -> bool:
+def _same_keys(one, two):
     """Whether the model allows the same in two passes."""
     if one.valid is None or two.valid is None:
         return one.valid is two.valid
     return torch.equal(one.valid, two.valid)
 
 
-def dropped_key(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def dropped_key(model, inputs, options):
     """A token that is a key nowhere has no influence on other positions."""
     difference = _influence(model.train(), inputs, options, without_key(1))
     assert difference < TOLERANCE, f"a dropped key changes other positions by {difference:.1e}"
 
 
-def nothing_leaks(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def nothing_leaks(model, inputs, options):
     """Where everything is dropped, no position looks at padding, nor at what comes later in a decoder."""
-    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if not isinstance(ids, Tensor) or ids.dim() != 2:
+    ids, mask = tokens_of(inputs)
+    if ids is None:
         return
     with attached(model.train(), dropped, options) as (handle, _):
         plain = _rows(run(model, inputs), ids)
         others = {}
-        if isinstance(mask, Tensor) and mask.shape == ids.shape and not bool(mask.all()):
+        if mask is not None and not bool(mask.all()):
             others["padding"] = mask.bool()
         if all(site.stack == "decoder" for site in handle.sites):
             others["the future"] = (torch.arange(ids.shape[1]) < ids.shape[1] // 2).expand(ids.shape)
         for what, real in others.items():
             try:
-                other = torch.where(real | (ids < 20), ids, ids % 7 + 20)  # lower ones may stand for pieces of an image
-                out = _rows(run(model, {**inputs, "input_ids": other}), ids)
+                out = _rows(run(model, {**inputs, "input_ids": torch.where(real, ids, _other(ids))}), ids)
             except ValueError:  # as others may
                 continue
             difference = apart([x[real] for x in out], [x[real] for x in plain])
             assert difference < TOLERANCE, f"{what} changes other positions by {difference:.1e}"
 
 
-def coverage(
-    model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any], layers: Mapping[str, int] | None = None
-) -> None:
+def coverage(model, inputs, options, layers=None):
     """There are as many sites as the model has layers, and rates are those that follow from lengths."""
     model.train()
     with attached(model, dropped, options) as (handle, _):
@@ -208,7 +199,7 @@ def coverage(
         )
 
 
-def _rates_follow(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def _rates_follow(model, inputs, options):
     """Whether the rate of a dropped first key is its share of what the model attends to, in rows that are no padding."""
     weights, asked = weights_of(model.eval(), inputs, options)
     with attached(model.train(), without_key(0), options) as (handle, provider):
@@ -228,7 +219,7 @@ def _rates_follow(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[
     return True
 
 
-def _shrunken(model: nn.Module) -> nn.Module:
+def _shrunken(model):
     """Untrained scores may lie so far apart that weights are 0: those of this copy are nearer to each other."""
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -237,15 +228,13 @@ def _shrunken(model: nn.Module) -> nn.Module:
     return model
 
 
-def weights_of(
-    model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, attnreg.AttentionSite]]:
+def weights_of(model, inputs, options):
     """The plain model's attention weights, and the sites, by label."""
     with attached(model, kept, options) as (handle, provider):
         with torch.no_grad(), handle.probing():
             run(model, inputs)
         asked = {site.label: site for site in provider.asked}
-        weights: dict[str, Tensor] = {}
+        weights = {}
         taps = {label: Tap() for label in asked}
         for label, tap in taps.items():
             tap.register_forward_hook(lambda tap, args, out, label=label: weights.update({label: out.detach()}))
@@ -254,7 +243,7 @@ def weights_of(
     return weights, asked
 
 
-def own_weights(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def own_weights(model, inputs, options):
     """What flows through a site is attention: rows sum to 1, nothing is where the model forbids, and only there."""
     model.eval()
     try:
@@ -267,7 +256,7 @@ class UnderflowError(AssertionError):
     """Weights are 0 where they should not."""
 
 
-def _check_weights(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _check_weights(model, inputs, options):
     weights, asked = weights_of(model, inputs, options)
     sizes = _numbers_of_heads(getattr(model, "config", None))
     for label, site in asked.items():
@@ -285,9 +274,9 @@ def _check_weights(model: nn.Module, inputs: Mapping[str, Any], options: Mapping
             raise UnderflowError(f"{label}: called valid, and never seen")
 
 
-def _numbers_of_heads(config: Any) -> set[int]:
+def _numbers_of_heads(config):
     """What a configuration, and those in it, say of heads (or of groups of channels that attend to each other)."""
-    found: set[int] = set()
+    found = set()
     for name, value in getattr(config, "__dict__", {}).items():
         if "head" in name or "groups" in name:
             values = value if isinstance(value, (list, tuple)) else [value]
@@ -302,15 +291,15 @@ class States(attnreg.HiddenProvider):
 
     where = ("embeddings", "input", "output")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.asked: list[tuple[attnreg.HiddenSite, Tensor]] = []
+        self.asked = []
 
-    def forward(self, site: attnreg.HiddenSite, states: Tensor) -> None:  # type: ignore[override]
+    def forward(self, site, states):
         self.asked.append((site, states.detach()))
 
 
-def hidden_states(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def hidden_states(model, inputs, options):
     """Each hidden-state site is asked once, has samples first, and knows what is padding; or the model is refused."""
     plain, provider = run(model.train(), inputs), States()
     try:
@@ -321,15 +310,15 @@ def hidden_states(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[
         assert apart(run(model, inputs), plain) == 0.0, "looking at hidden states changes the output"
         labels = [site.label for site, _ in provider.asked]
         assert sorted(labels) == sorted(site.label for site in handle.sites), f"asked at {labels}"
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) < 2:
+        ids, mask = tokens_of(inputs)
+        if ids is None or len(ids) < 2:
             return
         for site, _ in provider.asked:
-            if isinstance(mask, Tensor) and mask.shape == ids.shape == site.shape[:2]:
+            if mask is not None and mask.shape == site.shape[:2]:
                 decodes = "decoder_input_ids" in inputs and site.stack == "decoder"
                 assert decodes or torch.equal(site.tokens, mask.bool()), f"{site.label}: other tokens are padding"
         other = ids.clone()
-        other[1] = torch.where(ids[1] < 20, ids[1], ids[1] % 7 + 20)  # lower ones may stand for pieces of an image
+        other[1] = _other(ids[1])
         seen = []
         with torch.no_grad(), handle.probing():
             for each in (ids, other):

@@ -1,11 +1,7 @@
 """Which class of transformers is the model of a model type."""
 
-from __future__ import annotations
-
 import importlib
-from types import ModuleType
 
-from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import model_type_to_module_name
@@ -45,7 +41,7 @@ NAMES = {
 }
 
 
-def model_class(model_type: str) -> type[nn.Module]:
+def model_class(model_type):
     """The base model of a type, or the first class that there is."""
     name = NAMES.get(model_type)
     folder = f"transformers.models.{model_type_to_module_name(model_type)}"
@@ -67,11 +63,11 @@ def model_class(model_type: str) -> type[nn.Module]:
     return _by_configuration(model_type)
 
 
-def _modeling(configuration: type) -> ModuleType:
+def _modeling(configuration):
     return importlib.import_module(configuration.__module__.replace(".configuration_", ".modeling_"))
 
 
-def _by_configuration(model_type: str) -> type[PreTrainedModel]:
+def _by_configuration(model_type):
     """The class that takes a type's configuration, where no auto class knows one."""
     wanted = CONFIG_MAPPING[model_type]
     module = _modeling(wanted)

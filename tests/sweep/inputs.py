@@ -1,39 +1,37 @@
 """Keyword arguments of one forward pass, by the names of a model's parameters."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.sweep.shrink import FIRST_WORD, IMAGE, PATCH, VOCABULARY
-
-BATCH = 2
-LENGTH = 7
-TARGET = 5
-PADDED = 2  # tokens at the end of the second sample
-FRAMES = 40  # of a spectrogram
-SAMPLES = 2000  # of a sound
-GRID = 4  # patches on each side of an image that is handed over in patches
+from tests.sweep.shrink import (
+    BATCH,
+    FIRST_WORD,
+    FRAMES,
+    GRID,
+    IMAGE,
+    LENGTH,
+    PADDED,
+    PATCH,
+    SAMPLES,
+    TARGET,
+    VOCABULARY,
+)
 
 IMAGE_TOKENS = ("image_token_id", "image_token_index", "video_token_index")
 AUDIO_TOKENS = ("audio_token_id", "audio_token_index")
 
-Inputs = dict[str, Any]
 
-
-def normal(*shape: int) -> Tensor:
+def normal(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def whole(low: int, high: int, *shape: int) -> Tensor:
+def whole(low, high, *shape):
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(1))
 
 
-def field(model: nn.Module, *names: str, default: Any = None) -> Any:
+def field(model, *names, default=None):
     """The first of these fields that the model's configuration, or else one inside it, has."""
     configs = [model.config]
     for config in configs:
@@ -44,60 +42,65 @@ def field(model: nn.Module, *names: str, default: Any = None) -> Any:
     return default
 
 
-def words(model: nn.Module, length: int = LENGTH) -> Tensor:
+def words(model, length=LENGTH):
     most = min(field(model, "vocab_size", default=VOCABULARY), VOCABULARY)
     return whole(min(FIRST_WORD, most // 2), most, BATCH, length)
 
 
-def mask(length: int, padded: int = PADDED) -> Tensor:
+def mask(length, padded=PADDED):
     """All of the first sample, and of the second all but its end."""
     kept = torch.ones(BATCH, length, dtype=torch.long)
     kept[1, length - padded :] = 0
     return kept
 
 
-def _pair(size: Any) -> tuple[int, int]:
+def _pair(size):
     return (size[0], size[1]) if isinstance(size, (list, tuple)) else (size, size)
 
 
-def image(model: nn.Module, *before: int) -> Tensor:
+def image(model, *before):
     """Images; ``before`` are dimensions between the batch's and the channels', such as a video's frames."""
     size = _pair(field(model, "image_size", default=IMAGE))
     return normal(BATCH, *before, field(model, "num_channels", "in_chans", default=3), *size)
 
 
-def patches(model: nn.Module) -> Tensor:
+def patches(model):
     """The patches of two images, one after the other."""
     patch = field(model, "patch_size", default=PATCH)
     times = field(model, "temporal_patch_size", "patch_temporal", default=1)
     return normal(BATCH * GRID**2, field(model, "num_channels", "in_channels", default=3) * times * patch**2)
 
 
-def grid(model: nn.Module) -> Tensor:
+def states(length=LENGTH, width="hidden_size"):
+    """Vectors, as wide as a field of the configuration says."""
+    return lambda model: normal(BATCH, length, getattr(model.config, width))
+
+
+def grid(model):
     return torch.tensor([[1, GRID, GRID]] * BATCH)
 
 
-def _boxes(model: nn.Module) -> Tensor:
+def _boxes(model):
     corners = whole(0, 30, BATCH, LENGTH, 4)
     return torch.cat([corners[..., :2], corners[..., 2:] + 30], -1)
 
 
-def bands(model: nn.Module) -> int:
+def bands(model):
     """Of a spectrogram."""
     names = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_dim")
     return field(model, *names, default=32)
 
 
-def spectrogram(model: nn.Module, frames: int = FRAMES) -> Tensor:
+def spectrogram(model, frames=FRAMES):
     return normal(BATCH, bands(model), frames)
 
 
-def _vectors(model: nn.Module) -> Tensor:
+def _vectors(model):
     return normal(BATCH, LENGTH, field(model, "hidden_size", "d_model"))
 
 
 # What a model always gets if it takes it, and what it gets if it has no default.
-USUAL: dict[str, Callable[[nn.Module], Any]] = {
+USUAL = {
     "input_ids": words,
     "decoder_input_ids": lambda model: words(model, TARGET),
     "pixel_values": image,
@@ -109,7 +112,7 @@ USUAL: dict[str, Callable[[nn.Module], Any]] = {
     "input_features_mask": lambda model: mask(FRAMES, FRAMES // 4),
     "image_sizes": lambda model: torch.tensor([_pair(field(model, "image_size", default=IMAGE))] * BATCH),
 }
-NEEDED: dict[str, Callable[[nn.Module], Any]] = {
+NEEDED = {
     **USUAL,
     "inputs_embeds": _vectors,
     "hidden_states": _vectors,
@@ -118,7 +121,7 @@ NEEDED: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, bool]:
+def parameters(function):
     """A function's parameters, and whether each one must be given."""
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {
@@ -128,13 +131,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, bool]:
     }
 
 
-def plain_inputs(model: nn.Module, counts: Mapping[str, int] | None = None, **given: Any) -> Inputs:
+def plain_inputs(model, counts=None, **given):
     """What is made for any model by the names alone, but for what is given; None: left out.
 
     ``counts`` are how many vectors stand for an ``"image"`` or an ``"audio"`` of a sample, if the model cannot tell.
     """
     taken = parameters(model.forward)
-    made: Inputs = {}
+    made = {}
     for name, needed in taken.items():
         if name in given:
             made[name] = given[name]
@@ -171,23 +174,23 @@ def plain_inputs(model: nn.Module, counts: Mapping[str, int] | None = None, **gi
     return made
 
 
-def given(**makers: Any) -> Callable[[nn.Module], Inputs]:
+def given(**makers):
     """What is made by the names alone, but for these, which may be made from the model."""
     return lambda model: plain_inputs(model, **{name: _call(make, model) for name, make in makers.items()})
 
 
-def only(**makers: Any) -> Callable[[nn.Module], Inputs]:
+def only(**makers):
     """These and nothing else."""
     return lambda model: {name: _call(make, model) for name, make in makers.items()}
 
 
-def _call(make: Any, model: nn.Module) -> Any:
+def _call(make, model):
     if isinstance(make, Tensor):
         return make.clone()  # the tables' own must survive a model that writes into what it is given
     return make(model) if callable(make) else make
 
 
-def with_placeholders(model: nn.Module, made: Inputs, counts: Mapping[str, int]) -> Tensor:
+def with_placeholders(model, made, counts):
     """The token ids, with a special token after the second word for each vector that stands for an image or a sound."""
     ids = made["input_ids"]
     for kind, names in (("image", IMAGE_TOKENS), ("audio", AUDIO_TOKENS)):
@@ -206,7 +209,7 @@ def with_placeholders(model: nn.Module, made: Inputs, counts: Mapping[str, int])
     return ids
 
 
-def vectors(model: nn.Module, encode: Callable[..., Any], inputs: Inputs) -> int:
+def vectors(model, encode, inputs):
     """How many vectors a model makes of its images or sounds."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -1,10 +1,5 @@
 """How many layers of attention a model has, where that follows simply from its configuration."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 # Nothing but convolutions, recurrences or Fourier transforms.
@@ -30,7 +25,7 @@ OTHERS = {"linear_attention", "recurrent", "conv", "moe", "mlp", "mamba"}
 PAIRS = (("encoder_layers", "decoder_layers"), ("num_layers", "num_decoder_layers"))
 
 
-def expected(model_type: str, config: PreTrainedConfig) -> dict[str, int] | None:
+def expected(model_type, config):
     """The number of layers by stack; None where it is not that simple."""
     if model_type in NONE.split():
         return {}
@@ -46,20 +41,20 @@ def expected(model_type: str, config: PreTrainedConfig) -> dict[str, int] | None
     return {stack: count, "cross": 1} if pooled else {stack: count}
 
 
-def _numbers(config: PreTrainedConfig) -> list[tuple[int, int]]:
+def _numbers(config):
     values = [tuple(vars(config).get(name) for name in pair) for pair in PAIRS]
     return [(e, d) for e, d in values if isinstance(e, int) and isinstance(d, int)]
 
 
-def _count(config: PreTrainedConfig) -> int | None:
-    kinds: Any = next((found for name in KINDS if (found := getattr(config, name, None))), None)
+def _count(config):
+    kinds = next((found for name in KINDS if (found := getattr(config, name, None))), None)
     if kinds is not None:
         return sum(kind in ATTENDING for kind in kinds) if set(kinds) <= ATTENDING | OTHERS else None
     count = getattr(config, "num_hidden_layers", getattr(config, "depth", None))
     return count if isinstance(count, int) else None
 
 
-def _stack(model_type: str, config: PreTrainedConfig) -> str | None:
+def _stack(model_type, config):
     """Whether all layers attend in both directions, or only to what is before."""
     if model_type.endswith(("_vision", "_vision_model", "_vision_encoder")) or _is_among(
         model_type, "IMAGE_CLASSIFICATION"
@@ -75,5 +70,5 @@ def _stack(model_type: str, config: PreTrainedConfig) -> str | None:
     return None
 
 
-def _is_among(model_type: str, task: str) -> bool:
+def _is_among(model_type, task):
     return model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")

@@ -1,7 +1,5 @@
 """Model types in which positions see each other by other ways than attention: what masks drop still comes through these."""
 
-from __future__ import annotations
-
 CONVOLUTION = "convolutions"
 CONVOLVED_KEYS = "keys and values that are convolved over positions"  # within attention, so nothing can confirm it
 RECURRENT = "recurrent or linear-attention layers beside attention"

@@ -1,7 +1,5 @@
 """``python -m tests.sweep.page`` tries every model type and writes docs/families.md, unless something is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -87,7 +85,7 @@ In these, positions see each other by other ways than attention, which no mask o
 """
 
 
-def _try(number: int, results: Path | None = None) -> Verdict:
+def _try(number, results=None):
     specimen = specimens()[number]
     file = None if results is None else results / f"{specimen.name}.json"
     if file is not None and file.exists():
@@ -103,7 +101,7 @@ def _try(number: int, results: Path | None = None) -> Verdict:
     return found
 
 
-def main() -> None:
+def main():
     """Try all, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, help="folder with a file per model type; those that have one are done")
@@ -122,7 +120,7 @@ def main() -> None:
     PAGE.write_text(page(found), encoding="utf-8")
 
 
-def page(found: list[Verdict]) -> str:
+def page(found):
     """The page for what was found."""
     right = [each for each in found if not each.is_refused]
     plain = [each for each in right if not each.note and each.name not in OTHER_WAYS]
@@ -141,21 +139,21 @@ def page(found: list[Verdict]) -> str:
     )
 
 
-def _popular(refused: dict[str, bool]) -> str:
+def _popular(refused):
     """Say which of the most used types are right, and which are refused."""
     known = {which: [f"`{name}`" for name in POPULAR.split() if refused.get(name) is which] for which in (False, True)}
     return f"Right: {', '.join(known[False])}.\n\nRefused: {', '.join(known[True])}."
 
 
-def _rows(reasons: dict[str, str]) -> str:
+def _rows(reasons):
     """One row for all that share a reason."""
-    names: dict[str, list[str]] = defaultdict(list)
+    names = defaultdict(list)
     for name, reason in reasons.items():
         names[reason].append(f"`{name}`")
     return "\n".join(f"| {', '.join(each)} | {reason} |" for reason, each in names.items())
 
 
-def _cause(sentence: str) -> str:
+def _cause(sentence):
     """Without the model's names and what to do, so that the same cause reads the same."""
     if found := re.search(r"\([^():]+: ([^():]+)\)", sentence):  # of the first place
         return found[1]

@@ -1,11 +1,8 @@
-"""Makes the default configuration of any model type tiny, by the names of its fields."""
-
-from __future__ import annotations
+"""Makes the default configuration of any model type tiny, by the names of its fields; the sizes of what is tiny."""
 
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -18,10 +15,18 @@ IMAGE = 32
 PATCH = 8
 WINDOW = 4
 FIRST_WORD = 40  # smaller token ids may be special ones
+# Of what a model is given.
+BATCH = 2
+LENGTH = 7
+TARGET = 5
+PADDED = 2  # tokens at the end of the second sample
+FRAMES = 40  # of a spectrogram
+SAMPLES = 2000  # of a sound
+GRID = 4  # patches on each side of an image that is handed over in patches
 
 HEAD_COUNT = r"heads$|^(n|num)_head$|_heads_"
 # The first pattern that is found in a field's name gives the most that its number may be (None: as it is).
-LIMITS: list[tuple[str, int | None]] = [
+LIMITS = [
     (r"sampl(e|ing)_rate|^hop_length|stride|^input_dim$|input_feat|num_channels$", None),
     (r"type_vocab|max_sequence_length|num_labels|token_len", None),
     (r"_theta|_freq|scal(e|ing)|ratio|factor|temperature|timestep|kernel|_idx|_index", None),
@@ -62,7 +67,7 @@ ATTENDING = ("indexed_attention", "hybrid", "full_attention", "sparse")
 KEPT = set(PreTrainedConfig().to_dict()) - {"use_cache"}  # not a dataclass in transformers 5.0
 
 
-def shrink(config: PreTrainedConfig, changes: Mapping[str, Mapping[str, Any]]) -> PreTrainedConfig:
+def shrink(config, changes):
     """A tiny configuration of the same class.
 
     ``changes`` are what else differs, by model type, and apply to the configurations inside as well; they may hold a
@@ -71,10 +76,8 @@ def shrink(config: PreTrainedConfig, changes: Mapping[str, Mapping[str, Any]]) -
     return _shrink(config, changes, {}, {})
 
 
-def _shrink(
-    config: PreTrainedConfig, table: Mapping[str, Mapping[str, Any]], here: Mapping[str, Any], tokens: dict[str, int]
-) -> PreTrainedConfig:
-    values: dict[str, Any] = {}
+def _shrink(config, table, here, tokens):
+    values = {}
     changes = {**table.get(config.model_type, {}), **here}
     for field in dataclasses.fields(config):
         # Not by getattr, which refuses what may differ from layer to layer.
@@ -104,7 +107,7 @@ def _shrink(
     return made
 
 
-def _small(name: str, value: Any) -> Any:
+def _small(name, value):
     if name in SWITCHED_OFF:
         return False if value is not None else None
     if isinstance(value, (list, tuple)):
@@ -125,7 +128,7 @@ def _small(name: str, value: Any) -> Any:
     return min(value, limit)
 
 
-def _token(name: str, value: Any, tokens: dict[str, int]) -> Any:
+def _token(name, value, tokens):
     """A small id for a special token, the same one wherever its name stands in a model's configurations."""
     if isinstance(value, (list, tuple)):
         return type(value)(_token(f"{name}{i or ''}", each, tokens) for i, each in enumerate(value))
@@ -136,7 +139,7 @@ def _token(name: str, value: Any, tokens: dict[str, int]) -> Any:
     return tokens.setdefault(name, 10 + len(tokens))
 
 
-def _outputs(config: PreTrainedConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+def _outputs(config, values):
     """For a backbone, as many of its outputs as there were: its last ones."""
     wanted = vars(config).get("_out_indices")
     if not wanted:
@@ -148,7 +151,7 @@ def _outputs(config: PreTrainedConfig, values: Mapping[str, Any]) -> dict[str, A
     return {"num_hidden_layers": count, "out_indices": list(range(count + 1))[-len(wanted) :]}
 
 
-def _kinds(config: PreTrainedConfig) -> dict[str, list[str]]:
+def _kinds(config):
     """A layer of each kind of layers, and full attention last."""
     fields = {field.name for field in dataclasses.fields(config)}
     kinds = {}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tests.sweep.zoo import WARNINGS, specimens
 
@@ -12,23 +13,11 @@ RANDOM = {"groupvit": "groups are drawn", "groupvit_vision_model": "groups are d
 INFINITE = {"grounding-dino": "the scores of no word", "mm-grounding-dino": "the scores of no word"}
 
 
-def tensors(output):
-    """All real numbers in an output, from whatever it nests."""
-    if isinstance(output, torch.Tensor):
-        if output.is_complex():
-            yield torch.view_as_real(output)
-        elif output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        yield from tensors(list(output.values()))
-    elif isinstance(output, (list, tuple)):
-        for each in output:
-            yield from tensors(each)
-
-
 def run(model, inputs, seed):
+    """All real numbers in an output, from whatever it nests."""
     torch.manual_seed(seed)
-    return list(tensors(model(**inputs)))
+    leaves = [x for x in tree_leaves(model(**inputs)) if isinstance(x, torch.Tensor)]
+    return [torch.view_as_real(x) if x.is_complex() else x for x in leaves if x.is_complex() or x.is_floating_point()]
 
 
 @pytest.mark.parametrize("specimen", specimens(), ids=str)

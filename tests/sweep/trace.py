@@ -1,13 +1,10 @@
 """Everything that a model is, to be compared with what it was."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnreg
 from tests.sweep.checks import attached, kept, run
@@ -15,7 +12,7 @@ from tests.sweep.checks import attached, kept, run
 OURS = ("forward", "_attnreg")
 
 
-def fingerprint(value: Any, depth: int = 4) -> Any:
+def fingerprint(value, depth=4):
     """Something that is equal if the value is."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
@@ -33,7 +30,7 @@ def fingerprint(value: Any, depth: int = 4) -> Any:
     return [(key, fingerprint(each, depth - 1)) for key, each in getattr(value, "__dict__", {}).items()]
 
 
-def state(model: nn.Module, *, besides: tuple[str, ...] = ()) -> dict[str, Any]:
+def state(model, *, besides=()):
     """Every attribute of every module."""
     return {
         f"{name}.{attribute}": fingerprint(value)
@@ -43,16 +40,16 @@ def state(model: nn.Module, *, besides: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def differences(before, after):
     return [key for key in {**before, **after} if before.get(key) != after.get(key)]
 
 
-def no_trace(model: nn.Module, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def no_trace(model, inputs, options):
     """Attaching changes nothing but what it must; detaching changes that back; in eval mode the model is the plain one.
 
     The model has run before, so that what its own first pass leaves (caches) is there already.
     """
-    fired: list[int] = []
+    fired = []
     hooks = [module.register_forward_hook(lambda *args: fired.append(1)) for module in model.modules()]
     for training in (True, False):
         model.train(training)

@@ -1,12 +1,8 @@
 """What the checks say of a model type."""
 
-from __future__ import annotations
-
 import re
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -18,7 +14,6 @@ from tests.sweep.checks import CHECKS, coverage, has_other_ways, kept, run
 from tests.sweep.checks import Answer as Provider
 from tests.sweep.other_ways import CONVOLVED_KEYS, OTHER_WAYS
 from tests.sweep.trace import no_trace
-from tests.sweep.zoo import Specimen
 
 BETWEEN_POSITIONS = ("dropped key", "nothing leaks", "other lengths")
 
@@ -40,18 +35,18 @@ class Verdict:
     wrong: dict[str, str] = field(default_factory=dict)
 
     @property
-    def is_refused(self) -> bool:
+    def is_refused(self):
         """Whether it cannot be attached to."""
         return not self.sites
 
 
-def verdict(specimen: Specimen, *, afterwards: bool = True) -> Verdict:
+def verdict(specimen, *, afterwards=True):
     """Attach to a model type, and run every check, also those of what happens after attaching."""
     torch.manual_seed(0)
     model = specimen.make().train()
     torch.manual_seed(1)
     inputs = specimen.inputs(model)
-    options: dict[str, Any] = {"example_inputs": inputs}
+    options = {"example_inputs": inputs}
     with torch.no_grad():
         model(**inputs)  # what the first pass leaves (caches) is there from now on
     out = Verdict(specimen.name)
@@ -79,7 +74,7 @@ def verdict(specimen: Specimen, *, afterwards: bool = True) -> Verdict:
     return out
 
 
-def _attached(model: torch.nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+def _attached(model, options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CoverageWarning)
         with attnreg.attach(model, Provider(kept), **options) as handle:

@@ -1,7 +1,5 @@
 """A tiny model of every model type that transformers knows, and inputs for it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,27 +7,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from tests.sweep import (
-    changes_audio,
-    changes_multimodal,
-    changes_text,
-    changes_vision,
-    inputs_audio,
-    inputs_multimodal,
-    inputs_text,
-    inputs_vision,
-)
+from tests.sweep import audio, multimodal, text, vision
 from tests.sweep.absent import ABSENT
 from tests.sweep.classes import model_class
 from tests.sweep.inputs import plain_inputs
 from tests.sweep.layers import expected
 from tests.sweep.shrink import shrink
 
-CHANGES = {**changes_text.CHANGES, **changes_vision.CHANGES, **changes_audio.CHANGES, **changes_multimodal.CHANGES}
-INPUTS = {**inputs_text.INPUTS, **inputs_vision.INPUTS, **inputs_audio.INPUTS, **inputs_multimodal.INPUTS}
+KINDS = (text, vision, audio, multimodal)
+CHANGES = {name: change for kind in KINDS for name, change in kind.CHANGES.items()}
+INPUTS = {name: make for kind in KINDS for name, make in kind.INPUTS.items()}
 # What transformers' own code is warned of, as arguments of `pytest.mark.filterwarnings`.
 WARNINGS = [
     "ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning"  # wavlm gives a mask of each kind
@@ -54,15 +44,15 @@ class Specimen:
     inputs: Callable[[nn.Module], dict[str, Any]]
 
     @functools.cached_property
-    def layers(self) -> dict[str, int] | None:
+    def layers(self):
         """Layers of attention by stack ("encoder": in both directions, "decoder": causal, "cross"); None if unsure."""
         return expected(self.name, _configuration(self.name))
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
 
-def specimens() -> list[Specimen]:
+def specimens():
     """All that can be built."""
     return [
         Specimen(name, functools.partial(_make, name), INPUTS.get(name, plain_inputs))
@@ -71,17 +61,17 @@ def specimens() -> list[Specimen]:
     ]
 
 
-def not_built() -> dict[str, str]:
+def not_built():
     """The other model types, with the reason of each."""
     return {name: reason for name, reason in ABSENT.items() if name in CONFIG_MAPPING_NAMES}
 
 
-def _configuration(model_type: str) -> PreTrainedConfig:
+def _configuration(model_type):
     config = shrink(CONFIG_MAPPING[model_type](), CHANGES)
     return getattr(config, PARTS.get(model_type, ""), config)
 
 
-def _make(model_type: str) -> nn.Module:
+def _make(model_type):
     model = model_class(model_type)(_configuration(model_type))
     for parameter in model.parameters():
         if not parameter.isfinite().all():  # some are left as the memory was
