@@ -147,6 +147,12 @@ MODELS = [
     ),
 ]  # fmt: skip
 
+BERT = MODELS[0]
+
+
+def model_case(name: str) -> ModelCase:
+    return next(case for case in MODELS if case.name == name)
+
 
 def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     """What a provider says to a model that it cannot be attached to."""
