@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection.attachment import handles
-from tests.cases import MODELS, output, pairs, refusal
+from tests.cases import MODELS, output, pairs, refusal, shown_attentions
 from tests.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
@@ -378,11 +378,9 @@ def test_fused_and_written_out_attention_agree_and_show_the_mask(case):
     with attnreg.attach(model, DropFirstKey(), **layer):
         # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
         assert (output(model, batch) - fused).abs().max() < 1e-6
-        result = model(**batch, output_attentions=True)
+        shown = shown_attentions(case, model, batch)
     assert (plain - fused).abs().max() > 1e-8
-    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-    for stack in stacks:
-        attentions = result[names[stack]] if len(stacks) > 1 else result["attentions"]
+    for attentions in shown.values():
         assert attentions[0][:, :, 2:, 0].gt(0).any()
         masked = attentions[1]
         assert masked[:, :, 2:, 0].abs().max() == 0
