@@ -18,6 +18,7 @@ from tests.provider_cases import PROVIDERS, ProviderCase
 TRANSFORMERS = Version(hf.__version__)
 NEEDS_TORCH_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="needs torch 2.13")
 TEXT = {"vocab_size": 40, "pad_token_id": 0}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 
 
@@ -64,6 +65,22 @@ def output(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The model's main output."""
     result = model(**batch)
     return result if isinstance(result, torch.Tensor) else (result.logits if "logits" in result else result[0])
+
+
+def shown_attentions(case: ModelCase, model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The attention weights that a model shows, by stack."""
+    model.set_attn_implementation("eager")
+    result = model(**batch, output_attentions=True)
+    if len(case.stacks) == 1:
+        return dict.fromkeys(case.stacks, result["attentions"])
+    return {stack: result[f"{stack}_attentions"] for stack in case.stacks}
+
+
+def bert_in_float64(**options: Any) -> hf.BertForSequenceClassification:
+    """A tiny classifier whose attention is far from uniform."""
+    torch.manual_seed(0)
+    config = hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options})
+    return hf.BertForSequenceClassification(config).double()
 
 
 def _classifier(config: Any, **options: Any) -> Callable[[], nn.Module]:
@@ -146,6 +163,12 @@ MODELS = [
         eager=False,
     ),
 ]  # fmt: skip
+
+BERT = MODELS[0]
+
+
+def model_case(name: str) -> ModelCase:
+    return next(case for case in MODELS if case.name == name)
 
 
 def refusal(model: ModelCase, provider: ProviderCase) -> str | None:

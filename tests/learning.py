@@ -39,19 +39,15 @@ def batch(size=8):
     return {"x": torch.randn(4, 6, size, generator=torch.Generator().manual_seed(2)) + 1.0}
 
 
-def train(model, provider, steps=40, lr=0.05, method=FineTuning):
+def train(model, provider, steps=40, lr=0.05):
     """Train the provider alone; gives its drop rate in the last pass."""
     handle = attnreg.attach(model, provider, example_inputs=batch())
-    trainer = method(model, torch.optim.Adam(provider.parameters(), lr=lr), handle)
+    trainer = FineTuning(model, torch.optim.Adam(provider.parameters(), lr=lr), handle)
     torch.manual_seed(1)
     for _ in range(steps):
         trainer.step(batch())
     handle.detach()
     return sum(trainer.drop_rates().values())
-
-
-def train_in_two_passes(model, provider, steps=40, lr=0.05):
-    return train(model, provider, steps, lr, FineTuning)
 
 
 def site(**options):

@@ -10,10 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg import AttentionEntropy, Mask, RelaxedAttention, functional
-from tests.cases import MODELS, output
+from tests.cases import BERT, MODELS, output, shown_attentions
 from tests.test_contract import run, without_dropout
-
-BERT = MODELS[0]
 
 
 def test_the_entropy_is_that_of_a_loop():
@@ -39,14 +37,9 @@ def test_the_penalty_is_that_of_the_weights_that_the_model_shows(case):
         output(model, batch)
         penalty = provider.penalty()
         assert provider.penalty() is None
-    model.set_attn_implementation("eager")
-    result = model(**batch, output_attentions=True)
-    shown = {"encoder": "encoder_attentions", "decoder": "decoder_attentions"}
     expected = 0.0
-    for stack in case.stacks:
-        if stack == "cross":
-            continue
-        for weights in result[shown[stack]] if len(case.stacks) > 1 else result["attentions"]:
+    for stack, shown in shown_attentions(case, model, batch).items():
+        for weights in shown if stack != "cross" else ():
             rows = torch.ones(weights.shape[0], weights.shape[2], dtype=torch.bool)
             if "attention_mask" in batch and not (case.inputs == "pair" and stack == "decoder"):
                 rows = batch["attention_mask"].bool()

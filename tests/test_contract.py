@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection.attachment import handles
-from tests.cases import MODELS, output, pairs, refusal
+from tests.cases import MODELS, output, pairs, refusal, shown_attentions
 from tests.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
@@ -158,53 +158,47 @@ def test_disabled_is_bitwise_the_plain_model(case, provider_case):
         assert same(run(model, batch), plain)
 
 
-@some_rows
-def test_deepcopy_is_attached_to_a_copy_of_the_provider(case, provider_case):
-    model, batch = case.build(), case.batch()
-    provider = provider_case.make(model)
-    with attnreg.attach(model, provider) as handle:
-        clone = copy.deepcopy(model)
-        original = run(model, batch)
-        assert same(run(clone, batch), original)
-        attnreg.detach(clone)
-        assert not attnreg.is_attached(clone)
-        assert handle.attached
-        assert same(run(model, batch), original)
-        assert not same(run(clone, batch), original)
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 @some_rows
-def test_pickle(case, provider_case):
+def test_copies_are_attached_to_a_copy_of_the_provider(case, provider_case):
     model, batch = case.build(), case.batch()
-    with attnreg.attach(model, provider_case.make(model)):
-        clone = pickle.loads(pickle.dumps(model))
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        loaded = torch.load(file, weights_only=False)
+    with attnreg.attach(model, provider_case.make(model)) as handle:
+        clones = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved(model)]
         expected = run(model, batch)
-        for other in (clone, loaded):
-            assert same(run(other, batch), expected)
-            attnreg.detach(other)
-            assert not attnreg.is_attached(other)
+        for clone in clones:
+            assert same(run(clone, batch), expected)
+            attnreg.detach(clone)
+            assert not attnreg.is_attached(clone)
+            assert not same(run(clone, batch), expected)
+        assert handle.attached
+        assert same(run(model, batch), expected)
+
+
+def checkpointed(case, make, seed=3):
+    """What a model gives attached; with its blocks in checkpoints within the attached model, and around it."""
+    model, batch = case.build(), case.batch()
+    provider = make(model)
+    with attnreg.attach(model, provider):
+        expected = run(model, batch, seed)
+        wrap_in_checkpoints(case, model)
+        within = run(model, batch, seed)
+        unwrap(case, model)
+    wrap_in_checkpoints(case, model)
+    with attnreg.attach(model, provider):
+        return expected, within, run(model, batch, seed)
 
 
 @some_rows
 def test_gradient_checkpointing_sees_the_same_masks(case, provider_case):
-    model, batch = case.build(), case.batch()
-    provider = provider_case.make(model)
-    with attnreg.attach(model, provider):
-        expected = run(model, batch)
-        wrap_in_checkpoints(case, model)
-        within = run(model, batch)
-        unwrap(case, model)
-    wrap_in_checkpoints(case, model)
-    with attnreg.attach(model, provider):
-        around = run(model, batch)
-    for checkpointed in (within, around):
-        assert torch.equal(checkpointed[0], expected[0])
-        for ours, theirs in zip(checkpointed[1], expected[1], strict=True):
-            assert ours is theirs is None or torch.equal(ours, theirs)
+    expected, within, around = checkpointed(case, provider_case.make)
+    assert same(within, expected)
+    assert same(around, expected)
 
 
 @pytest.mark.parametrize("provider_case", [p for p in PROVIDERS if refusal(MODELS[0], p) is None], ids=str)
@@ -384,11 +378,9 @@ def test_fused_and_written_out_attention_agree_and_show_the_mask(case):
     with attnreg.attach(model, DropFirstKey(), **layer):
         # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
         assert (output(model, batch) - fused).abs().max() < 1e-6
-        result = model(**batch, output_attentions=True)
+        shown = shown_attentions(case, model, batch)
     assert (plain - fused).abs().max() > 1e-8
-    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-    for stack in stacks:
-        attentions = result[names[stack]] if len(stacks) > 1 else result["attentions"]
+    for attentions in shown.values():
         assert attentions[0][:, :, 2:, 0].gt(0).any()
         masked = attentions[1]
         assert masked[:, :, 2:, 0].abs().max() == 0

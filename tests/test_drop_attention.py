@@ -9,7 +9,7 @@ from torch import nn
 import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
-from tests.reference import close, gradients
+from tests.reference import attention, close, gradients
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
 
@@ -128,25 +128,26 @@ def test_factors_are_one_on_average_and_differ_by_sample(p):
     assert len(weights.flatten(1).unique(dim=0)) > 4
 
 
-def test_output_of_a_model_is_the_sum_over_kept_heads():
-    """Against multi-head attention written as a loop over heads, in float64."""
+def masked(provider, size, heads, x):
+    """Multi-head attention under a provider, its draws, and the same by loops in float64, given what is kept."""
     torch.manual_seed(0)
-    attention = nn.MultiheadAttention(12, 4, batch_first=True, bias=False).double()
-    x = torch.randn(3, 5, 12, dtype=torch.float64)
-    with attnreg.attach(attention, attnreg.DropHead(0.5), example_inputs=(x, x, x)) as handle:
-        got = attention(x, x, x, need_weights=False)[0]
-    draws = Draws(functional.fold_seed(handle.seed, 0))
+    module = nn.MultiheadAttention(size, heads, batch_first=True, bias=False).double().requires_grad_(False)
+    with attnreg.attach(module, provider, example_inputs=(x, x, x)) as handle:
+        got = module(x, x, x, need_weights=False)[0]
+
+    def slowly(**kept):
+        q, k, v = ((x @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in module.in_proj_weight.chunk(3))
+        return attention(q, k, v, **kept).transpose(1, 2).flatten(2) @ module.out_proj.weight.T
+
+    return got, Draws(functional.fold_seed(handle.seed, 0)), slowly
+
+
+def test_output_of_a_model_is_the_sum_over_kept_heads():
+    got, draws, slowly = masked(attnreg.DropHead(0.5), 12, 4, torch.randn(3, 5, 12, dtype=torch.float64))
     keep = functional.sample_heads(0.5, draws.uniform((3, 4)))
     assert not keep.all()
-    q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
-    for b in range(3):
-        expected = torch.zeros(5, 12, dtype=torch.float64)
-        for h in range(4):
-            part = slice(3 * h, 3 * h + 3)
-            a = torch.softmax(q[b, :, part] @ k[b, :, part].T / math.sqrt(3), -1)
-            if keep[b, h]:
-                expected += 4 / int(keep[b].sum()) * (a @ v[b, :, part]) @ attention.out_proj.weight[:, part].T
-        assert (got[b] - expected).abs().max() < 1e-7  # the factors are float32
+    factor = torch.stack([4 / int(row.sum()) * row.double() for row in keep])[..., None, None]
+    assert (got - slowly(factor=factor)).abs().max() < 1e-7  # the factors are float32
 
 
 SHAPE = (40, 4, 30, 30)
@@ -170,26 +171,9 @@ def test_who_shares_a_draw(share_heads, share_queries):
 
 
 def test_output_of_a_model_is_attention_over_the_keys_that_are_left():
-    """Against attention written as a loop over rows, in float64; a row without a key is uniform."""
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(6, 2, batch_first=True, bias=False).double()
-    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    """A row without a key is uniform."""
     provider = attnreg.DropKey(0.6)
-    with attnreg.attach(attention, provider, example_inputs=(x, x, x)) as handle:
-        got = attention(x, x, x, need_weights=False)[0]
-    draws = Draws(attnreg.functional.fold_seed(handle.seed, 0))
+    got, draws, slowly = masked(provider, 6, 2, torch.randn(3, 4, 6, dtype=torch.float64))
     keep = provider(attnreg.AttentionSite(shape=(3, 2, 4, 4), draws=draws)).scores
     assert not keep.any(-1).all()
-    attention.requires_grad_(False)
-    q, k, v = (x @ w.T for w in attention.in_proj_weight.chunk(3))
-    out = torch.zeros_like(x)
-    for b in range(3):
-        for h in range(2):
-            part = slice(3 * h, 3 * h + 3)
-            for i in range(4):
-                left = [j for j in range(4) if keep[b, h, i, j]]
-                scores = {j: math.exp(float(q[b, i, part] @ k[b, j, part]) / math.sqrt(3)) for j in left}
-                weights = {j: s / sum(scores.values()) for j, s in scores.items()} or dict.fromkeys(range(4), 1 / 4)
-                for j, weight in weights.items():
-                    out[b, i, part] += weight * v[b, j, part]
-    assert (got - out @ attention.out_proj.weight.T).abs().max() < 1e-12
+    assert (got - slowly(keep=keep)).abs().max() < 1e-12

@@ -72,12 +72,6 @@ def test_the_region_of_distinct_values_has_p_n_keys_rounded_up_if_high_and_down_
             assert int(candidate_region(attribution, None, tenths / 10, region).sum()) == expected
 
 
-def test_all_of_them_and_none_of_them():
-    attribution, valid = torch.randn(2, 2, 3, 4), torch.tensor([True, True, True, False])
-    assert torch.equal(candidate_region(attribution, valid, 1.0), valid.expand(2, 2, 3, 4))
-    assert not candidate_region(attribution, valid, 0.0).any()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [((None, 1.5), r"Expected `p` in \[0, 1\], got 1.5"), ((None, 0.5, "top"), "Expected `region` to be one of")],

@@ -1,26 +1,19 @@
 """HeadMask: as many heads as asked for, and the ones that a gate on them finds important."""
 
-import math
-
 import pytest
 import torch
-import transformers as hf
 from transformers.models.bert import modeling_bert
 
 import attnreg
-from tests.cases import SMALL, TEXT
+from tests.cases import NO_DROPOUT
+from tests.cases import bert_in_float64 as bert
+from tests.reference import close
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
     "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
     "labels": torch.tensor([1, 0]),
 }
-
-
-def bert(**options):
-    torch.manual_seed(0)
-    config = hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options})
-    return hf.BertForSequenceClassification(config).double()
 
 
 def test_random_sets_of_heads_are_all_as_likely():
@@ -33,7 +26,7 @@ def test_random_sets_of_heads_are_all_as_likely():
         drawn.append(tuple((~weights).flatten().nonzero().flatten().tolist()))
     assert all(len(heads) == 2 for heads in drawn)
     for heads in set(drawn):
-        assert abs(drawn.count(heads) / 3000 - 1 / 6) < 5 * math.sqrt(1 / 6 * 5 / 6 / 3000)
+        assert close(drawn.count(heads) / 3000, 1 / 6, 3000)
     assert len(set(drawn)) == 6
 
 
@@ -97,7 +90,7 @@ def test_importance_is_the_derivative_by_a_gate_on_the_head(implementation):
 
 
 def test_masked_heads_contribute_nothing():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    model = bert(**NO_DROPOUT).train()
     provider = attnreg.HeadMask(1, by="importance")
     with attnreg.attach(model, provider) as handle:
         provider.attribute(model, BATCH)
@@ -110,13 +103,12 @@ def test_masked_heads_contribute_nothing():
 
 
 def test_the_mask_holds_for_one_forward_pass():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    model = bert(**NO_DROPOUT).train()
     plain = model(**BATCH).loss
     provider = attnreg.HeadMask(1, by="importance")
+    says = r"HeadMask needs `provider.attribute\(model, batch\)` before each training step"
     with attnreg.attach(model, provider) as handle:
-        with pytest.raises(
-            RuntimeError, match=r"HeadMask needs `provider.attribute\(model, batch\)` before each training step"
-        ):
+        with pytest.raises(RuntimeError, match=says):
             model(**BATCH)
         provider.attribute(model, BATCH)
         assert not torch.equal(model(**BATCH).loss, plain)

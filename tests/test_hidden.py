@@ -9,11 +9,9 @@ from packaging.version import Version
 from torch import nn
 
 import attnreg
-from tests.cases import MODELS, TRANSFORMERS, output
-from tests.test_contract import run, same, without_dropout
+from tests.cases import BERT, TRANSFORMERS, model_case, output
+from tests.test_contract import models, run, same, without_dropout
 
-models = pytest.mark.parametrize("case", MODELS, ids=str)
-BERT = MODELS[0]
 BLOCKS = ["embeddings", "input", "output"]
 
 
@@ -173,20 +171,18 @@ def test_layers_stacks_modules_and_wrappers():
 
 
 @pytest.mark.parametrize(
-    ("provider", "options", "sentence"),
+    ("case", "provider", "options", "sentence"),
     [
-        (Scale("pooled"), {"case": "torch-encoder"}, "Scale acts on 'pooled', but TransformerEncoder has no such"),
-        (Scale("pooled"), {"case": "llama"}, "on the chosen layers .found: decoder.0.embeddings, .*one vector per sample"),
-        (Scale("embeddings"), {"layers": [1]}, "Scale acts on 'embeddings', but .*They enter the first block"),
-        (attnreg.OnLayers(Scale("embeddings"), [1]), {}, "Scale acts on 'embeddings'"),
-        (attnreg.OnLayers(Scale("output"), [0, 7]), {}, r"Expected layers among \[0, 1\] in OnLayers, got \[7\]"),
-        (Scale("output"), {"case": "t5", "stacks": ["cross"]}, "Scale acts on 'output'"),
+        ("torch-encoder", Scale("pooled"), {}, "Scale acts on 'pooled', but TransformerEncoder has no such"),
+        ("llama", Scale("pooled"), {}, "on the chosen layers .found: decoder.0.embeddings, .*one vector per sample"),
+        ("bert", Scale("embeddings"), {"layers": [1]}, "Scale acts on 'embeddings', but .*They enter the first block"),
+        ("bert", attnreg.OnLayers(Scale("embeddings"), [1]), {}, "Scale acts on 'embeddings'"),
+        ("bert", attnreg.OnLayers(Scale("output"), [0, 7]), {}, r"Expected layers among \[0, 1\] in OnLayers, got \[7\]"),
+        ("t5", Scale("output"), {"stacks": ["cross"]}, "Scale acts on 'output'"),
     ],
 )  # fmt: skip
-def test_what_a_model_does_not_have_is_refused(provider, options, sentence):
-    options = dict(options)
-    name = options.pop("case", "bert")
-    model = next(case for case in MODELS if case.name == name).build()
+def test_what_a_model_does_not_have_is_refused(case, provider, options, sentence):
+    model = model_case(case).build()
     with pytest.raises(ValueError, match=sentence):
         attnreg.attach(model, provider, **options)
     assert not attnreg.is_attached(model)
@@ -206,7 +202,7 @@ def test_a_skipped_block_is_not_computed_and_its_states_are_not_asked_about():
 
 
 def test_only_some_layers_of_a_shared_block():
-    case = next(case for case in MODELS if case.name == "albert")
+    case = model_case("albert")
     model, provider = case.build(), Scale(["input"])
     with attnreg.attach(model, provider, layers=[1]) as handle:
         output(model, case.batch())
@@ -263,19 +259,10 @@ def test_blocks_without_attention_between_others_have_states_too():
     assert [site.label for site in handle.sites] == ["decoder.0.embeddings", *(f"decoder.{i}.output" for i in range(4))]
 
 
-class Unclear(Hidden):
-    """States of four dimensions."""
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x.mean((1, 2))
-
-
 def test_states_of_unknown_layout_are_refused():
     x = torch.randn(2, 5, 3, 8)
     with pytest.raises(ValueError, match="has no such hidden states"):
-        attnreg.attach(Unclear(2).train(), Scale("output"), example_inputs=(x,))
+        attnreg.attach(Hidden(2).train(), Scale("output"), example_inputs=(x,))
 
 
 def test_probing_and_report():
@@ -295,18 +282,16 @@ class Router(nn.Linear):
         return super().forward(x), x
 
 
-def test_a_linear_layer_of_another_output_does_not_matter():
-    model = BERT.build()
-    model.bert.pooler.dense.__class__ = Router
-    model.bert.pooler = Pool(model.bert.pooler.dense)
-    assert attnreg.attach(model, Scale("pooled")).sites[0].name == "classifier"
-
-
 class Pool(nn.Module):
-    def __init__(self, dense):
+    def __init__(self):
         super().__init__()
-        self.dense = dense
+        self.dense = Router(16, 16)
 
     def forward(self, states):
-        out = self.dense(states[:, 0])
-        return out[0]
+        return self.dense(states[:, 0])[0]
+
+
+def test_a_linear_layer_of_another_output_does_not_matter():
+    model = BERT.build()
+    model.bert.pooler = Pool()
+    assert attnreg.attach(model, Scale("pooled")).sites[0].name == "classifier"

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import attnreg
-from tests.cases import refused
-from tests.learning import TEXT, Toy, batch, bert, site, train_in_two_passes
+from tests.learning import TEXT, Toy, batch, bert, site
+from tests.reference import close
 
 
 class Tiny(nn.Module):
@@ -81,8 +81,7 @@ def test_units_are_dropped_at_the_rate(p):
     torch.manual_seed(0)
     for provider._draw in ("own", "first", "second"):
         mask = provider(site(shape=(4, 8, 40, 40)))
-        n = mask.kept.numel()
-        assert abs(float((~mask.kept).float().mean()) - p) < 5 * math.sqrt(p * (1 - p) / n)
+        assert close((~mask.kept).float().mean(), p, mask.kept.numel())
         assert mask.weights.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-5)
 
 
@@ -138,19 +137,10 @@ def test_the_penalty_has_no_value_but_the_entropy_and_hands_the_estimate_on():
         assert grad.flatten().tolist() == pytest.approx([-0.5 * slope] * 2, rel=1e-5)
 
 
-@pytest.mark.parametrize(("sign", "grows"), [(1, False), (-1, True)])
-def test_the_rate_falls_where_noise_harms_and_grows_where_it_helps(sign, grows):
-    provider = attnreg.LearnableBernoulli.for_model(Toy(), 0.3, regularizer=0.0, example_inputs=batch())
-    train_in_two_passes(Toy(sign), provider, steps=60)
-    assert float(provider.rates) > 0.5 if grows else float(provider.rates) < 0.2
-
-
 def test_a_loop_that_never_attributes_is_told():
     model, provider = Toy(), attnreg.LearnableBernoulli.for_model(Toy(), example_inputs=batch())
-    never_called = pytest.raises(
-        RuntimeError, match=r"LearnableBernoulli needs `provider.attribute\(model, batch\)` before each training step"
-    )
-    with attnreg.attach(model, provider, example_inputs=batch()), never_called:
+    says = r"LearnableBernoulli needs `provider.attribute\(model, batch\)` before each training step"
+    with attnreg.attach(model, provider, example_inputs=batch()), pytest.raises(RuntimeError, match=says):
         model(**batch())
 
 
@@ -197,8 +187,3 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider.save_pretrained(tmp_path / "p")
     assert torch.equal(attnreg.Regularizer.from_pretrained(tmp_path / "p").rates, provider.rates)
     assert attnreg.is_attached(copied)
-
-
-test_what_does_not_fit_is_refused = refused(
-    (lambda: attnreg.LearnableBernoulli(3).check([site()], None), "This LearnableBernoulli was made for"),
-)

@@ -9,7 +9,7 @@ import attnreg
 from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
-from tests.cases import MODELS, output
+from tests.cases import BERT, model_case, output
 from tests.commands import ran
 from tests.test_contract import run, same, without_dropout
 
@@ -31,11 +31,16 @@ def test_the_noise_of_embeddings_is_that_of_neftune_without_padding():
 
 
 def llama():
-    case = next(case for case in MODELS if case.name == "llama")
+    case = model_case("llama")
     model, batch = case.build(), {"input_ids": torch.arange(2, 20).view(3, 6), "attention_mask": VALID.long()}
     labels = batch["input_ids"].masked_fill(~VALID, -100)
     labels[0, :2], labels[1, 0] = -100, -100  # prompts of two, one and no tokens
     return model.double(), {**batch, "labels": labels}
+
+
+def noise_of(handle, shape, dtype=torch.float32):
+    place = PLACES.index("embeddings") * len(STACKS) + STACKS.index("decoder")
+    return Draws(functional.fold_seed(handle.seed, place << 32)).uniform(shape, dtype=dtype) * 2 - 1
 
 
 def test_noise_on_prompts_leaves_padding_and_responses_as_they_are():
@@ -43,8 +48,7 @@ def test_noise_on_prompts_leaves_padding_and_responses_as_they_are():
     model.model.layers[0].input_layernorm.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with attnreg.attach(model, EmbeddingNoise(5.0, tokens="prompt")) as handle:
         model(**batch).loss.backward()
-        place = PLACES.index("embeddings") * len(STACKS) + STACKS.index("decoder")
-        noise = Draws(functional.fold_seed(handle.seed, place << 32)).uniform((3, 6, 16), dtype=torch.float64) * 2 - 1
+        noise = noise_of(handle, (3, 6, 16), torch.float64)
     embedded, entered = model.get_input_embeddings()(batch["input_ids"]).detach(), seen[-1].detach()
     for b, prompt in enumerate((2, 1, 0)):
         for t in range(6):
@@ -56,7 +60,7 @@ def test_noise_on_prompts_leaves_padding_and_responses_as_they_are():
 
 def test_noise_on_prompts_needs_labels_that_tell_them():
     with pytest.raises(ValueError, match="Only causal language models have prompts for EmbeddingNoise; BertFor"):
-        attnreg.attach(MODELS[0].build(), EmbeddingNoise(tokens="prompt"))
+        attnreg.attach(BERT.build(), EmbeddingNoise(tokens="prompt"))
     model, batch = llama()
     attnreg.attach(model, EmbeddingNoise(tokens="prompt"))
     with pytest.raises(ValueError, match=r"needs `labels` of shape \(3, 6\) in the model's inputs"):
@@ -84,7 +88,7 @@ def test_the_noise_of_hidden_states_has_its_distribution(distribution, deviation
 
 
 def test_without_size_nothing_changes():
-    model, batch = MODELS[0].build(), MODELS[0].batch()
+    model, batch = BERT.build(), BERT.batch()
     without_dropout(model)
     plain = run(model, batch)
     with attnreg.attach(model, EmbeddingNoise(0.0) & HiddenNoise(0.0)) as handle:
@@ -94,29 +98,25 @@ def test_without_size_nothing_changes():
 
 def test_in_a_llama_it_is_the_trainers_noise_on_the_embedding_module():
     """What transformers' own hook does, with our random numbers, without padding."""
-    case = next(case for case in MODELS if case.name == "llama")
+    case = model_case("llama")
     model, batch = case.build(), {"input_ids": torch.arange(2, 20).view(3, 6)}
     integrations = pytest.importorskip("transformers.integrations.neftune")
     embeddings = model.get_input_embeddings()
     embeddings.neftune_noise_alpha = 5.0
-    hook = embeddings.register_forward_hook(integrations.neftune_post_forward_hook)
-    torch.manual_seed(0)
-    theirs = output(model, batch)
-    hook.remove()
-    torch.manual_seed(0)
-    hook = embeddings.register_forward_hook(
-        lambda module, args, out: out + torch.zeros_like(out).uniform_(-1, 1) * 5.0 / math.sqrt(6 * 16)
-    )
-    expected = output(model, batch)
-    hook.remove()
-    torch.testing.assert_close(theirs, expected)  # what their hook does
+
+    def hooked(hook):
+        torch.manual_seed(0)
+        with embeddings.register_forward_hook(hook):
+            return output(model, batch)
+
+    def with_noise(noise):
+        return hooked(lambda module, args, out: out + noise(out) * 5.0 / math.sqrt(6 * 16))
+
+    theirs = hooked(integrations.neftune_post_forward_hook)
+    torch.testing.assert_close(theirs, with_noise(lambda out: torch.zeros_like(out).uniform_(-1, 1)))
     with attnreg.attach(model, EmbeddingNoise(5.0)) as handle:
         ours = output(model, batch)
-    place = PLACES.index("embeddings") * len(STACKS) + STACKS.index("decoder")
-    noise = Draws(functional.fold_seed(handle.seed, place << 32)).uniform((3, 6, 16)) * 2 - 1
-    hook = embeddings.register_forward_hook(lambda module, args, out: out + noise * 5.0 / math.sqrt(6 * 16))
-    torch.testing.assert_close(output(model, batch), ours)
-    hook.remove()
+    torch.testing.assert_close(with_noise(lambda out: noise_of(handle, (3, 6, 16))), ours)
 
 
 def test_noise_that_rounding_removes_is_warned_of_once():
@@ -132,7 +132,7 @@ def test_noise_that_rounding_removes_is_warned_of_once():
 
 
 def test_reports_say_that_noise_drops_nothing_by_design(cli):
-    with attnreg.attach(MODELS[0].build(), attnreg.EmbeddingNoise() & attnreg.DropHead(0.5)) as handle:
+    with attnreg.attach(BERT.build(), attnreg.EmbeddingNoise() & attnreg.DropHead(0.5)) as handle:
         report = handle.report()
     said = "EmbeddingNoise adds noise; it drops nothing by design."
     assert report.splitlines()[-1] == repr(report).splitlines()[-1] == said

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
+from attnreg.draws import Draws
 from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
@@ -25,18 +26,19 @@ def test_attention_dropout_drops_at_its_rate(p, placement):
     assert close((units == 0).float().mean(), p, units.numel())
     kept = units[units != 0]
     assert placement == "scores" or not len(kept) or (kept.unique() == torch.tensor(1 / (1 - p))).all()
+    assert attnreg.AttentionDropout(p, rescale=False)(SITE).weights.dtype == torch.bool
 
 
-def test_attention_dropout_without_rescaling():
-    mask = attnreg.AttentionDropout(0.5, rescale=False)(SITE)
-    assert mask.weights.dtype == torch.bool
-
-
-def test_layerdrop_drops_whole_layers_at_its_rate():
+@pytest.mark.parametrize(
+    "drops",
+    [
+        lambda p: attnreg.AttentionLayerDrop(p)(SITE).drops_layer,
+        lambda p: bool(attnreg.LayerDrop(p).skips_block(attnreg.SiteInfo(), Draws())),
+    ],
+)
+def test_layers_and_blocks_are_dropped_at_their_rate(drops):
     torch.manual_seed(0)
-    provider = attnreg.AttentionLayerDrop(0.3)
-    drops = [provider(SITE).drops_layer for _ in range(3000)]
-    assert close(np.mean(drops), 0.3, 3000)
+    assert close(np.mean([drops(0.3) for _ in range(3000)]), 0.3, 3000)
 
 
 class Operations(TorchDispatchMode):
@@ -165,45 +167,29 @@ def test_penalties_add_up_where_they_are_active():
     assert Fixed().penalty() is None
 
 
-def write(folder, config, tensors=None):
-    folder.mkdir()
-    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    save_file(tensors or {}, folder / "model.safetensors")
+LAYERDROP = {"provider": "AttentionLayerDrop", "config": {"p": 0.1}}
 
 
 @pytest.mark.parametrize(
     ("config", "tensors", "sentence"),
     [
-        ("{", None, "Cannot load a provider"),
-        ("[1]", None, "Cannot load a provider"),
-        ({"provider": "os.system", "config": {}}, None, "Expected `provider` to be one of .*AttentionLayerDrop"),
-        ({"provider": "MaskProvider", "config": {}}, None, "Expected `provider` to be one of"),
-        ({"provider": "AttentionLayerDrop", "config": {"q": 1}}, None, "Expected the arguments of AttentionLayerDrop"),
-        ({"provider": "AttentionLayerDrop", "config": {"p": 7}}, None, "Expected `p`"),
-        ({"provider": "AttentionLayerDrop", "config": {"p": 0.1}}, {"x": torch.ones(1)}, "Unexpected key"),
-        ({"provider": "Compose", "config": {}}, None, "Expected the arguments of Compose"),
+        (None, {}, "Cannot load a provider"),
+        ("{", {}, "Cannot load a provider"),
+        ([1], {}, "Cannot load a provider"),
+        ({"provider": "os.system", "config": {}}, {}, "Expected `provider` to be one of .*AttentionLayerDrop"),
+        ({"provider": "MaskProvider", "config": {}}, {}, "Expected `provider` to be one of"),
+        ({**LAYERDROP, "config": {"q": 1}}, {}, r"Expected the arguments of AttentionLayerDrop\(p=0.05\), got .*'q'"),
+        ({**LAYERDROP, "config": {"p": 7}}, {}, "Expected `p`"),
+        (LAYERDROP, {"x": torch.ones(1)}, "Unexpected key"),
+        ({"provider": "Compose", "config": {}}, {}, "Expected the arguments of Compose"),
     ],
 )
-def test_foreign_and_damaged_files_are_refused(config, tensors, sentence, tmp_path):
-    write(tmp_path / "p", config, tensors)
+def test_missing_foreign_and_damaged_files_are_refused(config, tensors, sentence, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+        save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=sentence):
-        attnreg.Regularizer.from_pretrained(tmp_path / "p")
-
-
-def test_missing_and_truncated_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="Cannot load a provider"):
         attnreg.Regularizer.from_pretrained(tmp_path)
-    attnreg.GNetProvider(10, 4, 2).save_pretrained(tmp_path / "p")
-    weights = tmp_path / "p" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ValueError, match="Cannot load a provider"):
-        attnreg.GNetProvider.from_pretrained(tmp_path / "p")
-
-
-def test_loading_asks_for_the_class_that_calls(tmp_path):
-    attnreg.AttentionLayerDrop(0.1).save_pretrained(tmp_path / "p")
-    with pytest.raises(ValueError, match=r"Expected a GNetProvider in .*, got a AttentionLayerDrop"):
-        attnreg.GNetProvider.from_pretrained(tmp_path / "p")
 
 
 @pytest.mark.parametrize("from_within", [False, True])

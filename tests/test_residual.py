@@ -11,8 +11,8 @@ import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
-from tests.cases import MODELS, output
-from tests.test_contract import run, same, without_dropout, wrap_in_checkpoints
+from tests.cases import MODELS, model_case, output
+from tests.test_contract import models, run, same, without_dropout, wrap_in_checkpoints
 
 # The last modules of what each block adds to its hidden states.
 ADDED = {
@@ -66,7 +66,7 @@ def test_it_changes_what_each_residual_connection_adds(case):
 
 def test_residual_dropout_that_rises_with_depth_is_one_line():
     """LIMA: p from 0 at the first layer to 0.3 at the last."""
-    model, batch = in_float64(next(case for case in MODELS if case.name == "llama"))
+    model, batch = in_float64(model_case("llama"))
     with attnreg.attach(model, attnreg.parse_provider(LIMA)) as handle:
         got = output(model, batch)
     for layer, block in enumerate(model.model.layers):
@@ -81,7 +81,7 @@ def test_residual_dropout_that_rises_with_depth_is_one_line():
     assert handle.drop_rates()["decoder.0.residual"] == 0
 
 
-@pytest.mark.parametrize("case", MODELS, ids=str)
+@models
 def test_every_model_drops_the_same_when_checkpointing_repeats_it(case):
     model, batch = case.build(), case.batch()
     text = f"{LIMA} & Scheduled(LayerDrop(), over='depth', growth=9, p=[(0, 0.1), (1, 0.3)]) & HiddenDropout(0.1)"
@@ -128,7 +128,7 @@ def test_they_have_no_attribution():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_compiled_code_drops_the_same(name):
-    model, batch = in_float64(next(case for case in MODELS if case.name == name))
+    model, batch = in_float64(model_case(name))
     with attnreg.attach(model, attnreg.parse_provider(LIMA)) as handle:
         torch._dynamo.reset()
         got = output(torch.compile(model, backend="aot_eager", fullgraph=True), batch)

@@ -1,8 +1,10 @@
 """Scheduled: an argument follows its knots, over training or over depth, and nothing that cannot change is accepted."""
 
 import copy
+import inspect
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from torch import nn
 
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
-from attnreg.regularizer.containers import Line
 from tests.cases import refused
+from tests.provider_cases import BUILT_IN
+from tests.reference import close
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
 
@@ -41,8 +44,7 @@ def test_an_argument_follows_its_knots_over_training(knots):
     for step in range(25):
         expected = interpolated(knots, min(step / 20, 1.0))
         assert float(inner.p) == pytest.approx(expected, abs=1e-12)
-        dropped = 1 - provider(SITE).scores.float().mean()
-        assert abs(dropped - expected) <= 5 * (expected * (1 - expected) / 180_000) ** 0.5
+        assert close((~provider(SITE).scores).float().mean(), expected, 180_000)
         provider.step()
 
 
@@ -54,33 +56,32 @@ def test_an_argument_follows_its_knots_over_depth(knots, rates):
         site = attnreg.AttentionSite(shape=(500, 4, 8, 30), layer=layer, num_layers=3)
         keep = provider(site).scores
         assert keep.shape == (500, 4, 1, 30)
-        assert abs(1 - keep.float().mean() - p) <= 5 * (p * (1 - p) / keep.numel()) ** 0.5
-    assert float(provider(attnreg.AttentionSite(shape=(9, 9, 9, 9))).scores.float().mean()) == pytest.approx(
-        1 - rates[0], abs=0.1
-    )  # an only layer is the first
+        assert close((~keep).float().mean(), p, keep.numel())
+    only = provider(attnreg.AttentionSite(shape=(9, 9, 9, 9))).scores  # an only layer is the first
+    assert float((~only).float().mean()) == pytest.approx(rates[0], abs=0.1)
 
 
-def test_depth_counts_the_layers_of_a_model():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
-    provider = attnreg.Scheduled(attnreg.DropKey(), over="depth", p=[(0, 1.0), (1, 0.0)])
-    with attnreg.attach(model, provider) as handle:
-        model(torch.randn(20, 6, 8))
-    rates = list(handle.drop_rates().values())
-    assert (rates[0], rates[2]) == (1.0, 0.0)
-    assert 0.3 < rates[1] < 0.7
+def encoder(depth=3):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
 
 
-def test_stochastic_depth_is_a_schedule_of_layerdrop():
-    """Whole blocks, skipped the more often the deeper they are: the linear rule of Huang et al. (2016)."""
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
-    provider, x = attnreg.Scheduled(attnreg.LayerDrop(), over="depth", p=[(0, 0.0), (1, 1.0)]), torch.randn(2, 4, 8)
-    seen = []
-    with attnreg.attach(model, provider) as handle:
+@pytest.mark.parametrize(
+    ("inner", "knots", "ends"),
+    [
+        (attnreg.DropKey(), [(0, 1.0), (1, 0.0)], (1.0, 0.0)),
+        # Stochastic depth: whole blocks, the more often the deeper they are: the linear rule of Huang et al. (2016).
+        (attnreg.LayerDrop(), [(0, 0.0), (1, 1.0)], (0.0, 1.0)),
+    ],
+)
+def test_depth_counts_the_layers_of_a_model(inner, knots, ends):
+    model, x, seen = encoder(), torch.randn(20, 6, 8), []
+    with attnreg.attach(model, attnreg.Scheduled(inner, over="depth", p=knots)) as handle:
         for _ in range(60):
             model(x)
             seen.append(list(handle.drop_rates().values()))
     first, middle, last = (sum(rates) / 60 for rates in zip(*seen, strict=True))
-    assert (first, last) == (0.0, 1.0)
+    assert (first, last) == ends
     assert 0.2 < middle < 0.8
 
 
@@ -99,7 +100,7 @@ def test_progressive_layer_dropping_is_the_papers_schedule(inner):
 
 
 def test_progressive_layer_dropping_in_a_model():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3, enable_nested_tensor=False)
+    model = encoder()
     text = "Scheduled(LayerDrop(), over='depth', growth=9, p=[(0, 0), (1, 1)])"
     with attnreg.attach(model, attnreg.parse_provider(text, total_steps=1)) as handle:
         rates = []
@@ -131,14 +132,15 @@ def test_a_schedule_continues_after_saving_and_copying(tmp_path, knots, growth):
 
 
 def test_a_schedule_that_nobody_advances_is_noticed():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False)
-    x = torch.randn(2, 3, 8)
-    scheduled = attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 0.2), (1, 0)])
-    with attnreg.attach(model, scheduled), pytest.warns(UserWarning, match="schedule of Scheduled"):
-        [model(x) for _ in range(PATIENCE + 1)]
-    with attnreg.attach(model, attnreg.Scheduled(attnreg.DropHead(), over="depth", p=[(0, 0.2), (1, 0)])):
-        for _ in range(PATIENCE + 1):
-            model(x)
+    model, x = encoder(1), torch.randn(2, 3, 8)
+    for over, says in (
+        ("training", pytest.warns(UserWarning, match="schedule of Scheduled")),
+        ("depth", nullcontext()),
+    ):
+        scheduled = attnreg.Scheduled(attnreg.DropHead(), 9, over, p=[(0, 0.2), (1, 0)])
+        with attnreg.attach(model, scheduled), says:
+            for _ in range(PATIENCE + 1):
+                model(x)
 
 
 test_what_cannot_be_scheduled_is_refused = refused(
@@ -151,21 +153,12 @@ test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), r"a share of all steps .* got 2\."),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(True, 0.1)]), r"a share of all steps .* got True\."),
-)
+)  # fmt: skip
 
 
 def test_every_schedulable_argument_is_read_at_each_call():
     """A provider that lists an argument must read it in forward or penalty, not only when it is constructed."""
-    import inspect
-
-    from attnreg.regularizer.saving import built_in
-
-    for cls in built_in().values():
+    for cls in BUILT_IN.values():
         methods = [m for name, m in vars(cls).items() if inspect.isfunction(m) and name != "__init__"]
         source = "".join(inspect.getsource(method) for method in methods)
         assert all(f"self.{name}" in source for name in cls.schedulable), cls
-
-
-def test_a_line_is_constant_beyond_its_knots():
-    line = Line([(0.2, 1.0), (0.4, 3.0)])
-    assert [line(x) for x in (0, 0.2, 0.3, 0.4, 7)] == [1.0, 1.0, pytest.approx(2.0), 3.0, 3.0]

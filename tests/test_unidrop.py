@@ -5,12 +5,11 @@ import torch
 import transformers as hf
 
 import attnreg
-from tests.cases import MODELS
+from tests.cases import BERT
 from tests.reference import close
 from tests.test_contract import run, same
 
-BERT = MODELS[0]
-
+SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
 
 
@@ -66,8 +65,7 @@ class Recorder(attnreg.TokenDropout):
 
 def test_the_first_tokens_state_does_not_depend_on_a_dropped_token():
     torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = hf.BertConfig(**sizes, intermediate_size=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = hf.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model, provider = hf.BertModel(config, add_pooling_layer=False).double().train(), Recorder()
     ids = torch.arange(1, 13).view(2, 6)
     with attnreg.attach(model, provider):
@@ -84,9 +82,7 @@ def test_the_first_tokens_state_does_not_depend_on_a_dropped_token():
 
 def test_unidrop_is_the_composition_of_its_parts():
     torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16
-    )
+    config = hf.BertConfig(**SIZES)
     model, ids = hf.BertModel(config).train(), torch.arange(1, 13).view(2, 6)
     parts = attnreg.AttentionDropout(0.2) & attnreg.LayerDrop(0.4) & attnreg.TokenDropout(0.5, keep_whole=0.3)
     states = []
