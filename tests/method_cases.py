@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
@@ -63,6 +64,29 @@ def step_of_r_drop(model, batch):
 def weights(model):
     """All parameters in one row."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def assert_stepped(model, before, loss):
+    """The model is the one before after a step of :func:`sgd` on a loss of it."""
+    gradients = torch.autograd.grad(loss, list(before.parameters()), allow_unused=True)
+    for new, old, gradient in zip(model.parameters(), before.parameters(), gradients, strict=True):
+        expected = old.data if gradient is None else old.data - 0.1 * gradient
+        torch.testing.assert_close(new.data, expected, rtol=0, atol=1e-12)
+
+
+def assert_parts_are_the_whole(make, build, batch, count):
+    """An update in so many micro-batches is that of the whole batch, of a model and a method of it that are made."""
+    losses, ends = [], []
+    for parts in (1, count):
+        model = make()
+        method = build(model, micro_batches=parts)
+        assert method.micro_batches == parts
+        torch.manual_seed(3)
+        losses.append(method.step(batch).loss.item())
+        ends.append(weights(model))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    assert (ends[0] - weights(make())).abs().sum() > 1e-3
 
 
 def moved(model):

@@ -5,15 +5,12 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
-import transformers as hf
-from torch.nn.parallel import DistributedDataParallel
 
 import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
-from tests.cases import SMALL, TEXT
+from tests import test_integrations
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 9, 3], [9, 8, 7, 4, 0, 0]]),
@@ -24,22 +21,20 @@ VALID = BATCH["attention_mask"].bool()[:, None, None, :].expand(2, 4, 6, 6)
 
 
 class Watch(attnreg.MaskProvider):
-    """Notes what another provider answers."""
+    """Notes each site, and what another provider drops there."""
 
     def __init__(self, provider):
         super().__init__()
-        self.provider = provider
-        self.seen = {}
+        self.provider, self.seen = provider, {}
 
     def forward(self, site):
         mask = self.provider(site)
-        self.seen[site.label] = None if mask is None else mask.scores
+        self.seen[site.label] = site, ~mask.scores
         return mask
 
 
-def bert(**options):
-    torch.manual_seed(0)
-    return hf.BertForSequenceClassification(hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options}))
+def bert(dropout=0.1, **options):
+    return test_integrations.bert(dropout, initializer_range=0.4, **options).train()
 
 
 def region_by_hand(attribution, p):
@@ -56,19 +51,20 @@ def region_by_hand(attribution, p):
 @pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention", "random"])
 @pytest.mark.parametrize("region", ["high", "low"])
 def test_with_q_one_the_region_is_dropped_and_nothing_else(method, region):
-    model = bert().train()
+    model = bert()
     provider = attnreg.AttributionProvider(0.5, 1.0, method, region, steps=3)
     with attnreg.attach(model, Watch(provider)) as handle:
         provider.attribute(model, BATCH)
         model(**BATCH)
-    for label in ("encoder.0", "encoder.1"):
+    assert list(handle.provider.seen) == ["encoder.0", "encoder.1"]
+    for label, (_, dropped) in handle.provider.seen.items():
         attribution = provider.attributions[label] * (1 if region == "high" else -1)
-        assert torch.equal(~handle.provider.seen[label], region_by_hand(attribution, 0.5))
-        assert not (~handle.provider.seen[label] & ~VALID).any()
+        assert torch.equal(dropped, region_by_hand(attribution, 0.5))
+        assert not (dropped & ~VALID).any()
 
 
 def test_each_candidate_is_dropped_with_probability_q():
-    model = bert().train()
+    model = bert()
     provider = attnreg.AttributionProvider(0.5, 0.3, "attention")
     drops, candidates, copies = torch.zeros(2, 4, 6, 6), None, 100
     batch = {name: tensor.repeat(copies, *[1] * (tensor.dim() - 1)) for name, tensor in BATCH.items()}
@@ -77,7 +73,7 @@ def test_each_candidate_is_dropped_with_probability_q():
             provider.attribute(model, batch)
             model(**batch)
             candidates = region_by_hand(provider.attributions["encoder.0"][:2], 0.5)
-            drops += (~handle.provider.seen["encoder.0"]).unflatten(0, (copies, 2)).sum(0)
+            drops += handle.provider.seen["encoder.0"][1].unflatten(0, (copies, 2)).sum(0)
             provider.step()
     rates = drops[candidates] / 2000
     assert not drops[~candidates].any()
@@ -86,9 +82,8 @@ def test_each_candidate_is_dropped_with_probability_q():
 
 
 def test_the_next_forward_pass_is_masked_and_the_one_after_is_not():
-    model, provider = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train(), None
+    model, provider = bert(0.0), attnreg.AttributionProvider(0.5, 1.0)
     plain = model(**BATCH).logits
-    provider = attnreg.AttributionProvider(0.5, 1.0)
     with attnreg.attach(model, provider) as handle:
         provider.attribute(model, BATCH)
         assert torch.equal(model.eval()(**BATCH).logits, plain)  # an evaluation in between changes nothing
@@ -96,17 +91,15 @@ def test_the_next_forward_pass_is_masked_and_the_one_after_is_not():
         assert not torch.equal(masked, plain)
         assert handle.drop_rates()["encoder.0"] > 0.4
         assert torch.equal(model(**BATCH).logits, plain)
-        provider.attribute(model, BATCH)
-        provider.step()
-        assert torch.equal(model(**BATCH).logits, plain)
-        provider.attribute(model, BATCH)
-        provider.clear()
+        for end in (provider.step, provider.clear):
+            provider.attribute(model, BATCH)
+            end()
+            assert torch.equal(model(**BATCH).logits, plain)
         assert provider.attributions == {}
-        assert torch.equal(model(**BATCH).logits, plain)
 
 
 def test_random_regions_need_no_first_pass():
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    model = bert(0.0)
     plain = model(**BATCH).logits
     with attnreg.attach(model, attnreg.AttributionProvider(0.5, 1.0, "random")) as handle:
         masked = [model(**BATCH).logits for _ in range(2)]
@@ -117,7 +110,7 @@ def test_random_regions_need_no_first_pass():
 
 
 def test_only_the_layers_asked_for():
-    model = bert(num_hidden_layers=3).train()
+    model = bert(num_hidden_layers=3)
     provider = attnreg.AttributionProvider(0.5, 1.0, layers=[0, -1])
     with attnreg.attach(model, provider) as handle:
         provider.attribute(model, BATCH)
@@ -137,7 +130,7 @@ def test_only_the_layers_asked_for():
 def test_a_first_pass_that_is_slower_in_half_precision_is_said_once(dtype, ratio, says, monkeypatch):
     monkeypatch.setattr(attribution, "times_float32", lambda dtype: ratio)
     attribution.warn_if_slower.cache_clear()
-    model, provider = bert().train(), attnreg.AttributionProvider(first_pass_dtype=dtype)
+    model, provider = bert(), attnreg.AttributionProvider(first_pass_dtype=dtype)
     with attnreg.attach(model, provider), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -153,7 +146,7 @@ def test_a_cpu_is_asked_how_fast_half_precision_is_only_where_it_matters(monkeyp
     monkeypatch.setattr(attribution, "times_float32", lambda dtype: pytest.fail("asked"))
     attribution.warn_if_slower.cache_clear()
     for options, parameters in (({}, torch.float32), ({"first_pass_dtype": "bfloat16"}, torch.bfloat16)):
-        model, provider = bert().to(parameters).train(), attnreg.AttributionProvider(**options)
+        model, provider = bert().to(parameters), attnreg.AttributionProvider(**options)
         with attnreg.attach(model, provider):
             provider.attribute(model, BATCH)
 
@@ -166,34 +159,23 @@ def test_the_probe_of_half_precision_draws_nothing():
 
 
 def test_bad_use():
-    model = bert().train()
+    model, provider = bert(), attnreg.AttributionProvider()
     with pytest.raises(ValueError, match=r"Expected layers among \[0, 1\] in AttributionProvider, got \[7\]"):
         attnreg.attach(model, attnreg.AttributionProvider(layers=[7]))
-    provider = attnreg.AttributionProvider()
     with attnreg.attach(model, provider):
         with pytest.raises(RuntimeError, match=r"needs `provider.attribute\(model, batch\)` before each training step"):
             model(**BATCH)
         provider.attribute(model, BATCH)
-        with pytest.raises(
-            ValueError, match=r"is not on the batch that `attribute` looked at \('input_ids' differs\): call `attr"
-        ):
+        says = r"is not on the batch that `attribute` looked at \('input_ids' differs\): call `attr"
+        with pytest.raises(ValueError, match=says):
             model(**{name: tensor[:1] for name, tensor in BATCH.items()})
-
-
-def test_a_function_as_target_is_not_saved(tmp_path):
-    provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
-    with pytest.raises(
-        ValueError, match="AttributionProvider cannot be saved, because JSON cannot store one of its arguments"
-    ):
-        provider.save_pretrained(tmp_path / "provider")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("every", "offset"), [(2, 1), (2, 0), (3, 2), (1, 0)])
 def test_cross_tuning(every, offset):
-    model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    model = bert(0.0)
     plain = model(**BATCH).logits
-    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0), every=every, offset=offset)
+    provider, restored = (attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0), every, offset) for _ in range(2))
     with attnreg.attach(model, provider) as handle:
         for epoch in range(7):
             provider.on_epoch(epoch)
@@ -201,6 +183,8 @@ def test_cross_tuning(every, offset):
             assert provider.active == acts
             assert torch.equal(model(**BATCH).logits, plain) != acts
             assert set(handle.drop_rates().values()) == ({1.0} if acts else set())
+            restored.load_state_dict(provider.state_dict())
+            assert (restored.epoch, restored.active) == (epoch, acts)
 
 
 def test_cross_tuning_within_a_composition():
@@ -213,70 +197,30 @@ def test_cross_tuning_within_a_composition():
     assert not attnreg.OnLayers(attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0)), [0]).active
 
 
-def test_cross_tuning_goes_on_in_its_epoch():
-    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0))
-    provider.on_epoch(3)
-    other = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0))
-    other.load_state_dict(provider.state_dict())
-    assert (other.epoch, other.active) == (3, True)
-
-
-def test_two_pass_is_a_first_pass_and_a_step():
-    losses = []
-    for by_hand in (False, True):
-        model = bert()
-        optimizer = adamw(model, 1e-2)
-        provider = attnreg.AttributionProvider(0.5, 0.5)
-        torch.manual_seed(1)
-        if by_hand:
-            with attnreg.attach(model.train(), provider):
-                for _ in range(4):
-                    provider.attribute(model, BATCH)
-                    loss = model(**BATCH).loss
-                    loss.backward()
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    provider.step()
-        else:
-            method = FineTuning(model, optimizer, provider)
-            for _ in range(4):
-                loss = method.step(BATCH).loss
-            assert method.drop_rates()["encoder.0"] > 0
-        losses.append(loss)
-    assert torch.equal(*losses)
+def test_a_step_is_a_first_pass_and_a_masked_one():
+    model, slow = bert(), bert()
+    method = FineTuning(model, adamw(model, 1e-2), attnreg.AttributionProvider(0.5, 0.5))
+    torch.manual_seed(1)
+    losses = [method.step(BATCH).loss for _ in range(4)]
+    assert method.drop_rates()["encoder.0"] > 0
+    optimizer, provider = adamw(slow, 1e-2), attnreg.AttributionProvider(0.5, 0.5)
+    torch.manual_seed(1)
+    with attnreg.attach(slow, provider):
+        for expected in losses:
+            provider.attribute(slow, BATCH)
+            loss = slow(**BATCH).loss
+            assert torch.equal(loss, expected)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(slow.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            provider.step()
 
 
 def test_no_first_pass_in_the_plain_epochs(monkeypatch):
-    calls = []
-    monkeypatch.setattr(attnreg.AttributionProvider, "attribute", lambda *args: calls.append(args))
+    monkeypatch.setattr(attnreg.AttributionProvider, "attribute", lambda *args: pytest.fail("a first pass"))
     model = bert()
-    provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
-    method = FineTuning(model, adamw(model, 1e-3), provider)
+    method = FineTuning(model, adamw(model, 1e-3), attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5)))
     method.on_epoch(0)
     method.step(BATCH)
-    assert not calls
     assert method.drop_rates() == {}
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_distributed_data_parallel(process_group):
-    results = []
-    for wrap in (lambda m: m, DistributedDataParallel):
-        model = bert().train()
-        provider = attnreg.AttributionProvider(0.5, 0.5)
-        with attnreg.attach(model, provider):
-            wrapped = wrap(model)
-            torch.manual_seed(1)
-            for _ in range(2):
-                provider.attribute(wrapped, BATCH)
-                loss = wrapped(**BATCH).loss
-                loss.backward()
-        results.append([loss, *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

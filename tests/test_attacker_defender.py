@@ -87,15 +87,10 @@ def test_others_in_a_composition_learn_with_the_attacker_alone():
     optimizer.add_param_group({"params": learned.parameters(), "weight_decay": 0.0, "lr": 0.3})
     warm, batches = make_batches(1, seed=5)[0], make_batches(2)
     generator = attnreg.GNetProvider.for_model(model, initial_keep=1 - 1e-12)  # keeps everything
-    game = AttackerDefender(
-        model,
-        generator & masks & schedule,
-        adamw,
-        provider_lr=0.3,
-        scheduler_factory=falling,
-        rewards=Rewards(make_batches(2, seed=9)),
-        rounds=Rounds(9, winner=lambda a, d: torch.tensor(0.0), warmup_steps=1),
-    )
+    parts = {"rewards": Rewards(make_batches(2, seed=9))}
+    parts["rounds"] = Rounds(9, winner=lambda a, d: torch.tensor(0.0), warmup_steps=1)
+    both = generator & masks & schedule
+    game = AttackerDefender(model, both, adamw, provider_lr=0.3, scheduler_factory=falling, **parts)
     slow = {"optimizer": optimizer, "scheduler": falling(optimizer)}
     FineTuning(alone, **slow).step(warm)
     method = FineTuning(alone, provider=learned, **slow)
@@ -206,12 +201,9 @@ def test_memory_does_not_grow_with_the_round():
         ({"batches": []}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"batches": {"input_ids": 1}}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"warmup_steps": 4, "game_steps": 3}, "Expected `game_steps` to be at least 4, got 3"),
-        (
-            {"decisions": "type", "credit": Reinforce(per="sample", baseline="leave-one-out")},
-            "Baseline 'leave-one-out' needs decisions for each sample",
-        ),
+        ({"decisions": "type", "credit": Reinforce(per="sample", baseline="leave-one-out")}, "'leave-one-out' needs decisions for each sample"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         make_game(**options)

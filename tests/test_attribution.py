@@ -1,9 +1,14 @@
 """The first pass: what captum gives against gradients by hand, and that nobody notices it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import torch.distributed as dist
 import transformers as hf
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers.models.bert import modeling_bert
 
 import attnreg
 from attnreg.attribution import explain
@@ -26,8 +31,6 @@ def attached(model, **options):
 
 def score_of(model, attentions=False, replace=None, batch=BATCH):
     """The predicted classes' logits, with A of one layer replaced: torch alone, HF's own eager attention."""
-    from transformers.models.bert import modeling_bert
-
     plain = modeling_bert.eager_attention_forward
     layer, weights = replace or (None, None)
 
@@ -37,29 +40,33 @@ def score_of(model, attentions=False, replace=None, batch=BATCH):
             out, a = (weights @ value).transpose(1, 2), weights
         return out, a
 
-    modeling_bert.eager_attention_forward = forward
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_bert, "eager_attention_forward", forward)
         return model(**batch, output_attentions=attentions)
-    finally:
-        modeling_bert.eager_attention_forward = plain
 
 
 def layers_of(model):
     return [layer.attention.self for layer in model.bert.encoder.layer]
 
 
-def test_gradient_is_autograd_to_the_bit_in_one_backward_pass(monkeypatch):
-    model = bert().eval()
+def albert():
+    """A model whose layers are one module."""
+    return next(case for case in MODELS if case.name == "albert").build().double()
+
+
+@pytest.mark.parametrize(("make", "labels"), [(bert, LABELS), (albert, LABELS[:2])])
+def test_gradient_is_autograd_to_the_bit_in_one_backward_pass(make, labels, monkeypatch):
+    model = make().eval()
     model.set_attn_implementation("eager")
     out = model(**BATCH, output_attentions=True)
     expected = torch.autograd.grad(out.logits.max(-1).values.sum(), out.attentions)
     calls, plain = [], torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(1) or plain(*a, **k))
     with attached(model) as handle:
-        got = explain(model, BATCH, handle, LABELS)
+        got = explain(model, BATCH, handle, labels)
     assert len(calls) == 1
-    assert list(got) == LABELS
-    for label, gradient in zip(LABELS, expected, strict=True):
+    assert list(got) == labels
+    for label, gradient in zip(labels, expected, strict=True):
         assert torch.equal(got[label], gradient)
         assert gradient.abs().max() > 0
 
@@ -160,23 +167,10 @@ class Packed(nn.Module):
 @pytest.mark.parametrize("method", ["gradient", "gradient_times_attention", "integrated_gradients"])
 def test_attention_that_does_not_lead_to_the_score_is_named(method):
     model, batch = Packed(), {"lengths": torch.tensor([3, 3]), "packed": torch.randn(6, 8)}
-    with (
-        attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch) as handle,
-        pytest.raises(
-            ValueError, match=r"does not depend on every attributed site .*encoder.1\): attach only to modules"
-        ),
-    ):
+    handle = attnreg.attach(model, attnreg.AttentionDropout(0.1), example_inputs=batch)
+    says = r"does not depend on every attributed site .*encoder.1\): attach only to modules"
+    with pytest.raises(ValueError, match=says):
         explain(model, batch, handle, ["encoder.0", "encoder.1"], method=method, steps=2)
-
-
-def test_the_shared_layer_of_albert_is_told_apart():
-    model = next(c for c in MODELS if c.name == "albert").build().double().eval()
-    model.set_attn_implementation("eager")
-    out = model(**BATCH, output_attentions=True)
-    expected = torch.autograd.grad(out.logits.max(-1).values.sum(), out.attentions)
-    with attached(model) as handle:
-        got = explain(model, BATCH, handle, LABELS[:2])
-    assert all(torch.equal(got[label], e) for label, e in zip(LABELS, expected, strict=False))
 
 
 def state_of(model):
@@ -209,12 +203,9 @@ def test_nobody_notices(method, first_pass, faulty):
     inner.bert.embeddings.eval()
     inner.bert.embeddings.requires_grad_(False)
     provider = attnreg.AttributionProvider(method=method, first_pass=first_pass, steps=3)
-    with attnreg.attach(model, provider, example_inputs=BATCH) if not faulty else attnreg.attach(inner, provider):
+    with attnreg.attach(inner, provider):
         before, random = state_of(model), torch.get_rng_state()
-        if faulty:
-            with pytest.raises(ZeroDivisionError):
-                provider.attribute(model, BATCH)
-        else:
+        with pytest.raises(ZeroDivisionError) if faulty else nullcontext():
             provider.attribute(model, BATCH)
         assert torch.equal(torch.get_rng_state(), random)
         assert same_state(before, state_of(model))
@@ -258,24 +249,24 @@ def test_other_providers_are_off_in_the_first_pass():
         assert torch.equal(both.providers[0].attributions["encoder.0"], alone)
 
 
-def test_a_frozen_model_is_attributed_all_the_same():
-    model = bert().eval()
-    with attached(model) as handle:
-        expected = explain(model, BATCH, handle, LABELS)
-        model.requires_grad_(False)
-        got = explain(model, BATCH, handle, LABELS)
-    assert all(torch.equal(got[label], expected[label]) for label in LABELS)
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 WRAPPERS = {
     "compiled": lambda model: torch.compile(model, backend="eager"),
     "compiled in place": lambda model: model.compile(backend="eager") or model,
     "data parallel": nn.DataParallel,
+    "distributed data parallel": DistributedDataParallel,
+    "frozen": lambda model: model.requires_grad_(False),
 }
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapped_model_is_attributed_unwrapped(wrapper):
+def test_a_wrapped_or_frozen_model_is_attributed_all_the_same(wrapper, process_group):
     model = bert().eval()
     with attached(model) as handle:
         expected = explain(model, BATCH, handle, LABELS)

@@ -26,9 +26,8 @@ def test_the_average_is_that_of_all_networks_so_far(ema, wise):
         method.step(batch)
         passed.append(weights(model))
         trained = passed[1:]
-        shares = [
-            (1 - ema) * ema ** (len(trained) - 1 - t) if t else ema ** (len(trained) - 1) for t in range(len(trained))
-        ]
+        last = len(trained) - 1
+        shares = [(1 - ema) * ema ** (last - t) if t else ema**last for t in range(len(trained))]
         average = sum(share * each for share, each in zip(shares, trained, strict=True))
         torch.testing.assert_close(weights(method.model), (1 - wise) * passed[0] + wise * average)
     assert not attnreg.is_attached(method.model)
@@ -40,19 +39,17 @@ def test_a_soup_is_the_mean_of_networks_trained_apart():
     """With three learning rates, and mixed with the weights before."""
     networks = [bert(dropout=0.0) for _ in range(3)]
     start = weights(networks[0])
-    method = Averaged(
-        [
-            FineTuning(model, torch.optim.SGD(model.parameters(), lr=rate))
-            for model, rate in zip(networks, RATES, strict=True)
-        ],
-        wise=0.6,
-    )
+
+    def trainer(model, rate):
+        return FineTuning(model, torch.optim.SGD(model.parameters(), lr=rate))
+
+    method = Averaged(list(map(trainer, networks, RATES)), wise=0.6)
     for batch in batches(3):
         result = method.step(batch)
     trained = []
     for rate in RATES:
         model = bert(dropout=0.0)
-        alone = FineTuning(model, torch.optim.SGD(model.parameters(), lr=rate))
+        alone = trainer(model, rate)
         losses = [alone.step(batch).loss for batch in batches(3)]
         trained.append((weights(model), losses[-1]))
     mean, loss = (sum(each) / 3 for each in zip(*trained, strict=True))
@@ -73,19 +70,8 @@ def test_what_has_no_mean_is_refused(cli):
     with pytest.raises(InputError, match="each with a network of its own"):
         Averaged([method, method])
     ran(cli("recipe", "finetune", "--train-size", 8, "--epochs", 1, "--device", "cpu", "--output-dir", "first"))
-    options = [
-        "--model",
-        "first/model",
-        "--lora-rank",
-        2,
-        "--lora-targets",
-        "query",
-        "--train-size",
-        8,
-        "--device",
-        "cpu",
-    ]
-    assert_sentence(cli("recipe", "soup", *options), 2, "soup takes the mean of whole weights")
+    options = ["--model", "first/model", "--lora-rank", 2, "--lora-targets", "query", "--train-size", 8]
+    assert_sentence(cli("recipe", "soup", *options, "--device", "cpu"), 2, "soup takes the mean of whole weights")
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

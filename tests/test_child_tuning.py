@@ -118,13 +118,7 @@ def test_frozen_and_left_out_weights_are_no_candidates():
     assert {name.split(".")[1] for name in method.child} == {"encoder"}
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"mode": "D"}, "needs `data`, batches of"),
-        ({"data": DATA}, 'for mode "D", and only for it'),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [({"mode": "D"}, "needs `data`, batches of"), ({"data": DATA}, "and only for it")])  # fmt: skip
 def test_wrong_arguments(options, says):
     model = bert()
     with pytest.raises(ValueError, match=says):

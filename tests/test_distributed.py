@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from attnreg.experiments.tasks import get_task, load_model
 from tests.commands import assert_sentence, read_lines
 
+CPU = ["--device", "cpu"]
 RECIPES = {"ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
 
@@ -30,16 +31,23 @@ def start(folder, *words):
 
 
 def recipe(name, *args):
-    return [
-        "-m",
-        "attnreg",
-        "recipe",
-        "finetune" if name == "accumulated" else name,
-        *RECIPES.get(name, []),
-        *args,
-        "--device",
-        "cpu",
-    ]
+    name, own = ("finetune" if name == "accumulated" else name), RECIPES.get(name, [])
+    return ["-m", "attnreg", "recipe", name, *own, *args, *CPU]
+
+
+def stop(folder, *words):
+    """Stop what runs in two processes after its first step; gives what it printed."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(launched(*words, "--output-dir", "part"), cwd=folder, text=True, **pipes) as running:
+        while running.poll() is None and not (folder / "part" / "telemetry.jsonl").is_file():
+            time.sleep(0.02)
+        running.terminate()  # torchrun hands it on
+        return running.communicate(timeout=100)[0]
+
+
+def assert_same_records(one, two):
+    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
+        assert_close(read_lines(one / file), read_lines(two / file))
 
 
 def assert_close(a, b, within=1e-5):
@@ -90,34 +98,26 @@ def test_a_recipe_in_two_processes_is_the_recipe_in_one(warm, tmp_path, model, n
 
 @pytest.mark.slow
 def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp_path):
-    args = ["--epochs", 4, "--train-size", 200, "--game", 1]  # the last batch of an epoch cannot be halved
-    code, output = start(tmp_path, *recipe("attendout", *args, "--output-dir", "whole"))
+    # The last batch of an epoch cannot be halved.
+    words = recipe("attendout", "--epochs", 4, "--train-size", 200, "--game", 1)
+    code, output = start(tmp_path, *words, "--output-dir", "whole")
     assert code == 0, output
     assert output.count("Results saved to whole") == 1  # one process speaks
-    command = launched(*recipe("attendout", *args, "--output-dir", "part"))
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as running:
-        while running.poll() is None and not (tmp_path / "part" / "telemetry.jsonl").is_file():
-            time.sleep(0.02)
-        running.terminate()  # torchrun hands it on
-        output, _ = running.communicate(timeout=100)
+    output = stop(tmp_path, *words)
     assert output.count("Error: Stopped by SIGTERM after step") == 1, output
     assert "To continue: with the same launcher, attnreg recipe attendout" in output
-    again = recipe("attendout", *args, "--output-dir", "part", "--resume")
+    again = [*words, "--output-dir", "part", "--resume"]
     code, output = warm.run(*again, cwd=tmp_path, timeout=200)
     assert code == 1
     assert "Error: The checkpoint in part/checkpoints was written by 2 processes and cannot be resumed by 1" in output
     code, output = start(tmp_path, *again)
     assert code == 0, output
-    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
-        assert_close(read_lines(tmp_path / "part" / file), read_lines(tmp_path / "whole" / file))
+    assert_same_records(tmp_path / "part", tmp_path / "whole")
     rows = [json.loads((tmp_path / run / "result.json").read_text())["forward_rows"] for run in ("part", "whole")]
     assert rows[0] == rows[1] > 2 * 4 * 180
 
 
 SHARDED = Path(__file__).with_name("fsdp_on_cpus.py")
-REGULARIZED = ["--provider", "AttentionDropout(0.2) & LayerDrop(0.3)"]
 
 
 @pytest.mark.slow
@@ -126,22 +126,19 @@ REGULARIZED = ["--provider", "AttentionDropout(0.2) & LayerDrop(0.3)"]
     [
         ("finetune", ["--gradient-accumulation", 2]),
         ("ad-drop", []),
-        ("regularize", REGULARIZED),
+        ("regularize", ["--provider", "AttentionDropout(0.2) & LayerDrop(0.3)"]),
         ("attention-dropout", []),
         ("attention-layerdrop", []),
         ("scheduled-bernoulli", []),
     ],
 )
 def test_fsdp2_is_data_parallelism(warm, tmp_path, name, own):
-    args = ["recipe", name, *own, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3, "--select", "best"]
+    args = ["recipe", name, *own, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3, "--select", "best", *CPU]
     for words, folder in ((["-m", "attnreg"], "copied"), ([SHARDED], "sharded")):
-        code, output = warm.run(
-            *words, *args, "--device", "cpu", "--output-dir", folder, cwd=tmp_path, timeout=200, processes=2
-        )
+        code, output = warm.run(*words, *args, "--output-dir", folder, cwd=tmp_path, timeout=200, processes=2)
         assert code == 0, output
     one, two = (tmp_path / folder for folder in ("copied", "sharded"))
-    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
-        assert_close(read_lines(one / file), read_lines(two / file))
+    assert_same_records(one, two)
     weights, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (one, two))
     assert weights.keys() == theirs.keys()
     for key, weight in weights.items():
@@ -152,42 +149,27 @@ def test_fsdp2_is_data_parallelism(warm, tmp_path, name, own):
 
 @pytest.mark.slow
 def test_fsdp2_is_stopped_and_goes_on(tmp_path):
-    args = [SHARDED, "recipe", "ad-drop", "--epochs", 4, "--train-size", 200, "--device", "cpu"]
-    code, output = start(tmp_path, *args, "--output-dir", "whole")
+    words = [SHARDED, "recipe", "ad-drop", "--epochs", 4, "--train-size", 200, *CPU]
+    code, output = start(tmp_path, *words, "--output-dir", "whole")
     assert code == 0, output
-    with subprocess.Popen(
-        launched(*args, "--output-dir", "part"), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as running:
-        while running.poll() is None and not (tmp_path / "part" / "telemetry.jsonl").is_file():
-            time.sleep(0.02)
-        running.terminate()
+    stop(tmp_path, *words)
     assert not (tmp_path / "part" / "result.json").exists()
-    code, output = start(tmp_path, *args, "--output-dir", "part", "--resume")
+    code, output = start(tmp_path, *words, "--output-dir", "part", "--resume")
     assert code == 0, output
-    for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
-        assert_close(read_lines(tmp_path / "part" / file), read_lines(tmp_path / "whole" / file))
+    assert_same_records(tmp_path / "part", tmp_path / "whole")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (
-            ["attendout", "--ema", 0.9, "--mixed-precision", "bf16"],
-            "not for --mixed-precision, --ema, recipe attendout.",
-        ),
-        (
-            ["finetune", "--task", "agreement-completion", "--wise-ft", 0.5],
-            "not for --wise-ft, a task whose answers are",
-        ),
-        (
-            ["regularize", "--provider", "ConcreteDropout()"],
-            "ConcreteDropout learns parameters, which accelerate does not",
-        ),
+        (["attendout", "--ema", 0.9, "--mixed-precision", "bf16"], "not for --mixed-precision, --ema, recipe attendout."),
+        (["finetune", "--task", "agreement-completion", "--wise-ft", 0.5], "not for --wise-ft, a task whose answers are"),
+        (["regularize", "--provider", "ConcreteDropout()"], "ConcreteDropout learns parameters, which accelerate does not"),
     ],
-)
+)  # fmt: skip
 def test_what_fsdp2_would_get_wrong_is_refused(tmp_path, words, what):
-    code, output = start(tmp_path, SHARDED, "recipe", *words, "--device", "cpu", "--epochs", 1, "--output-dir", "out")
+    code, output = start(tmp_path, SHARDED, "recipe", *words, *CPU, "--epochs", 1, "--output-dir", "out")
     assert code == 1
     assert what in output, output[-3000:]
     assert not (tmp_path / "out").exists()

@@ -15,6 +15,7 @@ import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, sdpa
 from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
+from tests.test_ad_drop import Watch
 
 module = importlib.import_module("attnreg.attribution")
 
@@ -25,22 +26,11 @@ IMAGES = {"pixel_values": torch.randn(3, 3, 12, 12, generator=torch.Generator().
 STRONG = {**TEXT, **SMALL, "num_hidden_layers": 3, "initializer_range": 0.4}
 SHARED_KEYS = {**STRONG, "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3, "use_cache": False}
 MODELS = {
-    "bert": (
-        lambda: hf.BertForSequenceClassification(hf.BertConfig(**STRONG, attention_probs_dropout_prob=0.0)),
-        TEXTS,
-    ),
+    "bert": (lambda: hf.BertForSequenceClassification(hf.BertConfig(**STRONG, attention_probs_dropout_prob=0.0)), TEXTS),
     "llama": (lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**SHARED_KEYS)), TEXTS),
-    "mistral, a window": (
-        lambda: hf.MistralForSequenceClassification(hf.MistralConfig(**SHARED_KEYS, sliding_window=3)),
-        TEXTS,
-    ),
-    "vit": (
-        lambda: hf.ViTForImageClassification(
-            hf.ViTConfig(**{**SMALL, "num_hidden_layers": 3}, image_size=12, patch_size=4, initializer_range=0.4)
-        ),
-        IMAGES,
-    ),
-}
+    "mistral, a window": (lambda: hf.MistralForSequenceClassification(hf.MistralConfig(**SHARED_KEYS, sliding_window=3)), TEXTS),
+    "vit": (lambda: hf.ViTForImageClassification(hf.ViTConfig(**{**SMALL, "num_hidden_layers": 3}, image_size=12, patch_size=4, initializer_range=0.4)), IMAGES),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -81,19 +71,6 @@ def written_out(model, batch, monkeypatch):
         return found
 
 
-class Sites(attnreg.MaskProvider):
-    """Asks another provider with q = 1, and keeps sites and masks."""
-
-    def __init__(self, provider):
-        super().__init__()
-        self.provider, self.seen = provider, {}
-
-    def forward(self, site):
-        mask = self.provider(site)
-        self.seen[site.label] = site, ~mask.scores
-        return mask
-
-
 theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 
 
@@ -108,7 +85,7 @@ def test_candidates_are_those_of_written_out_weights(name, kernel, region, train
         expected = written_out(model, batch, monkeypatch)
         monkeypatch.setattr("attnreg.functional.region.POSITIONS", 1)
         provider = attnreg.AttributionProvider(0.4, 1.0, region=region)
-        with attnreg.attach(model, Sites(provider)) as handle:
+        with attnreg.attach(model, Watch(provider)) as handle:
             with monkeypatch.context() as patch:
                 patch.setattr(sdpa.functional, "attention_weights", refuse)
                 patch.setattr(flex, "_scores", refuse)

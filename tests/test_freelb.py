@@ -10,8 +10,8 @@ from torch import nn
 import attnreg
 from attnreg.errors import InputError
 from attnreg.training import SAM, FineTuning, FreeLBLoss
-from tests.method_cases import bert, sgd
-from tests.test_r3f import BATCH, IDS, MASK
+from tests.method_cases import assert_stepped, bert, sgd
+from tests.test_r3f import BATCH, IDS, MASK, heads
 
 SIZES = {"vocab_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
 
@@ -42,23 +42,13 @@ def slow_loss(model, batch, delta, steps, step_size, radius):
 def check_step(model, batch, objective, delta, slow):
     before = copy.deepcopy(model).train()
     loss = slow_loss(before, batch, delta, **slow)
-    loss.backward()
     method = FineTuning(model, sgd(model), objective=objective, max_grad_norm=None)
     assert method.step(batch).loss.item() == pytest.approx(loss.item(), abs=1e-12)
-    for ours, theirs in zip(model.parameters(), before.parameters(), strict=True):
-        expected = theirs if theirs.grad is None else theirs - 0.1 * theirs.grad
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    assert_stepped(model, before, loss)
     assert not model.get_input_embeddings()._forward_hooks
 
 
-@pytest.mark.parametrize(
-    ("head", "options", "labels"),
-    [
-        (hf.BertForSequenceClassification, {"num_labels": 3}, BATCH["labels"]),
-        (hf.BertForSequenceClassification, {"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)),
-        (hf.BertForTokenClassification, {"num_labels": 3}, torch.where(MASK == 1, IDS % 3, -100)),
-    ],
-)
+@heads
 def test_a_step_follows_the_gradient_of_the_algorithm(head, options, labels):
     slow = {"steps": 4, "step_size": 0.5, "radius": 0.9}
     none = torch.zeros(3, 4, 16, dtype=torch.float64)

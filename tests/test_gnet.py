@@ -9,9 +9,9 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from attnreg.attendout.network import _Heads, _OneHead
 from attnreg.attendout.sizes import embedding_tables
 from tests.cases import MODELS, output
+from tests.test_ad_drop import Watch
 
 CASES = {case.name: case for case in MODELS}
 
@@ -58,23 +58,12 @@ def test_logits(causal, heads):
     net = small(causal=causal, position_offset=2, num_heads=heads)
     ids = torch.tensor([[1, 5, 2, 0], [3, 3, 9, 4]])
     mask = (ids != 0).long()
-    got = net.logits({"input_ids": ids, "attention_mask": mask})
-    assert (got - by_loops(net, ids, mask)).abs().max() < 1e-12
+    got, slow = net.logits({"input_ids": ids, "attention_mask": mask}), by_loops(net, ids, mask)
+    assert (got - slow).abs().max() < 1e-12
+    weights, random = [*net.parameters()], torch.randn(got.shape).double()  # one head needs fewer products than several
+    found, expected = (torch.autograd.grad((random * each).sum(), weights) for each in (got, slow))
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(found, expected, strict=True))
     assert torch.equal(net.network.bias, torch.full((3,), math.log(0.7 / 0.3)).double())
-
-
-def test_one_head_needs_fewer_products_for_the_same_gradients():
-    net = small().network
-    x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
-    of_scores, of_mixed = torch.randn(2, 1, 4, 4).double(), torch.randn(2, 4, 6).double()
-    found = []
-    for attention in (_Heads(net.qkv, net.out, 1), _OneHead(net.qkv, net.out)):
-        scores = attention.scores(x)
-        mixed = attention.mixed(scores.softmax(-1), x)
-        loss = (of_scores * scores).sum() + (of_mixed * mixed).sum()
-        held = [x, net.qkv.weight, net.qkv.bias, net.out.weight, net.out.bias]
-        found.append([scores, mixed, *torch.autograd.grad(loss, held)])
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(*found, strict=True))
 
 
 masks_and_heads = pytest.mark.parametrize(("masks", "heads"), [(1, 1), (3, 1), (1, 3)])
@@ -136,19 +125,13 @@ def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     case = CASES["bert"]
     model, batch = case.build(), case.batch()
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, masks_per_layer=masks, num_heads=heads)
-    seen = {}
-
-    class Spy(attnreg.MaskProvider):
-        def forward(self, site):
-            seen[site.layer] = net(site).scores
-
-    spy = Spy()
-    with attnreg.attach(model, net & spy):
+    with attnreg.attach(model, Watch(net)) as handle:
         output(model, batch)
-    for layer in range(2):
-        assert torch.equal(seen[layer], net.keep[:, layer])
-        assert seen[layer].shape[1] == masks * heads
-    assert masks == heads == 1 or not torch.equal(seen[0][:, 0], seen[0][:, 1])
+    (_, first), (_, second) = handle.provider.seen.values()
+    for layer, dropped in enumerate((first, second)):
+        assert torch.equal(~dropped, net.keep[:, layer])
+        assert dropped.shape[1] == masks * heads
+    assert masks == heads == 1 or not torch.equal(first[:, 0], first[:, 1])
 
 
 @pytest.mark.parametrize(

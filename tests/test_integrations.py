@@ -40,19 +40,15 @@ def bert(dropout=0.1, **options):
 
 
 def arguments(folder, cls=hf.TrainingArguments, **options):
-    options = {
-        "num_train_epochs": 2,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        **options,
-    }
-    return cls(str(folder), **options)
+    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1}
+    usual |= {"lr_scheduler_type": "constant", "save_strategy": "no", "report_to": "none"}
+    return cls(str(folder), **{**usual, "disable_tqdm": True, "use_cpu": True, **options})
+
+
+def regularized(folder, provider, model=None, rows=None, kind=RegularizedTrainer, **options):
+    """A trainer of a provider, with options of its arguments."""
+    model, rows = bert() if model is None else model, rows or Rows()
+    return kind(model, arguments(folder, **options), train_dataset=rows, provider=provider)
 
 
 def column(trainer, name):
@@ -63,12 +59,8 @@ def ad_drop(p=0.5, q=0.5, **options):
     return attnreg.CrossTuning(attnreg.AttributionProvider(p, q), **options)
 
 
-# Its name in this version of transformers.
-CHECKPOINTING = next(
-    name
-    for name in ("activation_checkpointing", "gradient_checkpointing")
-    if name in hf.TrainingArguments.__dataclass_fields__
-)
+FIELDS = hf.TrainingArguments.__dataclass_fields__  # of this version of transformers
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
 VARIANTS = {
     "plain": {},
     "gradient accumulation": {"gradient_accumulation_steps": 2},
@@ -84,12 +76,7 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
     model.accepts_loss_kwargs = False  # the stock Trainer's error under gradient accumulation
     stock = hf.Trainer(model, arguments(tmp_path, **VARIANTS[variant]), train_dataset=Rows())
     stock.train()
-    ours = RegularizedTrainer(
-        bert(),
-        arguments(tmp_path, **VARIANTS[variant]),
-        train_dataset=Rows(),
-        provider=attnreg.AttributionProvider(q=0.0),
-    )
+    ours = regularized(tmp_path, attnreg.AttributionProvider(q=0.0), **VARIANTS[variant])
     draws = []
 
     def drawn():  # the seeds of passes are the only other difference to the stock Trainer's
@@ -107,10 +94,9 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_masks_in_every_other_epoch(tmp_path, variant):
-    options = {**VARIANTS[variant], "num_train_epochs": 4}
-    trainer = RegularizedTrainer(bert(), arguments(tmp_path, **options), train_dataset=Rows(), provider=ad_drop())
+    trainer = regularized(tmp_path, ad_drop(), **VARIANTS[variant], num_train_epochs=4)
     trainer.train()
-    steps = 4 // options.get("gradient_accumulation_steps", 1)
+    steps = 4 // VARIANTS[variant].get("gradient_accumulation_steps", 1)
     rates = [record.get("drop_rate/encoder.0") for record in trainer.state.log_history if "loss" in record]
     assert [rate is not None for rate in rates] == ([False] * steps + [True] * steps) * 2
     assert all(0.1 < rate < 0.4 for rate in rates if rate is not None)
@@ -120,13 +106,9 @@ def test_masks_in_every_other_epoch(tmp_path, variant):
 def test_accumulated_micro_batches_are_one_batch(tmp_path):
     results = []
     for size, accumulated in ((8, 1), (4, 2), (2, 4)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
         provider = attnreg.AttributionProvider(0.5, 1.0)  # q = 1 leaves nothing to chance
-        trainer = RegularizedTrainer(
-            bert(dropout=0.0),
-            arguments(tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=accumulated),
-            train_dataset=Rows(),
-            provider=provider,
-        )
+        trainer = regularized(tmp_path, provider, bert(dropout=0.0), **options)
         trainer.train()
         results.append((column(trainer, "grad_norm"), weights(trainer.model)))
     for norms, parameters in results[1:]:
@@ -135,13 +117,9 @@ def test_accumulated_micro_batches_are_one_batch(tmp_path):
 
 
 def test_it_resumes_to_the_same_end(tmp_path):
-    def trainer(folder):
-        options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
-        return RegularizedTrainer(bert(), arguments(folder, **options), train_dataset=Rows(), provider=ad_drop())
-
-    whole = trainer(tmp_path)
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
+    whole, resumed = (regularized(tmp_path, ad_drop(), **options) for _ in range(2))
     whole.train()
-    resumed = trainer(tmp_path)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert torch.equal(weights(resumed.model), weights(whole.model))
     assert column(resumed, "loss") == column(whole, "loss")
@@ -158,9 +136,8 @@ def test_sequence_to_sequence(tmp_path):
     class Both(RegularizedTrainer, hf.Seq2SeqTrainer):
         pass
 
-    trainer = Both(
-        model, arguments(tmp_path, hf.Seq2SeqTrainingArguments), train_dataset=Rows(pair=True), provider=handle
-    )
+    options = arguments(tmp_path, hf.Seq2SeqTrainingArguments)
+    trainer = Both(model, options, train_dataset=Rows(pair=True), provider=handle)
     trainer.train()
     assert column(trainer, "drop_rate/encoder.0")
     assert column(trainer, "drop_rate/cross.1")
@@ -177,15 +154,19 @@ class Reporter(hf.TrainerCallback):
         self.logs.append(dict(logs))
 
 
-def test_a_schedule_in_the_stock_trainer(tmp_path):
-    model, reporter = bert(), Reporter()
-    provider = attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8)
+def with_schedule(folder, *callbacks, **options):
+    """The stock Trainer, with a schedule of eight steps; and the schedule."""
+    model, provider = bert(), attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8)
     handle = attnreg.attach(model, provider)
-    options = {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_steps": 2}
-    trainer = hf.Trainer(
-        model, arguments(tmp_path, **options), train_dataset=Rows(), eval_dataset=Rows(), callbacks=[reporter]
-    )
+    rows = {"train_dataset": Rows(), "eval_dataset": Rows()}
+    trainer = hf.Trainer(model, arguments(folder, **options), **rows, callbacks=[*callbacks])
     AttnRegCallback(handle).add_to(trainer)
+    return trainer, provider
+
+
+def test_a_schedule_in_the_stock_trainer(tmp_path):
+    reporter, options = Reporter(), {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_steps": 2}
+    trainer, provider = with_schedule(tmp_path, reporter, **options)
     trainer.train()
     assert int(provider.steps) == 8
     rates = [log["drop_rate/encoder.0"] for log in reporter.logs if "loss" in log]
@@ -196,30 +177,21 @@ def test_a_schedule_in_the_stock_trainer(tmp_path):
     json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     middle = attnreg.BernoulliScheduleProvider.from_pretrained(tmp_path / "checkpoint-4" / "attnreg")
     assert int(middle.steps) == 4
-    again = bert()
-    handle = attnreg.attach(again, attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8))
-    resumed = hf.Trainer(again, arguments(tmp_path, **options), train_dataset=Rows(), eval_dataset=Rows())
-    AttnRegCallback(handle).add_to(resumed)
+    resumed, _ = with_schedule(tmp_path, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert torch.equal(weights(again), weights(model))
+    assert torch.equal(weights(resumed.model), weights(trainer.model))
 
 
 def test_resuming_without_the_saved_provider_warns(tmp_path):
-    model = bert()
-    options = {"save_strategy": "epoch"}
-    hf.Trainer(model, arguments(tmp_path, **options), train_dataset=Rows()).train()
-    handle = attnreg.attach(model, attnreg.BernoulliScheduleProvider([(0, 0.8), (1, 0.0)], total_steps=8))
-    trainer = hf.Trainer(model, arguments(tmp_path, **options), train_dataset=Rows())
-    AttnRegCallback(handle).add_to(trainer)
+    hf.Trainer(bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows()).train()
+    trainer, _ = with_schedule(tmp_path, save_strategy="epoch")
     with pytest.warns(UserWarning, match="The checkpoint of step 4 has no provider in .*attnreg"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
     provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
-    trainer = RegularizedTrainer(
-        bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows(), provider=provider
-    )
+    trainer = regularized(tmp_path, provider, save_strategy="epoch")
     with pytest.warns(UserWarning, match="without its provider. AttributionProvider cannot be saved"):
         trainer.train()
     assert (tmp_path / "checkpoint-8").is_dir()
@@ -255,8 +227,7 @@ class Renamed(RegularizedTrainer):
 
 def renamed(folder, provider):
     rows = [{"rows": row["input_ids"], "labels": row["labels"]} for row in Rows()]
-    model = Strict(hf.BertConfig(**TEXT, **SMALL))
-    return Renamed(model, arguments(folder, remove_unused_columns=False), train_dataset=rows, provider=provider)
+    return regularized(folder, provider, Strict(bert().config), rows, Renamed, remove_unused_columns=False)
 
 
 def test_a_batch_that_the_model_does_not_take(tmp_path):
@@ -267,10 +238,8 @@ def test_a_batch_that_the_model_does_not_take(tmp_path):
     def wrong(output, batch):
         raise TypeError("the user's own")
 
-    provider = attnreg.AttributionProvider(target=wrong)
-    trainer = RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
     with pytest.raises(TypeError, match="the user's own"):
-        trainer.train()
+        regularized(tmp_path, attnreg.AttributionProvider(target=wrong)).train()
 
 
 def test_a_loss_of_another_name(tmp_path):
@@ -288,9 +257,7 @@ def test_a_game_is_refused(tmp_path):
 
 def test_what_is_no_trainer_is_refused():
     callback = AttnRegCallback(attnreg.attach(bert(), attnreg.AttentionDropout(0.5)))
-    with pytest.raises(
-        ValueError, match=r"Expected a transformers Trainer, got a Rows from tests\.test_integrations\. "
-    ):
+    with pytest.raises(ValueError, match=r"a transformers Trainer, got a Rows from tests\.test_integrations\. "):
         callback.add_to(Rows())
 
 
@@ -300,7 +267,7 @@ def test_a_lora_model(tmp_path):
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = peft.get_peft_model(base, peft.LoraConfig(peft.TaskType.SEQ_CLS, r=2, target_modules=["query", "value"]))
     trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    trainer = RegularizedTrainer(model, arguments(tmp_path), train_dataset=Rows(), provider=ad_drop(offset=0))
+    trainer = regularized(tmp_path, ad_drop(offset=0), model)
     trainer.train()
     assert column(trainer, "drop_rate/encoder.1")
     assert [site.label for site in trainer.handle.sites] == ["encoder.0", "encoder.1"]

@@ -9,7 +9,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.test_integrations import Rows, arguments, bert, column, weights
+from tests.test_integrations import Rows, arguments, bert, column, regularized, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -33,7 +33,7 @@ def test_what_a_provider_learns_is_learned(tmp_path):
     losses = []
     for price in (0.0, 100.0):
         provider = Learned(price)
-        trainer = RegularizedTrainer(bert(0.0), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+        trainer = regularized(tmp_path, provider, bert(0.0))
         trainer.train()
         losses.append(column(trainer, "loss"))
         assert provider.factor != 0.5
@@ -75,13 +75,8 @@ class Gradients(hf.TrainerCallback):
 def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
     provider = Priced()
     gradients = Gradients(provider.everywhere, provider.in_first)
-    trainer = RegularizedTrainer(
-        bert(),
-        arguments(tmp_path, gradient_accumulation_steps=accumulated),
-        train_dataset=Rows(),
-        provider=provider,
-        callbacks=[gradients],
-    )
+    trainer = regularized(tmp_path, provider, gradient_accumulation_steps=accumulated)
+    trainer.add_callback(gradients)
     provider.everywhere.grad = torch.tensor(7.0)  # left over from before
     trainer.train()
     assert gradients.seen == [[1.0, 1.0]] * (8 // accumulated)
@@ -128,17 +123,10 @@ def test_accumulated_penalties_are_one_penalty(tmp_path, case):
 
 @pytest.mark.parametrize("kind", [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention])
 def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
-    def trainer():
-        model = bert()
-        options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
-        return RegularizedTrainer(
-            model, arguments(tmp_path, **options), train_dataset=Rows(), provider=kind.for_model(model)
-        )
-
-    whole = trainer()
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+    whole, resumed = (regularized(tmp_path, kind.for_model(model), model, **options) for model in (bert(), bert()))
     before = weights(whole.handle.provider)
     whole.train()
-    resumed = trainer()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert not torch.equal(weights(whole.handle.provider), before)
     assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
@@ -149,8 +137,7 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
 IN_TWO_PROCESSES = """
 import json, os, sys
 import torch
-from attnreg.integrations import RegularizedTrainer
-from tests.test_integrations import Rows, arguments, bert, weights
+from tests.test_integrations import bert, regularized, weights
 from tests.test_integrations_learned import Gradients, Learned, Priced
 
 folder, batch_size = sys.argv[1], int(sys.argv[2])
@@ -161,9 +148,8 @@ with torch.no_grad():
     learned.factor += rank  # the first process's holds
 priced = Priced()
 gradients = Gradients(priced.everywhere, priced.in_first)
-trainer = RegularizedTrainer(
-    bert(0.0), arguments(folder, **options), train_dataset=Rows(), provider=learned & priced, callbacks=[gradients]
-)
+trainer = regularized(folder, learned & priced, bert(0.0), **options)
+trainer.add_callback(gradients)
 trainer.train()
 found = [weights(trainer.handle.provider).tolist(), weights(trainer.model).double().sum().item(), gradients.seen]
 open(f"{folder}/{rank}.json", "w").write(json.dumps(found))
@@ -216,7 +202,7 @@ def test_an_optimizer_that_was_passed_in_must_hold_what_the_provider_learns(tmp_
 
 def test_training_twice_goes_on_with_the_same_optimizer(tmp_path):
     provider = Learned()
-    trainer = RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), provider=provider)
+    trainer = regularized(tmp_path, provider)
     trainer.train()
     before = provider.factor.item()
     trainer.train()

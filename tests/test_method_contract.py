@@ -19,6 +19,7 @@ from tests.method_cases import (
     Counting,
     MethodCase,
     adamw,
+    assert_parts_are_the_whole,
     batches,
     bert,
     built_in,
@@ -92,41 +93,22 @@ def test_a_resumed_run_is_the_uninterrupted_one(case, tmp_path):
     check_resuming(case, tmp_path)
 
 
-class Forgetful(Counting):
-    """Does not save what it counts, which changes its losses."""
+# The one changes losses; the other is what only later steps might read.
+@pytest.mark.parametrize(("name", "lost"), [("updates", 0), ("mean", torch.zeros(2))])
+def test_what_is_missing_from_the_state_is_caught(tmp_path, name, lost):
+    class Forgetful(Counting):
+        def state_dict(self):
+            return {**super().state_dict(), name: lost}
 
-    def state_dict(self):
-        return {**super().state_dict(), "updates": 0}
-
-
-class ForgetfulOfMore(Counting):
-    """Does not save what only later steps might read."""
-
-    def state_dict(self):
-        return {**super().state_dict(), "mean": torch.zeros(2)}
-
-
-@pytest.mark.parametrize(("method", "name"), [(Forgetful, "updates"), (ForgetfulOfMore, "mean")])
-def test_what_is_missing_from_the_state_is_caught(tmp_path, method, name):
     with pytest.raises(AssertionError, match=f"`state_dict` lacks {name}"):
-        check_resuming(MethodCase(method), tmp_path)
+        check_resuming(MethodCase(Forgetful), tmp_path)
 
 
 @pytest.mark.parametrize("count", [2, 7])
 @splitting
 def test_an_update_in_micro_batches_is_that_of_the_whole_batch(case, count, monkeypatch):
     without_chance(monkeypatch)
-    ends, losses = [], []
-    for parts in (1, count):
-        model = bert(dropout=0.0)
-        method = case.make(model, micro_batches=parts)
-        assert method.micro_batches == parts
-        torch.manual_seed(3)
-        losses.append(method.step(BATCH).loss.item())
-        ends.append(weights(model))
-    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
-    assert (ends[0] - weights(bert(dropout=0.0))).abs().sum() > 1e-3
+    assert_parts_are_the_whole(lambda: bert(dropout=0.0), case.make, BATCH, count)
 
 
 @cases

@@ -12,7 +12,7 @@ from attnreg.training import SAM, CrossEntropy, FineTuning, RDropLoss
 from attnreg.training.fine_tuning import split_batch
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import bert, sgd, weights, without_chance
+from tests.method_cases import assert_parts_are_the_whole, bert, sgd, weights, without_chance
 
 IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
@@ -65,16 +65,7 @@ def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
         pytest.skip("this version of transformers computes the loss of causal language models in float32")
     make, batch, kind, options = CASES[case]
     without_chance(monkeypatch)
-    losses, ends = [], []
-    for parts in (1, count):
-        model = make()
-        method = kind(model, sgd(model), micro_batches=parts, **options())
-        torch.manual_seed(3)
-        losses.append(method.step(batch).loss.item())
-        ends.append(weights(model))
-    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
-    assert (ends[0] - weights(make())).abs().sum() > 1e-3
+    assert_parts_are_the_whole(make, lambda model, **parts: kind(model, sgd(model), **options(), **parts), batch, count)
 
 
 def test_parts_without_labels_are_left_out():
@@ -152,9 +143,8 @@ def test_masks_that_a_batch_shares_are_refused(provider):
 
 def test_what_cannot_be_split_is_refused():
     model = bert()
-    with pytest.raises(
-        ValueError, match=r"Cannot split the batch: .* different numbers of rows: \{'input_ids': 5, 'labels': 3\}"
-    ):
+    says = r"Cannot split the batch: .* different numbers of rows: \{'input_ids': 5, 'labels': 3\}"
+    with pytest.raises(ValueError, match=says):
         plain(model, micro_batches=2).step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
     with pytest.raises(ValueError, match="Expected `micro_batches` to be at least 1, got 0"):
         plain(model, micro_batches=0)

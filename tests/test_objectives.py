@@ -9,7 +9,7 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
-from tests.method_cases import without_chance
+from tests.method_cases import sgd, without_chance
 from tests.test_integrations import Rows, arguments, bert, column, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
@@ -58,14 +58,12 @@ def as_batch(rows):
 def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     without_chance(monkeypatch)
     methods = bert(dropout=0.0)
-    optimizer = torch.optim.SGD(methods.parameters(), lr=0.1)
-    method = FineTuning(methods, optimizer, Priced(0.0), objective=OBJECTIVES[name], max_grad_norm=None)
+    method = FineTuning(methods, sgd(methods), Priced(0.0), objective=OBJECTIVES[name], max_grad_norm=None)
     loss = float(method.step(as_batch(rows())).loss)
     trainers = bert(dropout=0.0)
-    own = torch.nn.functional.cross_entropy
 
     def summed(outputs, labels, num_items_in_batch):
-        return own(outputs.logits, labels, reduction="sum") / 8
+        return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / 8
 
     options = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
     options |= {"max_steps": 1, "optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 0.1}
@@ -91,19 +89,13 @@ def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
 def test_providers_whose_masks_hold_for_one_pass_are_refused(tmp_path, name):
     title = {"r-drop": "R-Drop", "r3f": "R3F", "freelb": "FreeLB", "function": "twice"}[name]
     says = f"{title} does not work with AttributionProvider, which needs a first pass over each batch"
-    model = bert()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, provider = bert(), attnreg.AttributionProvider()
     with pytest.raises(ValueError, match=says):  # a function tells the number of its passes only in a step
-        FineTuning(model, optimizer, attnreg.AttributionProvider(), objective=OBJECTIVES[name]).step(as_batch(rows()))
+        FineTuning(model, sgd(model), provider, objective=OBJECTIVES[name]).step(as_batch(rows()))
     assert attnreg.is_attached(model) == (name == "function")
+    given = {"provider": attnreg.AttributionProvider(), "objective": OBJECTIVES[name]}
     with pytest.raises(ValueError, match=says):
-        RegularizedTrainer(
-            bert(),
-            arguments(tmp_path),
-            train_dataset=Rows(),
-            provider=attnreg.AttributionProvider(),
-            objective=OBJECTIVES[name],
-        ).train()
+        RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), **given).train()
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
@@ -118,15 +110,13 @@ def test_masks_that_a_checkpoint_would_not_repeat_are_refused(tmp_path, by_callb
 
 
 def test_another_method_trains_by_an_objective():
-    model = bert(dropout=0.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    calls = itertools.count()
+    model, calls = bert(dropout=0.0), itertools.count()
 
     def counted(forward, batch):
         next(calls)
         return 2 * forward(batch)[0]
 
-    result = SAM(model, optimizer, objective=counted).step(as_batch(rows()))
+    result = SAM(model, sgd(model), objective=counted).step(as_batch(rows()))
     assert next(calls) == 2
     assert float(result.loss) == pytest.approx(2 * bert(dropout=0.0)(**as_batch(rows())).loss.item(), rel=1e-6)
 

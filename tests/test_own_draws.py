@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

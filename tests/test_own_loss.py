@@ -10,7 +10,7 @@ import transformers as hf
 import attnreg
 from attnreg.training import FineTuning
 from tests.commands import ran, read_lines
-from tests.method_cases import bert, sgd
+from tests.method_cases import assert_stepped, bert, sgd
 from tests.test_r_drop import BATCH, IDS
 
 WITHOUT_LABELS = {"input_ids": IDS}
@@ -35,29 +35,18 @@ class Priced(attnreg.MaskProvider):
         return torch.tensor(0.25)
 
 
-def assert_stepped(model, before, loss):
-    """The model is the one before after a step of plain gradient descent on a loss of it."""
-    gradients = torch.autograd.grad(loss, list(before.parameters()), allow_unused=True)
-    for new, old, gradient in zip(model.parameters(), before.parameters(), gradients, strict=True):
-        torch.testing.assert_close(new.data, old.data if gradient is None else old.data - 0.1 * gradient)
-
-
-def test_fine_tuning():
-    for batch, loss_function in ((BATCH, squared), (WITHOUT_LABELS, unlabelled)):
-        model = bert(dropout=0.0)
-        before = copy.deepcopy(model).train()
-        method = FineTuning(model, sgd(model), max_grad_norm=None, loss_function=loss_function)
-        assert method.loss_function is loss_function
-        expected = loss_function(before(input_ids=IDS), batch)
-        assert method.step(batch).loss.item() == pytest.approx(expected.item(), abs=1e-12)
-        assert_stepped(model, before, expected)
-
-
-def test_the_penalty_of_a_provider_is_added():
+@pytest.mark.parametrize(
+    ("batch", "loss_function", "provider"),
+    [(BATCH, squared, None), (WITHOUT_LABELS, unlabelled, None), (BATCH, squared, Priced())],
+)
+def test_a_step_follows_the_gradient_of_the_loss_with_the_penalty(batch, loss_function, provider):
     model = bert(dropout=0.0)
-    expected = squared(copy.deepcopy(model).train()(input_ids=IDS), BATCH).item() + 0.25
-    method = FineTuning(model, sgd(model), Priced(), loss_function=squared)
-    assert method.step(BATCH).loss.item() == pytest.approx(expected, abs=1e-12)
+    before = copy.deepcopy(model).train()
+    method = FineTuning(model, sgd(model), provider, max_grad_norm=None, loss_function=loss_function)
+    assert method.loss_function is loss_function
+    expected = loss_function(before(input_ids=IDS), batch) + (0.0 if provider is None else 0.25)
+    assert method.step(batch).loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert_stepped(model, before, expected)
 
 
 @pytest.mark.parametrize("returned", [None, 1.0, torch.zeros(3)])

@@ -22,18 +22,11 @@ STEPS, ROWS, LENGTH, LAYERS, WIDTH, RATE = 3, 4, 5, 2, 8, 0.3
 
 
 def make_model(dropout=0.0):
-    config = hf.BertConfig(
-        vocab_size=20,
-        hidden_size=WIDTH,
-        intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        max_position_embeddings=8,
-        initializer_range=0.5,  # so that the networks soon differ
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        attn_implementation="eager",
-    )
+    sizes = {"vocab_size": 20, "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 8}
+    rates = dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], dropout)
+    # With such weights, the networks soon differ.
+    config = hf.BertConfig(**sizes, **rates, initializer_range=0.5, attn_implementation="eager")
     return hf.BertForSequenceClassification(config).double()
 
 
@@ -104,7 +97,6 @@ def test_a_round_equals_a_script_of_algorithm_1(seed):
     # 1: initialize θ_D, θ_A, θ_G, where θ_D = θ_A
     attacker, defender = copy.deepcopy(model).train(), copy.deepcopy(model).train()
     network = copy.deepcopy(game.generator.network)
-    baseline = None
     for number in range(2):
         batches, masks, logs = [make_batch() for _ in range(STEPS)], [], {}
         if number:  # 9: initialize θ_D, θ_A for the next step
@@ -116,14 +108,9 @@ def test_a_round_equals_a_script_of_algorithm_1(seed):
             masks.append(keep[:, :, 0].clone())
             everything = torch.ones_like(masks[-1])
             # 3: update D; 4 and 5: update A under G's dropout
-            descend(
-                defender.parameters(),
-                F.cross_entropy(masked_logits(defender, batch["input_ids"], everything), batch["labels"]),
-            )
-            descend(
-                attacker.parameters(),
-                F.cross_entropy(masked_logits(attacker, batch["input_ids"], masks[-1]), batch["labels"]),
-            )
+            for learner, mask in ((defender, everything), (attacker, masks[-1])):
+                logits = masked_logits(learner, batch["input_ids"], mask)
+                descend(learner.parameters(), F.cross_entropy(logits, batch["labels"]))
         # 7: evaluate D and A on T samples, and reward G
         rows = dev[number]
         a, d = (
@@ -131,7 +118,7 @@ def test_a_round_equals_a_script_of_algorithm_1(seed):
             for each in (attacker.eval(), defender.eval())
         )
         rewards = a - d
-        baseline = rewards.mean() if baseline is None else baseline
+        baseline = baseline if number else rewards.mean()  # noqa: F821
         # 8: Eq. 5, a mean over samples and units; its sum over t is divided by T
         objective = 0.0
         for batch, keep, reward in zip(batches, masks, rewards, strict=True):
@@ -183,14 +170,9 @@ def test_a_short_round_takes_the_first_rewards_and_too_few_rows_are_refused():
         game.step(make_batch())
     with pytest.raises(ValueError, match="a reward row for each step with `per` 'step', got 2 rows for 3 steps"):
         game.step(make_batch())
-    game = AttackerDefender(
-        make_model(),
-        GNetProvider.for_model(model, initial_keep=None).double(),
-        sgd,
-        credit=Reinforce(reward="gap", per="step"),
-        rewards=Rewards(lambda number: [make_batch(3)]),
-        rounds=Rounds(3, game_steps=5),
-    )
+    generator, credit = GNetProvider.for_model(model, initial_keep=None).double(), Reinforce(reward="gap", per="step")
+    parts = {"rewards": Rewards(lambda number: [make_batch(3)]), "rounds": Rounds(3, game_steps=5)}
+    game = AttackerDefender(make_model(), generator, sgd, credit=credit, **parts)
     for _ in range(5):
         game.step(make_batch())
     assert game.rounds == 2
@@ -251,9 +233,8 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
         assert "those of the other half" in (tmp_path / "out" / "report.md").read_text().lower()
     if "--provider" in options:
         saved = attnreg.Regularizer.from_pretrained(tmp_path / "out" / "provider")
-        assert [type(each).__name__ for each in saved.providers] == [
-            "GNetProvider", "TokenDropout", "AdversarialAttention"
-        ]  # fmt: skip
+        names = [type(each).__name__ for each in saved.providers]
+        assert names == ["GNetProvider", "TokenDropout", "AdversarialAttention"]
         assert abs(float(saved.providers[2].bias.detach()[0]) - math.log(9)) > 0.1  # it has learned
     if "none" in options:
         assert not (tmp_path / "out" / "provider").exists()

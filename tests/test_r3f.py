@@ -7,12 +7,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-import attnreg
 from attnreg.training import FineTuning, R3FLoss
-from tests.method_cases import bert, sgd
-from tests.test_r_drop import IDS, Recorder, slow_symmetric_kl
+from tests.method_cases import assert_stepped, bert, sgd
+from tests.test_r_drop import IDS, MASK, Recorder, heads, slow_symmetric_kl
 
-MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": torch.tensor([0, 2, 1])}
 
 
@@ -23,14 +21,7 @@ def noise_like(embedded, kind, eps):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-@pytest.mark.parametrize(
-    ("head", "options", "labels"),
-    [
-        (hf.BertForSequenceClassification, {"num_labels": 3}, BATCH["labels"]),
-        (hf.BertForSequenceClassification, {"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)),
-        (hf.BertForTokenClassification, {"num_labels": 3}, torch.where(MASK == 1, IDS % 3, -100)),
-    ],
-)
+@heads
 def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, labels):
     model = bert(head, **options)
     before = copy.deepcopy(model).train()
@@ -49,31 +40,31 @@ def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, lab
         slow = 2 * slow_symmetric_kl(clean.logits[kept].detach(), noised[kept].detach())
         assert difference.item() == pytest.approx(slow, abs=1e-12)
     loss = clean.loss + 0.7 * difference
-    loss.backward()
     method = FineTuning(model, sgd(model), objective=R3FLoss(0.7, 0.3, kind), max_grad_norm=None)
     torch.manual_seed(1)
     assert method.step(batch).loss.item() == pytest.approx(loss.item(), abs=1e-12)
-    for ours, theirs in zip(model.parameters(), before.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad)
+    assert_stepped(model, before, loss)
     assert not model.get_input_embeddings()._forward_hooks
 
 
 def added(model, batch, **options):
     """What a step adds to what the model looks up, in each call of the second pass."""
     objective = R3FLoss(**options)
-    weight, seen = model.get_input_embeddings().weight, []
-    hooks = [m.register_forward_hook(lambda *args: seen.append(args[-1])) for m in model.modules() if getattr(m, "weight", None) is weight and isinstance(m, nn.Embedding)]  # fmt: skip
-    with torch.no_grad():
+    weight = model.get_input_embeddings().weight
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is weight]
+
+    def looked_up():
+        seen = []  # hooks that come last see what others have added
+        hooks = [each.register_forward_hook(lambda *args: seen.append(args[-1])) for each in tables]
         model(**batch)
-        clean = list(seen)
-        seen.clear()
+        for hook in hooks:
+            hook.remove()
+        return seen
+
+    with torch.no_grad():
+        clean = looked_up()
         with objective.noised(model, batch, objective._drawn):
-            for hook in hooks:
-                for module in model.modules():
-                    if hook.id in module._forward_hooks:
-                        module._forward_hooks.move_to_end(hook.id)
-            model(**batch)
-    return [after - before for before, after in zip(clean, seen, strict=True)]
+            return [after - before for before, after in zip(clean, looked_up(), strict=True)]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
@@ -130,5 +121,3 @@ def test_what_has_no_place_for_the_noise_is_refused():
         method.step(BATCH)
     with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
         method.step({**BATCH, "attention_mask": MASK[:, None, None].bool()})
-    with pytest.raises(ValueError, match="R3F does not work with AttributionProvider, which needs a first pass"):
-        FineTuning(model, sgd(model), attnreg.AttributionProvider(), objective=R3FLoss())

@@ -165,10 +165,8 @@ def test_settings_that_do_not_fit(options, sentence):
 def test_the_generator_of_a_composition_learns_under_it():
     model = bert(dropout=0.0)
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5)
-    game = AttackerDefender(
-        model, net & attnreg.AttentionDropout(0.5, "scores"),
-        adamw, rewards=Rewards(make_batches(2, seed=9)), rounds=Rounds(1),
-    )  # fmt: skip
+    both, rewards = net & attnreg.AttentionDropout(0.5, "scores"), Rewards(make_batches(2, seed=9))
+    game = AttackerDefender(model, both, adamw, rewards=rewards, rounds=Rounds(1))
     assert game.generator is net
     first, *rest = make_batches(4)
     game.step(first)

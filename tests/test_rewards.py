@@ -121,18 +121,11 @@ def test_rewards_and_winners():
     assert standardized_gap(torch.tensor([2.0])) == 1
 
 
-@pytest.mark.parametrize(
-    ("attacker", "defender", "chance"),
-    [
-        (0.6, 0.2, 0.75),
-        (0.3, 0.0, 1.0),
-        (0.0, 0.0, 0.5),
-        (0.2, -0.1, 1.0),
-        (-0.2, -0.6, 0.75),
-        (-0.1, -0.1, 0.5),
-        (0.0, -0.4, 1.0),
-    ],
-)
+CHANCES = [(0.6, 0.2, 0.75), (0.3, 0.0, 1.0), (0.0, 0.0, 0.5), (0.2, -0.1, 1.0)]
+CHANCES += [(-0.2, -0.6, 0.75), (-0.1, -0.1, 0.5), (0.0, -0.4, 1.0)]
+
+
+@pytest.mark.parametrize(("attacker", "defender", "chance"), CHANCES)
 def test_the_proportional_winner_is_defined_for_scores_of_any_sign(attacker, defender, chance):
     a, d = torch.tensor([attacker]), torch.tensor([defender])
     assert float(proportional(a, d)) == pytest.approx(chance)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers as hf
 from accelerate import Accelerator
+from datasets import Dataset
 from torch.utils.data import DataLoader
 
 import attnreg
@@ -88,8 +89,6 @@ def in_seq2seq_trainer(provider, folder, models):
 
 def in_sft_trainer(provider, folder, models):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    from datasets import Dataset
-
     model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
     rows = Dataset.from_dict({"text": WORDS * 4})
     trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, folder), train_dataset=rows, eval_dataset=rows)
@@ -98,8 +97,6 @@ def in_sft_trainer(provider, folder, models):
 
 def dpo_trainer(model, folder, **options):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    from datasets import Dataset
-
     rows = Dataset.from_dict({"prompt": ["red"] * 16, "chosen": [" green"] * 16, "rejected": [" blue red"] * 16})
     return trl.DPOTrainer(model, args=of_trl(trl.DPOConfig, folder), train_dataset=rows, eval_dataset=rows, **options)
 
@@ -112,7 +109,6 @@ def in_dpo_trainer(provider, folder, models):
 
 def sentence_trainer(provider, folder, models, kind="MultipleNegativesRankingLoss", on_top=False):
     st = pytest.importorskip("sentence_transformers", reason=EXTRA)
-    from datasets import Dataset
     from sentence_transformers.sentence_transformer import losses
 
     model = st.SentenceTransformer(str(models / "bert"))
@@ -135,8 +131,6 @@ def in_sentence_transformers(provider, folder, models):
 
 def in_setfit(provider, folder, models):
     setfit = pytest.importorskip("setfit", reason=EXTRA)
-    from datasets import Dataset
-
     model = setfit.SetFitModel.from_pretrained(str(models / "bert"))
     handle = attnreg.attach(model.model_body[0].auto_model, provider)
     options = {"num_epochs": 2, "batch_size": 4, "logging_steps": 1, "max_steps": 4, "report_to": "none"}
@@ -186,10 +180,9 @@ def in_lightning(provider, folder, models):
         def on_load_checkpoint(self, checkpoint):
             self.handle.provider.load_state_dict(checkpoint["provider"])
 
-    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    trainer = lightning.Trainer(
-        max_epochs=2, accumulate_grad_batches=2, accelerator="cpu", num_sanity_val_steps=0, **quiet
-    )
+    options = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    options |= {"max_epochs": 2, "accumulate_grad_batches": 2, "accelerator": "cpu", "num_sanity_val_steps": 0}
+    trainer = lightning.Trainer(**options)
     module, rows = Classifier(), DataLoader(Rows(), batch_size=4)
 
     def train():
@@ -292,7 +285,6 @@ def test_reference_passes_are_plain(tmp_path, models, kind):
 @pytest.mark.slow
 def test_ad_drop_on_top_of_sft(tmp_path, models):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    from datasets import Dataset
 
     class Both(RegularizedTrainer, trl.SFTTrainer):
         pass
@@ -388,13 +380,11 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
         a, b, c = (body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean((0, 1)) for text in WORDS[:3])
         states[name] = float(torch.cosine_similarity(a, c, dim=0) - torch.cosine_similarity(a, b, dim=0))
     assert states["after"] > states["before"] + 0.1
-    says = "set-fit trains as setfit does, without --schedule, --loss-function"
-    others = ["--schedule", "cosine", "--label-smoothing", 0.1, "--output-dir", "other"]
-    assert_sentence(cli("recipe", "set-fit", "--pooling", "mean", *options, *others), 2, says)
-    says = "needs two rows or more of each of two classes or more"
-    assert_sentence(
-        cli("recipe", "set-fit", "--pooling", "mean", "--shots", 1, *options, "--output-dir", "other"), 1, says
-    )
-    says = "needs a pretrained --model, with --pooling mean, cls or last"
-    assert_sentence(cli("recipe", "set-fit", "--pooling", "own", *options, "--output-dir", "other"), 2, says)
-    assert_sentence(cli("recipe", "set-fit", "--output-dir", "other"), 2, "set-fit needs a pretrained --model")
+    mean = [*options, "--pooling", "mean"]
+    for given, code, says in (
+        ([*mean, "--schedule", "cosine", "--label-smoothing", 0.1], 2, "does, without --schedule, --loss-function"),
+        ([*mean, "--shots", 1], 1, "needs two rows or more of each of two classes or more"),
+        ([*options, "--pooling", "own"], 2, "needs a pretrained --model, with --pooling mean, cls or last"),
+        ([], 2, "set-fit needs a pretrained --model"),
+    ):
+        assert_sentence(cli("recipe", "set-fit", *given, "--output-dir", "other"), code, says)
