@@ -267,7 +267,10 @@ theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:D
 OFF = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
 MODELS = {
     "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT, **SMALL, **OFF), add_pooling_layer=False), "encoder"),
-    "llama": (lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2, use_cache=False)), "decoder"),
+    "llama": (
+        lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2, use_cache=False)),
+        "decoder",
+    ),
 }
 PADDED = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
 BATCH = {"input_ids": torch.arange(1, 13).view(2, 6), "attention_mask": PADDED}
