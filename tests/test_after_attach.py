@@ -23,29 +23,20 @@ def small(layers=3):
 IDS = torch.arange(12).view(2, 6)
 
 
-def replace_forward(model):
-    attention = model.encoder.layer[1].attention.self
+def rebind(attention):
     attention.forward = types.MethodType(type(attention).forward, attention)
 
 
-def replace_block(model):
-    model.encoder.layer[1] = copy.deepcopy(small().encoder.layer[1])
-
-
-def replace_attention(model):
-    model.encoder.layer[1].attention.self = copy.deepcopy(model.encoder.layer[1].attention.self)
-
-
-def append_copy(model):
-    model.encoder.layer.append(copy.deepcopy(model.encoder.layer[1]))
-
-
-def append_new(model):
-    model.encoder.layer.append(small().encoder.layer[0])
-
-
-def remove_last(model):
-    del model.encoder.layer[2]
+ITS, HAS_FOUR = r"encoder\.layer\.1\.attention\.self was ", r"layer had 3 entries when it was attached, and has 4 now"
+CHANGES = {
+    # name: what happens to the blocks, what is said
+    "forward": (lambda blocks: rebind(blocks[1].attention.self), ITS + "not masked, because its `forward` was replaced"),
+    "attention": (lambda blocks: setattr(blocks[1].attention, "self", copy.deepcopy(blocks[1].attention.self)), ITS + "replaced"),
+    "block": (lambda blocks: setattr(blocks, "1", small().encoder.layer[1]), r"layer\.1 was replaced after it was attached\. Call `handle\.detach\(\)`"),
+    "a copy more": (lambda blocks: blocks.append(copy.deepcopy(blocks[1])), HAS_FOUR),
+    "one more": (lambda blocks: blocks.append(small().encoder.layer[0]), HAS_FOUR),
+    "one less": (lambda blocks: blocks.pop(2), r"encoder\.layer\.2 was replaced|encoder\.layer had 3 entries"),
+}  # fmt: skip
 
 
 def several_passes(model):
@@ -53,25 +44,14 @@ def several_passes(model):
         model(input_ids=IDS)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (replace_forward, r"encoder\.layer\.1\.attention\.self was not masked, because its `forward` was replaced"),
-        (replace_block, r"encoder\.layer\.1 was replaced after it was attached\. Call `handle\.detach\(\)`"),
-        (replace_attention, r"encoder\.layer\.1\.attention\.self was replaced"),
-        (append_copy, r"encoder\.layer had 3 entries when it was attached, and has 4 now"),
-        (append_new, r"encoder\.layer had 3 entries when it was attached, and has 4 now"),
-        (remove_last, r"encoder\.layer\.2 was replaced|encoder\.layer had 3 entries"),
-    ],
-)
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("make", [attnreg.AttentionDropout, attnreg.HiddenDropout, attnreg.LayerDrop])
-def test_a_part_that_is_replaced(change, sentence, make):
+def test_a_part_that_is_replaced(change, make):
     model, provider = small(), make(0.5)
     handle = attnreg.attach(model, provider)
-    change(model)
-    if not (
-        change in (replace_forward, replace_attention) and make is attnreg.HiddenDropout
-    ):  # its blocks are the same
+    replace, sentence = CHANGES[change]
+    replace(model.encoder.layer)
+    if change not in ("forward", "attention") or make is not attnreg.HiddenDropout:  # whose blocks are the same
         with pytest.raises(NoAttentionError, match=sentence):
             several_passes(model)
         with pytest.raises(NoAttentionError, match=sentence), handle.probing(), torch.no_grad():
@@ -233,13 +213,13 @@ def test_layers_of_layers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [replace_block, append_copy])
+@pytest.mark.parametrize("change", ["block", "a copy more"])
 def test_a_compiled_model_that_changes_is_refused_at_the_step_at_latest(change):
     model = small()
     compiled = torch.compile(model, backend="eager")
     handle = attnreg.attach(model, attnreg.AttentionDropout(0.5))
     compiled(input_ids=IDS)
     handle.step()
-    change(model)
+    CHANGES[change][0](model.encoder.layer)
     with pytest.raises(NoAttentionError, match=r"Call `handle\.detach\(\)`, then `attach` again"):
         compiled(input_ids=IDS), handle.step()  # the pass itself refuses where torch compiles it anew

@@ -63,26 +63,18 @@ def test_a_repetition_is_masked_if_and_only_if_the_first_was(forward, backward, 
     assert torch.allclose(gradients(model), expected(attnreg.AttentionDropout(0.5), forward))
 
 
+CHANGED = "epoch or step, or the training mode, have changed"
 CHANGES = {
     "eval": (lambda model, handle: model.eval(), "or the training mode, have changed since the forward pass"),
     "provider.eval": (lambda model, handle: handle.provider.eval(), "have changed since the forward pass"),
     "epoch": (lambda model, handle: handle.provider.on_epoch(2), "because its settings, epoch or step, or"),
-    "rate": (
-        lambda model, handle: setattr(handle.provider.provider, "p", 0.1),
-        "because its settings, epoch or step, or",
-    ),
-    "step": (lambda model, handle: handle.step(), "epoch or step, or the training mode, have changed"),
-    "step and pass": (
-        lambda model, handle: (handle.step(), model(IDS)),
-        "epoch or step, or the training mode, have changed",
-    ),
-    "step and eval": (
-        lambda model, handle: (handle.step(), model.eval()),
-        "epoch or step, or the training mode, have changed",
-    ),
+    "rate": (lambda model, handle: setattr(handle.provider.provider, "p", 0.1), "because its settings, epoch or step, or"),
+    "step": (lambda model, handle: handle.step(), CHANGED),
+    "step and pass": (lambda model, handle: (handle.step(), model(IDS)), CHANGED),
+    "step and eval": (lambda model, handle: (handle.step(), model.eval()), CHANGED),
     "detach": (lambda model, handle: handle.detach(), "waits for its backward pass"),
     "leave": (lambda model, handle: handle.__exit__(None, None, None), "waits for its backward pass"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

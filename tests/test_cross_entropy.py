@@ -85,11 +85,8 @@ def test_micro_batches_add_up_to_their_batch():
 
 def test_it_trains_in_an_objective():
     model = bert(num_labels=2)
-    assert (
-        FineTuning(model, sgd(model), objective=RDropLoss(), loss_function=CrossEntropy(model, 0.1))
-        .step(BATCH)
-        .loss.isfinite()
-    )
+    method = FineTuning(model, sgd(model), objective=RDropLoss(), loss_function=CrossEntropy(model, 0.1))
+    assert method.step(BATCH).loss.isfinite()
 
 
 def test_what_has_no_classes_or_no_prompt_is_refused():

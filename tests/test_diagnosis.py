@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from tests.cases import MODELS, keep_few_activations
 from tests.commands import assert_sentence, ran
-from tests.own_dropout_cases import SOUND
+from tests.own_dropout_cases import SOUND, Drawing
 
 
 class Awake(nn.Dropout):
@@ -25,25 +25,6 @@ class Awake(nn.Dropout):
 class Always(nn.Module):
     def forward(self, x):
         return F.dropout(x, 0.2)
-
-
-class OwnGenerator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator()
-
-    def forward(self, x):
-        return x * torch.rand(x.shape, generator=self.generator) if self.training else x
-
-
-class Python(nn.Module):
-    def forward(self, x):
-        return x * random.random() if self.training else x
-
-
-class Numpy(nn.Module):
-    def forward(self, x):
-        return x * float(np.random.rand()) if self.training else x
 
 
 class Counting(nn.Module):
@@ -83,25 +64,19 @@ class Switching(nn.Module):
         return checkpoint(self.run, x, use_reentrant=True) if self.training else self.inner(x)
 
 
-def asleep():
-    return nn.Dropout(0.3).eval()
-
-
-def frozen():
-    return nn.BatchNorm1d(4).requires_grad_(False)
-
-
+GENERATOR = torch.Generator()
+OWN_GENERATOR = Drawing(lambda x: x * torch.rand(x.shape, generator=GENERATOR))
 FAULTS = {
     "awake": (Awake(0.5), ["In training mode after `model.eval()`: 1", "Random in eval mode: 1"]),
     "always": (Always(), ["Random in eval mode: 1"]),
-    "asleep": (asleep(), ["In eval mode while the model trains, so that dropout does nothing: 1"]),
-    "own generator": (OwnGenerator(), ["Two passes of one seed differ, first in 1"]),
-    "python": (Python(), ["Numbers come from Python's generator"]),
-    "numpy": (Numpy(), ["Numbers come from numpy's generator"]),
+    "asleep": (nn.Dropout(0.3).eval(), ["In eval mode while the model trains, so that dropout does nothing: 1"]),
+    "own generator": (OWN_GENERATOR, ["Two passes of one seed differ, first in 1"]),
+    "python": (Drawing(lambda x: x * random.random()), ["Numbers come from Python's generator"]),
+    "numpy": (Drawing(lambda x: x * float(np.random.rand())), ["Numbers come from numpy's generator"]),
     "counting": (Counting(), ["Two passes in eval mode differ, first in 1"]),
     "forgetful": (Forgetful(), ["Gradient checkpointing draws other numbers when it repeats 1.inner.1"]),
     "switching": (Switching(), ["Gradient checkpointing changes the gradients of 0."]),
-    "frozen": (frozen(), ["Frozen, but running statistics move in training mode: 1"]),
+    "frozen": (nn.BatchNorm1d(4).requires_grad_(False), ["Frozen, but running statistics move in training mode: 1"]),
 }
 X = {"input": torch.randn(4, 4, generator=torch.Generator().manual_seed(0))}
 
@@ -164,7 +139,7 @@ def test_only_checkpoints_are_blamed_for_what_they_do():
     model = around(Forgetful()).train()
     model[1].forward = lambda x: checkpoint(model[1].inner[0], x, use_reentrant=False)
     assert attnreg.doctor(model, X).faults == []
-    model.append(OwnGenerator().train())  # outside the checkpoint, so that any two passes differ
+    model.append(copy.deepcopy(OWN_GENERATOR))  # outside the checkpoint, so that any two passes differ
     report = attnreg.doctor(model, {"input": X["input"]})
     (found,) = report.faults
     assert found.startswith("Two passes of one seed differ, first in 3")
@@ -227,10 +202,8 @@ def test_the_gap_between_the_modes():
     report = attnreg.doctor(model, {"input": x})
     torch.manual_seed(0)
     gap = (model(x).log_softmax(-1) - model.eval()(x).log_softmax(-1)).abs()
-    assert (
-        f"differ by {gap.max().item():.2g} at most between training and eval mode, and by {gap.mean().item():.2g}"
-        in report
-    )
+    most, mean = gap.max().item(), gap.mean().item()
+    assert f"differ by {most:.2g} at most between training and eval mode, and by {mean:.2g}" in report
 
 
 def test_what_is_refused():

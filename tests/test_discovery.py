@@ -178,12 +178,9 @@ def test_attention_that_cannot_be_masked_is_said(form):
         attnreg.attach(alone, attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
-@pytest.mark.parametrize(
-    ("form", "reason"),
-    [(handwritten.gate, "its scores are not products of queries and keys"), (handwritten.probabilities, "its scores are not products of queries and keys")],
-    ids=["gate", "probabilities"],
-)  # fmt: skip
-def test_what_only_looks_like_attention_is_left_out_and_listed(form, reason):
+@pytest.mark.parametrize("form", [handwritten.gate, handwritten.probabilities], ids=lambda form: form.__name__)
+def test_what_only_looks_like_attention_is_left_out_and_listed(form):
+    reason = "its scores are not products of queries and keys"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)

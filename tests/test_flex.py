@@ -5,6 +5,7 @@ On a CPU torch computes no gradients of it, for no better reason than a check, w
 
 import copy
 import math
+import sys
 import types
 
 import pytest
@@ -18,7 +19,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.backends import flex
-from tests.cases import NEEDS_TORCH_2_13
+from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
@@ -164,29 +165,6 @@ def test_every_way(options, change, valid, mask, trainable):
     assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.4], ids=["alone", "with dropped scores"])
-def test_relaxed_attention_is_that_of_a_loop(p, trainable):
-    inputs = [x.requires_grad_() for x in qkv()]
-    options, change, valid = WAYS["documents and a bias"]
-    dropped = []
-
-    class Dropped(attnreg.AttentionDropout):
-        """Decided within the kernel, unless weights are computed."""
-
-        def forward(self, site):
-            mask = super().forward(site)
-            dropped.append(mask.written_out().scores)
-            return mask
-
-    provider = attnreg.RelaxedAttention(0.3) & Dropped(p, "scores")
-    model = Model(**options)
-    with attnreg.attach(model.train(), provider, stacks=["cross"], example_inputs=inputs):
-        out = model(*inputs)
-    (scores,) = dropped
-    assert (~scores).any() == (p > 0)
-    assert_same(out, dense(*inputs, change, valid, scores, relaxed=0.3)[0], *inputs)
-
-
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_grouped_queries(mask, trainable):
     inputs = [x.requires_grad_() for x in qkv(heads=2)]
@@ -240,29 +218,23 @@ def test_positional_arguments_and_compiled_names(monkeypatch):
     """Both as the kernel's documentation has it: all by place, and a module's name for the compiled kernel."""
     module = types.ModuleType("somebodys_module")
     exec("def call(*args):\n    return kernel(*args)", vars(module))
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     module.kernel = torch.compile(flex_attention, backend="eager")
-
-    class Compiled(nn.Module):
-        def forward(self, q, k, v):
-            return module.call(q, k, v, capped, None, 0.3, False, False, None)
-
+    model = Model()
+    monkeypatch.setattr(Model, "forward", lambda own, *qkv: module.call(*qkv, capped, None, 0.3, False, False, None))
     inputs, before = qkv(), module.kernel
     slow, _ = dense(*inputs, lambda s: 2 * torch.tanh(s * 0.3 * math.sqrt(D) / 2), ALL, KEEP)
-    with attached(Compiled(), inputs, attnreg.Mask(scores=KEEP)) as handle, handle.probing():
-        assert (handle._passes.model(*inputs) - slow).abs().max() < 1e-12
+    with attached(model, inputs, attnreg.Mask(scores=KEEP)) as handle, handle.probing():
+        assert (model(*inputs) - slow).abs().max() < 1e-12
     assert module.kernel is before
 
 
 def test_gradients_on_a_cpu_are_refused():
     inputs = [x.requires_grad_() for x in qkv()]
     model = Model()
-    with attached(model, inputs, attnreg.Mask(scores=KEEP)):
-        sentence = (
-            r"flex_attention cannot train Model here \(.* CPU.*\)\. Use another device, or attn_implementation='sdpa'.$"
-        )
-        with pytest.raises(NoAttentionError, match=sentence):
-            model(*inputs)
+    says = r"flex_attention cannot train Model here \(.* CPU.*\)\. Use another device, or attn_implementation='sdpa'.$"
+    with attached(model, inputs, attnreg.Mask(scores=KEEP)), pytest.raises(NoAttentionError, match=says):
+        model(*inputs)
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, RuntimeError])  # Inductor's is a RuntimeError
@@ -292,11 +264,13 @@ def test_older_versions_of_torch_are_refused(monkeypatch):
 
 
 theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
-SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 OFF = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
 MODELS = {
-    "bert": (lambda: hf.BertModel(hf.BertConfig(**SIZES, **OFF), add_pooling_layer=False), "encoder"),
-    "llama": (lambda: hf.LlamaModel(hf.LlamaConfig(**SIZES, num_key_value_heads=2, use_cache=False)), "decoder"),
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT, **SMALL, **OFF), add_pooling_layer=False), "encoder"),
+    "llama": (
+        lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2, use_cache=False)),
+        "decoder",
+    ),
 }
 PADDED = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
 BATCH = {"input_ids": torch.arange(1, 13).view(2, 6), "attention_mask": PADDED}

@@ -30,15 +30,12 @@ DRAWING = {
     "most weights, unscaled": lambda: attnreg.AttentionDropout(0.8, rescale=False),
     "all weights": lambda: attnreg.AttentionDropout(1.0),
     "weights and scores": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropKey(0.6) & attnreg.AttentionDropout(0.1),
-    "weights and a written mask": lambda: (
-        attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP))
-    ),
+    "weights and a written mask": lambda: attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(scores=KEEP)),
     "weights with factors": lambda: attnreg.AttentionDropout(0.4) & attnreg.DropHead(0.5),
-    "weights with factors that count as kept": lambda: (
-        attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(weights=FACTOR, kept=KEEP))
-    ),
+    "weights with factors that count as kept": lambda: attnreg.AttentionDropout(0.4) & Answer(lambda site: attnreg.Mask(weights=FACTOR, kept=KEEP)),
     "with factors": lambda: attnreg.DropKey(0.4) & attnreg.DropHead(0.5),
-}
+    "relaxed": lambda: attnreg.RelaxedAttention(0.3) & attnreg.AttentionDropout(0.4, "scores"),
+}  # fmt: skip
 
 
 def written(provider, seed):
@@ -63,7 +60,7 @@ def test_decisions_within_the_kernel(options, change, valid, make, trainable, mo
         out = model(*inputs)
         rates = handle.drop_rates()
     mask = written(provider, 9)
-    slow = dense(*inputs, change, valid, scores=mask.scores, weights=mask.weights)[0]
+    slow = dense(*inputs, change, valid, scores=mask.scores, weights=mask.weights, relaxed=mask.relaxed)[0]
     assert_same(out, slow, *inputs, tolerance=1e-11)
     expected = attnreg.functional.drop_rate(mask.units_kept.expand(B, H, N, N), valid)
     assert rates == {"cross.0": pytest.approx(float(expected), abs=1e-6)}

@@ -9,6 +9,7 @@ from torch import nn
 
 import attnreg
 from tests.reference import assert_same, attention
+from tests.sweep.checks import Answer
 
 B, H, N, D = 2, 3, 4, 5
 MINUS = torch.finfo(torch.float64).min
@@ -16,15 +17,8 @@ CAUSAL = torch.ones(N, N, dtype=torch.bool).tril()
 PADDED = torch.tensor([[True] * 4, [True, True, False, False]]).view(B, 1, 1, N).expand(B, 1, N, N)
 
 
-class Given(attnreg.MaskProvider):
-    """Answers with the masks that it was given."""
-
-    def __init__(self, scores=None, weights=None):
-        super().__init__()
-        self.mask = attnreg.Mask(scores, weights)
-
-    def forward(self, site):
-        return self.mask
+def fixed(scores=None, weights=None):
+    return Answer(lambda site: attnreg.Mask(scores, weights))
 
 
 class Function(nn.Module):
@@ -54,13 +48,10 @@ def torch_softmax(q, k, v):
     return torch.softmax(input=q @ k.transpose(-1, -2) / math.sqrt(D), dim=-1) @ v
 
 
-class SoftmaxModule(nn.Module):
+class SoftmaxModule(Function):
     def __init__(self):
-        super().__init__()
+        super().__init__(lambda q, k, v: self.softmax(q @ k.transpose(-1, -2) / math.sqrt(D)) @ v)
         self.softmax = nn.Softmax(dim=-1)
-
-    def forward(self, q, k, v):
-        return self.softmax(q @ k.transpose(-1, -2) / math.sqrt(D)) @ v
 
 
 def fused(**options):
@@ -111,7 +102,7 @@ def qkv(heads=H):
 @pytest.mark.parametrize(("model", "valid", "bias", "scale"), ROUTES.values(), ids=ROUTES)
 def test_every_route(model, valid, bias, scale, scores, weights):
     q, k, v = qkv()
-    with attnreg.attach(model.train(), Given(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
+    with attnreg.attach(model.train(), fixed(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
         fast = model(q, k, v)
     slow = attention(q, k, v, keep=scores, valid=valid, bias=bias, scale=scale, factor=weights)
     assert_same(fast, slow, q, k, v, tolerance=1e-12)
@@ -121,7 +112,7 @@ def test_every_route(model, valid, bias, scale, scores, weights):
 def test_grouped_queries(scores, weights):
     model = Function(fused(enable_gqa=True, attn_mask=PADDED)).train()
     q, k, v = qkv(heads=1)
-    with attnreg.attach(model, Given(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
+    with attnreg.attach(model, fixed(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
         fast = model(q, k, v)
     shared = [x.expand(B, H, N, D) for x in (k, v)]
     assert_same(fast, attention(q, *shared, keep=scores, valid=PADDED, factor=weights), q, k, v)
@@ -144,7 +135,7 @@ def test_batch_and_heads_in_one_dimension(run, order, scores, weights):
     model = Function(lambda q, k, v: apart(run(*(together(x, order) for x in (q, k, v))), order)).train()
     q, k, v = qkv()
     flat = [x.transpose(1, 2).flatten(2) for x in (q, k, v)]
-    with attnreg.attach(model, Given(scores, weights), stacks=["cross"], example_inputs=flat):
+    with attnreg.attach(model, fixed(scores, weights), stacks=["cross"], example_inputs=flat):
         fast = model(*flat)
     assert_same(fast, attention(q, k, v, keep=scores, factor=weights), q, k, v)
 
@@ -158,7 +149,7 @@ def test_multihead_attention(scores, weights, batch_first, need_weights):
     x = torch.randn(B, N, H * D, dtype=torch.float64, requires_grad=True)
     given = x if batch_first else x.transpose(0, 1)
     padding = ~PADDED[:, 0, 0]
-    with attnreg.attach(layer, Given(scores, weights)) as handle:
+    with attnreg.attach(layer, fixed(scores, weights)) as handle:
         out, shown = layer(given, given, given, key_padding_mask=padding, need_weights=need_weights)
     out = out if batch_first else out.transpose(0, 1)
     heads = [(x @ w.T + b).unflatten(-1, (H, D)).transpose(1, 2) for w, b in
@@ -178,7 +169,7 @@ def test_a_row_that_the_model_leaves_without_keys_stays_the_models_own():
     for run in (fused(attn_mask=additive), fused(attn_mask=valid), written_out(additive)):
         model = Function(run).train()
         plain = model(q, k, v)
-        with attnreg.attach(model, Given(keep), stacks=["cross"], example_inputs=(q, k, v)):
+        with attnreg.attach(model, fixed(keep), stacks=["cross"], example_inputs=(q, k, v)):
             out = model(q, k, v)
         assert torch.allclose(out[0, :, 2], plain[0, :, 2], atol=1e-12, rtol=0)
         others = attention(q, k, v, keep=keep, valid=valid)
@@ -190,7 +181,7 @@ def test_the_models_own_dropout_stays():
     q = k = torch.zeros(1, 1, 2, 400, dtype=torch.float64)
     v = torch.ones(1, 1, 2, 400, dtype=torch.float64)
     model = Function(fused(dropout_p=0.5)).train()
-    for mask in (Given(torch.ones(2, 2, dtype=torch.bool)), Given(None, torch.ones(2, 2))):
+    for mask in (fixed(torch.ones(2, 2, dtype=torch.bool)), fixed(None, torch.ones(2, 2))):
         with attnreg.attach(model, mask, example_inputs=(q, k, v)):
             outs = torch.stack([model(q, k, v) for _ in range(400)])
         assert {round(float(x), 6) for x in outs.unique()} == {0.0, 1.0, 2.0}
@@ -198,16 +189,17 @@ def test_the_models_own_dropout_stays():
 
 
 def test_softmax_over_something_else_is_left_alone():
-    class Model(nn.Module):
-        def forward(self, q, k, v):
-            torch.softmax(torch.zeros(3, 4), -1)
-            torch.softmax(torch.zeros(B, H, N, D), 1)
-            return method_softmax(q, k, v)
+    others, found = [(torch.randn(3, 4), -1), (torch.randn(B, N, 4), -1), (torch.randn(B, H, N, D), 1)], []
+
+    def run(q, k, v):
+        found.extend(x.softmax(dim) for x, dim in others)
+        return method_softmax(q, k, v)
 
     q, k, v = qkv()
-    model = Model().train()
-    recorder = Given()
-    with attnreg.attach(model, recorder, stacks=["cross"], example_inputs=(q, k, v)) as handle:
+    model, provider = Function(run).train(), fixed(torch.tensor(False))
+    with attnreg.attach(model, provider, stacks=["cross"], example_inputs=(q, k, v)) as handle:
+        found.clear()
         model(q, k, v)
-        assert handle.sites[0].name == "Model"
-        assert len(handle.sites) == 1
+        assert [site.name for site in handle.sites] == ["Function"]
+    assert [site.shape for site in provider.asked] == [(B, H, N, N)]
+    assert all(torch.equal(ours, x.softmax(dim)) for ours, (x, dim) in zip(found, others, strict=True))

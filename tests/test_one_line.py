@@ -219,29 +219,24 @@ def test_r_drop_with_a_penalty_and_what_it_refuses(tmp_path):
         losses.append(column(trainer, "loss")[0])
     assert losses[1] < losses[0] - 0.5  # the entropy of two layers, once
     assert losses[1] > losses[0] - 1.5
-    with pytest.raises(ValueError, match="R-Drop does not work with AttributionProvider, which needs a first pass"):
-        RegularizedTrainer(bert(), arguments(tmp_path), provider=attnreg.AttributionProvider(), objective=RDropLoss())
-    model = bert()
+    model, options = bert(), {"objective": RDropLoss(), "compute_loss_func": lambda *_, **__: torch.zeros(())}
     with pytest.raises(ValueError, match="The batch has no labels, got input_ids"):
-        RegularizedTrainer(
-            model,
-            arguments(tmp_path),
-            objective=RDropLoss(),
-            compute_loss_func=lambda *_, **__: torch.zeros(()),
-        ).compute_loss(model.train(), {"input_ids": Rows().ids[:2]})
+        RegularizedTrainer(model, arguments(tmp_path), **options).compute_loss(
+            model.train(), {"input_ids": Rows().ids[:2]}
+        )
 
 
 def in_sft(folder, models, callback, **options):
+    """An SFTTrainer, on top of which options of a RegularizedTrainer act."""
     trl = pytest.importorskip("trl", reason=EXTRA)
     from datasets import Dataset
 
     model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     rows = Dataset.from_dict({"text": WORDS * 4})
-    kind = options.pop("kind", trl.SFTTrainer)
-    return kind(
-        model, of_trl(trl.SFTConfig, folder), train_dataset=rows, peft_config=lora, callbacks=[callback], **options
-    )
+    kind = type("Both", (RegularizedTrainer, trl.SFTTrainer), {}) if options else trl.SFTTrainer
+    options |= {"train_dataset": rows, "peft_config": lora, "callbacks": [callback]}
+    return kind(model, of_trl(trl.SFTConfig, folder), **options)
 
 
 @pytest.mark.slow
@@ -259,14 +254,9 @@ def test_one_argument_of_sft(tmp_path, models):
 
 @pytest.mark.slow
 def test_entropy_in_sft(tmp_path, models):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-
-    class Both(RegularizedTrainer, trl.SFTTrainer):
-        pass
-
     losses = []
     for alpha in (0.0, 0.5):
-        trainer = in_sft(tmp_path, models, hf.TrainerCallback(), kind=Both, provider=attnreg.AttentionEntropy(alpha))
+        trainer = in_sft(tmp_path, models, hf.TrainerCallback(), provider=attnreg.AttentionEntropy(alpha))
         trainer.train()
         losses.append(column(trainer, "loss")[0])
     assert losses[1] < losses[0] - 0.1
@@ -274,12 +264,7 @@ def test_entropy_in_sft(tmp_path, models):
 
 @pytest.mark.slow
 def test_r_drop_is_refused_in_sft(tmp_path, models):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-
-    class Both(RegularizedTrainer, trl.SFTTrainer):
-        pass
-
-    trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), kind=Both, objective=RDropLoss())
+    trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), objective=RDropLoss())
     with pytest.raises(ValueError, match=r"R-Drop needs `logits` in the output of \w+, with gradients, but found none"):
         trainer.train()
 

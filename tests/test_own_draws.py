@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running.own_draws import OwnDraws
-from tests.own_dropout_cases import OPTIONS, SEED, assert_same, batch_of, build
+from tests.own_dropout_cases import OPTIONS, SEED, Drawing, assert_same, batch_of, build
 
 
 class Two(nn.Module):
@@ -108,28 +108,15 @@ class Recomputing(torch.autograd.Function):
             return None, torch.autograd.grad(ctx.run(x), x, grad)[0]
 
 
-class Own(nn.Module):
-    """Runs a function in its forward."""
-
-    def __init__(self, run):
-        super().__init__()
-        self.inside = nn.Module()
-        self.inside.forward = run
-        self.run = run
-
-    def forward(self, x):
-        return self.run(x)
-
-
 REFUSED = {
     "alpha dropout": (nn.Sequential(nn.AlphaDropout(0.5)), "Sequential draws random numbers from torch's generator"),
     "features": (nn.Sequential(nn.FeatureAlphaDropout(0.5)), "Sequential draws random numbers from torch's generator"),
     "nn.LSTM": (nn.Sequential(nn.LSTM(8, 8, 2, dropout=0.5)), "0 draws random numbers from torch's generator"),
-    "numpy": (Own(lambda x: x * np.random.rand()), "Own draws random numbers from numpy's generator"),
-    "Python": (Own(lambda x: x * random.random()), "Own draws random numbers from Python's generator"),
-    "a generator": (Own(lambda x: x * torch.rand(8, generator=torch.Generator())), "a torch.Generator of its own"),
-    "a foreign checkpoint": (Own(lambda x: Recomputing.apply(F.dropout, x)), r"within an autograd.Function \(Recomputing"),
-    "torch.func": (Own(lambda x: torch.vmap(F.dropout, randomness="different")(x)), "draws under torch.func"),
+    "numpy": (Drawing(lambda x: x * np.random.rand()), "Drawing draws random numbers from numpy's generator"),
+    "Python": (Drawing(lambda x: x * random.random()), "Drawing draws random numbers from Python's generator"),
+    "a generator": (Drawing(lambda x: x * torch.rand(8, generator=torch.Generator())), "a torch.Generator of its own"),
+    "a foreign checkpoint": (Drawing(lambda x: Recomputing.apply(F.dropout, x)), r"within an autograd.Function \(Recomputing"),
+    "torch.func": (Drawing(lambda x: torch.vmap(F.dropout, randomness="different")(x)), "draws under torch.func"),
 }  # fmt: skip
 
 
@@ -179,7 +166,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rates_and_scale_are_those_of_torch(kind):
     run, shared, p = KINDS[kind]
-    model = nn.Sequential(run if isinstance(run, nn.Module) else Own(run)).train()
+    model = nn.Sequential(run if isinstance(run, nn.Module) else Drawing(run)).train()
     handle, x = attnreg.seeded(model), torch.ones(20, 30, 6, 7) if "1d" not in kind else torch.ones(20, 30, 42)
     passes = torch.stack([model(x.clone()) for _ in range(10)])
     dropped = passes == 0
@@ -216,15 +203,6 @@ def test_layers_heads_and_draws_are_independent():
         centred = drops - drops.mean(1, keepdim=True)
         correlations = torch.corrcoef(centred).fill_diagonal_(0)
         assert correlations.abs().max() < 5.5 / n**0.5
-
-
-class Drawing(nn.Module):
-    def __init__(self, draw):
-        super().__init__()
-        self.draw = draw
-
-    def forward(self, x):
-        return self.draw(x) if self.training else x
 
 
 def test_draws_into_a_tensor_and_draws_that_are_refused():

@@ -2,10 +2,8 @@
 
 import contextlib
 import copy
-import os
+import itertools
 import pickle
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,19 +13,7 @@ from transformers import DynamicCache, StaticCache
 import attnreg
 from attnreg.errors import InputError
 from tests.cases import keep_few_activations
-from tests.own_dropout_cases import (
-    CHECKPOINTS,
-    EVERY,
-    FAMILIES,
-    OPTIONS,
-    SEED,
-    assert_same,
-    batch_of,
-    build,
-    outputs,
-    pass_of,
-)
-from tests.test_distributed import launched
+from tests.own_dropout_cases import EVERY, FAMILIES, OPTIONS, SEED, assert_same, batch_of, build, outputs, pass_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -55,7 +41,8 @@ def test_kernels_agree(family):
 
 
 @pytest.mark.parametrize(("family", "options"), [
-    (family, options) for family in CHECKPOINTS for options in OPTIONS if family == "bert" or not options["preserve_rng_state"]
+    (family, options) for family, row in FAMILIES.items() if row.checkpoints for options in OPTIONS
+    if family == "bert" or not options["preserve_rng_state"]
 ])  # fmt: skip
 def test_gradient_checkpointing_draws_the_same(family, options):
     assert_same(pass_of(family), pass_of(family, options=options))
@@ -145,44 +132,39 @@ def test_the_side_of_padding_does_not_matter(family):
     assert not torch.allclose(other[0], found[0][0], atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_a_cached_continuation_goes_on(family):
-    model, ids = build(family), torch.randint(2, 40, (2, 7), generator=torch.Generator().manual_seed(1))
-    handle = attnreg.seeded(model)
-    with torch.no_grad(), handle.replay(SEED):
-        whole = model(input_ids=ids).logits
-        begun = model(input_ids=ids[:, :4], use_cache=True)
-        two = model(input_ids=ids[:, 4:6], past_key_values=begun.past_key_values, use_cache=True)
-        last = model(input_ids=ids[:, 6:], past_key_values=two.past_key_values, use_cache=True)
-    torch.testing.assert_close(torch.cat([begun.logits, two.logits, last.logits], 1), whole, rtol=1e-4, atol=1e-5)
+def cache_of(model, *, static):
+    return StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_a_static_cache_counts_what_it_has_before_the_pass(family):
-    model, ids = build(family), batch_of(family, 2)["input_ids"]
-    handle, cache = attnreg.seeded(model), StaticCache(config=model.config, max_cache_len=16)
-    with torch.no_grad(), handle.replay(SEED):
-        whole = model(input_ids=ids).logits
-        parts = [model(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+def test_a_cached_continuation_goes_on(family, static, compiled):
+    torch._dynamo.reset()
+    model, ids = build(family), torch.randint(2, 40, (2, 8), generator=torch.Generator().manual_seed(1))
+    handle, run = attnreg.seeded(model), torch.compile(model, backend="aot_eager") if compiled else model
+    padded = torch.ones_like(ids)
+    padded[0, :2] = 0
+    bounds = (0, 3, 6, 8) if static or compiled else (0, 4, 6, 7, 8)
+    for mask in (None, padded) if static and not compiled else (None,):
+        cache, parts = cache_of(model, static=static), []
+        with torch.no_grad(), handle.replay(SEED):
+            whole = model(input_ids=ids, attention_mask=mask).logits
+            for begin, end in itertools.pairwise(bounds):
+                seen = None if mask is None else mask[:, :end]
+                part = run(input_ids=ids[:, begin:end], attention_mask=seen, past_key_values=cache, use_cache=True)
+                parts.append(part.logits)
+        real = padded.bool() if mask is not None else slice(None)
+        torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], rtol=1e-4, atol=1e-5)
 
 
 def with_windows(window):
     """A Gemma 3 with layers that attend to the latest tokens only, and a layer that attends to all."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = hf.Gemma3TextConfig(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        head_dim=8,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        layer_types=kinds,
-        sliding_window=window,
-        attention_dropout=0.2,
-    )
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attention_dropout": 0.2}
     torch.manual_seed(0)
+    config = hf.Gemma3TextConfig(**sizes, **heads, layer_types=kinds, sliding_window=window)
     return hf.Gemma3ForCausalLM(config).train()
 
 
@@ -190,8 +172,7 @@ def with_windows(window):
 @pytest.mark.parametrize("window", [12, 4])
 def test_a_cache_with_sliding_windows_is_continued_as_long_as_it_has_all_tokens(window, static):
     model, ids = with_windows(window), torch.arange(3, 21).view(2, 9)
-    handle = attnreg.seeded(model)
-    cache = StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
+    handle, cache = attnreg.seeded(model), cache_of(model, static=static)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
     with torch.no_grad(), handle.replay(SEED):
@@ -203,18 +184,6 @@ def test_a_cache_with_sliding_windows_is_continued_as_long_as_it_has_all_tokens(
                 model(**more)
         else:
             torch.testing.assert_close(model(**more).logits, whole[:, 4:], rtol=1e-4, atol=1e-5)
-
-
-def test_a_static_cache_of_a_batch_that_is_padded_on_the_left():
-    model, ids = build("llama with lora"), batch_of("llama with lora", 2)["input_ids"]
-    handle, cache = attnreg.seeded(model), StaticCache(config=model.config, max_cache_len=16)
-    mask = torch.ones_like(ids)
-    mask[0, :2] = 0
-    with torch.no_grad(), handle.replay(SEED):
-        whole = model(input_ids=ids, attention_mask=mask).logits
-        model(input_ids=ids[:, :4], attention_mask=mask[:, :4], past_key_values=cache, use_cache=True)
-        last = model(input_ids=ids[:, 4:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
-    torch.testing.assert_close(last, whole[:, 4:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -303,20 +272,6 @@ def test_a_compiled_pass_that_would_draw_again_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_a_compiled_continuation_draws_the_same(family, static):
-    torch._dynamo.reset()
-    model, ids = build(family), torch.randint(2, 40, (2, 8), generator=torch.Generator().manual_seed(1))
-    handle, compiled = attnreg.seeded(model), torch.compile(model, backend="aot_eager")
-    cache = StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
-    with torch.no_grad(), handle.replay(SEED):
-        whole = model(input_ids=ids).logits
-        parts = [compiled(input_ids=part, past_key_values=cache, use_cache=True).logits for part in ids.split(3, 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_compiled_encoder_decoder_runs_uncompiled(fullgraph):
@@ -331,29 +286,26 @@ def test_a_compiled_encoder_decoder_runs_uncompiled(fullgraph):
 
 
 IN_PROCESSES = """
-import sys, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 import attnreg
 from tests.own_dropout_cases import SEED, batch_of, build
 
 dist.init_process_group("gloo")
-model, batch = build(sys.argv[1]), batch_of(sys.argv[1])
+model, batch = build("bert"), batch_of("bert")
 handle = attnreg.seeded(model)
 network = torch.nn.parallel.DistributedDataParallel(model)
 rows = torch.arange(dist.get_rank(), 8, dist.get_world_size())
 with handle.replay(SEED, rows):
     network(**{name: value[rows] for name, value in batch.items()}).logits.square().sum().backward()
 if dist.get_rank() == 0:
-    torch.save([2 * p.grad for p in model.parameters()], sys.argv[2])  # the gradients are means over processes
+    torch.save([2 * p.grad for p in model.parameters()], "gradients.pt")  # the gradients are means over processes
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_two_processes_draw_what_one_draws(tmp_path):
-    script, saved = tmp_path / "run.py", tmp_path / "gradients.pt"
-    script.write_text(IN_PROCESSES)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(launched(script, "bert", saved), env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
+def test_two_processes_draw_what_one_draws(warm, tmp_path):
+    code, output = warm.run("-c", IN_PROCESSES, cwd=tmp_path, timeout=200, processes=2)
+    assert code == 0, output
     out, grads = pass_of("bert")
-    assert_same((out, torch.load(saved)), (out, grads))
+    assert_same((out, torch.load(tmp_path / "gradients.pt")), (out, grads))

@@ -14,15 +14,14 @@ import attnreg
 from tests.cases import MODELS, output
 from tests.handwritten import Layers, plain
 from tests.sweep.checks import Answer, dropped
+from tests.test_contract import without_dropout
 
 BERT = next(case for case in MODELS if case.name == "bert")
 
 
 def test_passes_without_gradients_are_those_of_the_plain_model():
     model, batch = BERT.build(), BERT.batch()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    without_dropout(model)
     expected = output(model, batch)
     with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)) as handle:
         with torch.no_grad():
@@ -60,19 +59,11 @@ def test_a_pass_may_begin_wherever_the_model_is_entered(place):
     wrapper = Wrapper(model)
     provider = attnreg.TokenDropout(0.5, 0.0)
     seeds = []
-    with (
-        attnreg.attach(model if place == "model" else wrapper, provider)
-        if place == "model"
-        else attnreg.attach(wrapper, provider, example_inputs=batch)
-    ):
-        for enter in (
-            lambda: wrapper(**batch),
-            lambda: wrapper.training_step(batch),
-            lambda: model(**batch),
-            lambda: model.forward(**batch),
-            lambda: model.bert.forward(**batch),
-        ):
-            enter()
+    entries = wrapper, lambda **batch: wrapper.training_step(batch), model, model.forward, model.bert.forward
+    given = {} if place == "model" else {"example_inputs": batch}
+    with attnreg.attach(model if place == "model" else wrapper, provider, **given):
+        for enter in entries:
+            enter(**batch)
             seeds.append(int(provider.seed))
     assert len(set(seeds)) == 5
 
@@ -172,7 +163,6 @@ def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
     assert torch.allclose(out, means, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel], ids=["DataParallel"])
-def test_attaching_comes_before_wrapping(wrap):
+def test_attaching_comes_before_wrapping():
     with pytest.raises(ValueError, match=r"The model is already wrapped in DataParallel\. Attach first, then wrap"):
-        attnreg.attach(wrap(BERT.build()), attnreg.AttentionDropout(0.1))
+        attnreg.attach(nn.DataParallel(BERT.build()), attnreg.AttentionDropout(0.1))

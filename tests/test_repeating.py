@@ -5,7 +5,6 @@ import functools
 import pytest
 import torch
 import transformers as hf
-from torch import nn
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +13,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from tests.cases import MODELS, keep_few_activations, output
 from tests.provider_cases import MATRIX, PROVIDERS
+from tests.test_contract import without_dropout
 
 IDS = torch.arange(1, 13).view(2, 6)
 SEED = 5
@@ -50,7 +50,7 @@ def expected(seed):
     of_pass = int(torch.randint(2**62, ()))
     masks = {}
     for layer in range(3):
-        of_site = functional_seed(of_pass, layer)
+        of_site = attnreg.functional.fold_seed(of_pass, layer)  # of the first computation of an encoder's layer
         b, h, q, k = (torch.arange(n) for n in (2, 2, 6, 6))
         grid = b[:, None, None, None], h[:, None, None], q[:, None], k
         kept = attnreg.functional.uniform_at(attnreg.functional.fold_seed(of_site, 1), *grid) >= 0.3
@@ -60,20 +60,8 @@ def expected(seed):
     return masks
 
 
-def functional_seed(of_pass, layer):
-    return attnreg.functional.fold_seed(of_pass, layer)  # of the first computation of an encoder's layer
-
-
-def written_out():
-    return plainly(bert("eager"))
-
-
-def fused():
-    return plainly(bert("sdpa"))
-
-
-def plainly(model, provider=None):
-    provider = Recording(provider or composed())
+def plainly(attention):
+    model, provider = bert(attention), Recording(composed())
     with attnreg.attach(model, provider):
         torch.manual_seed(SEED)
         model(input_ids=IDS)
@@ -136,8 +124,8 @@ def replayed():
 
 
 ROUTES = {
-    "written out": written_out,
-    "fused": fused,
+    "written out": lambda: plainly("eager"),
+    "fused": lambda: plainly("sdpa"),
     "flexible": flexible,
     "compiled": compiled,
     "replayed": replayed,
@@ -176,12 +164,8 @@ def test_sites_passes_and_providers_draw_independently():
 
 def test_masks_leave_the_rest_of_the_random_stream_alone():
     following = []
-    for provider in (
-        attnreg.AttentionDropout(0.1),
-        composed(),
-        attnreg.TokenDropout(0.3),
-        attnreg.AttentionLayerDrop(0.1),
-    ):
+    drops = attnreg.AttentionDropout(0.1), attnreg.TokenDropout(0.3), attnreg.AttentionLayerDrop(0.1)
+    for provider in (composed(), *drops):
         model = bert()
         with attnreg.attach(model, provider):
             torch.manual_seed(SEED)
@@ -201,11 +185,7 @@ def test_a_replay_gives_the_same_output(case, text):
     if "UniDrop" in text and not case.takes_token_ids:
         return
     model, batch = case.build(), case.batch()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "dropout") and isinstance(module.dropout, float):
-            module.dropout = 0.0
+    without_dropout(model)
     with attnreg.attach(model, attnreg.parse_provider(text, model)) as handle:
         outputs, seeds = [], []
         for _ in range(3):
@@ -310,3 +290,55 @@ def test_there_is_nothing_to_replay_before_the_first_pass():
         assert handle.seed is None
         with pytest.raises(RuntimeError, match="no masked pass"), handle.replay():
             pass
+
+
+class Own(attnreg.MaskProvider):
+    """Draws from torch's own generator, or as it should."""
+
+    def __init__(self, *, rightly):
+        super().__init__()
+        self.rightly = rightly
+
+    def forward(self, site):
+        return attnreg.Mask(scores=site.keep(0.4) if self.rightly else torch.rand(site.shape) > 0.4)
+
+
+class OwnNoise(attnreg.HiddenProvider):
+    def forward(self, site, states):
+        return states + torch.randn(states.shape)
+
+
+class OwnPreparation(attnreg.HiddenProvider):
+    def prepare(self, inputs):
+        self.factor = torch.rand(())
+
+    def forward(self, site, states):
+        return states * self.factor
+
+
+class OwnSkips(attnreg.LayerDrop):
+    def skips_block(self, site, draws):
+        return torch.rand(()) < 0.5
+
+
+@pytest.mark.parametrize(
+    "provider", [Own(rightly=False), OwnNoise(), OwnPreparation(), OwnSkips()], ids=lambda p: type(p).__name__
+)
+def test_masks_from_torchs_own_generator_are_not_repeated(provider):
+    model = bert()
+    with attnreg.attach(model, attnreg.DropKey(0.2) & provider) as handle, torch.no_grad():
+        with torch.enable_grad():
+            model(input_ids=IDS)
+        with (
+            pytest.raises(RuntimeError, match="cannot be repeated, because it draws from torch's own generator"),
+            handle.replay(),
+        ):
+            model(input_ids=IDS)
+
+
+def test_a_provider_of_ones_own_is_repeated():
+    model = bert()
+    with attnreg.attach(model, Own(rightly=True)) as handle:
+        logits = model(input_ids=IDS).logits
+        with torch.no_grad(), handle.replay():
+            assert torch.equal(model(input_ids=IDS).logits, logits)

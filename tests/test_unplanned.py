@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import attnreg
-from attnreg.errors import AsleepWarning, CoverageWarning, NoAttentionError
+from attnreg.errors import CoverageWarning, NoAttentionError
 
 
 class Encoding(nn.Module):
@@ -151,17 +151,6 @@ def test_attention_that_never_runs_is_said_once():
             model(x, both=False)
         for _ in range(101):
             model(x, both=False)
-
-
-def test_a_model_that_is_not_the_one_that_is_trained():
-    model = Two()
-    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(torch.randn(2, 4, 8),)) as handle:
-        for _ in range(99):
-            handle.step()
-        with pytest.warns(AsleepWarning, match="Two had no training pass in 100 optimizer steps"):
-            handle.step()
-        for _ in range(101):
-            handle.step()
 
 
 RECORDERS = {

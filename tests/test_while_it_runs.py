@@ -218,15 +218,8 @@ CACHED = {
 @pytest.mark.parametrize("name", CACHED)
 def test_a_cached_continuation_equals_the_full_pass(name, kernel):
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.3,
-        attn_implementation=kernel,
-    )
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, initializer_range=0.3, attn_implementation=kernel)
     model, ids = LlamaForCausalLM(config).eval(), torch.randint(1, 99, (2, 8))
     padding = torch.ones(2, 8, dtype=torch.long)
     padding[1, :2] = 0
