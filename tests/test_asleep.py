@@ -12,7 +12,7 @@ import attnreg
 from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
-from attnreg.training import AttackerDefender, FineTuning, Rounds
+from attnreg.training import FineTuning, Rounds
 from tests.cases import MODELS
 
 BERT = MODELS[0]
@@ -138,9 +138,8 @@ def test_in_the_trainer(tmp_path):
 
 def test_a_game_without_room_for_a_round():
     model = BERT.build()
-    generator, rounds = attnreg.GNetProvider.for_model(model), Rounds(warmup_steps=5, game_steps=5)
     with pytest.raises(ValueError, match="No step is left for the game between `warmup_steps` 5 and `game_steps` 5"):
-        AttackerDefender(model, generator, lambda n: torch.optim.SGD(n.parameters(), lr=0.1), rounds=rounds)
+        Rounds(warmup_steps=5, game_steps=5)
 
 
 def test_a_report_says_what_was_dropped_and_what_the_model_drops_itself():

@@ -57,14 +57,14 @@ def test_what_is_explained(head):
     weights = {f"{stack}.{i}": a for stack, of_layers in stacks.items() for i, a in enumerate(of_layers)}
     expected = torch.autograd.grad(score(out.logits).sum(), [*weights.values()])
     if head == "next token":
-        assert float(score(out.logits.detach())) == pytest.approx(-8 * float(out.loss), rel=1e-6)
+        assert float(score(out.logits.detach())) == pytest.approx(-8 * float(out.loss.detach()), rel=1e-6)
     with attnreg.attach(model, attnreg.AttributionProvider(), stacks=[*stacks]) as handle:
         options = {"handle": handle, "labels": [*weights], "target": Target(target), "steps": 4}
         got = explain(model, batch, **options)
         scaled = explain(model, batch, **options, method="integrated_gradients")
     for label, gradient in zip(weights, expected, strict=True):
         assert (got[label] - gradient).abs().max() < 1e-12
-        assert gradient.abs().max() > 1e-7
+        assert gradient.abs().max() > (1e-7 if head == "sequence to sequence" else 1e-6)
         assert scaled[label].shape == gradient.shape
         assert scaled[label].isfinite().all()
 
@@ -72,11 +72,6 @@ def test_what_is_explained(head):
 @pytest.mark.parametrize(
     ("make", "target", "message"),
     [
-        (
-            lambda: bert(problem_type="multi_label_classification"),
-            "predicted",
-            "A multi-label classifier has no single",
-        ),
         (lambda: bert(hf.BertModel), "predicted", "The model's output, .*, has no `logits` of shape"),
         (bert, "label", "The batch has no labels, got"),
         (lambda: bert(num_labels=1), "predicted", "The batch has no labels, got"),
