@@ -137,7 +137,6 @@ def test_in_the_trainer(tmp_path):
 
 
 def test_a_game_without_room_for_a_round():
-    model = BERT.build()
     with pytest.raises(ValueError, match="No step is left for the game between `warmup_steps` 5 and `game_steps` 5"):
         Rounds(warmup_steps=5, game_steps=5)
 

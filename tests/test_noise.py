@@ -136,7 +136,6 @@ def test_reports_say_that_noise_drops_nothing_by_design(cli):
         report = handle.report()
     said = "EmbeddingNoise adds noise; it drops nothing by design."
     assert report.splitlines()[-1] == repr(report).splitlines()[-1] == said
-    assert f"</table><p>{said}</p>" in report._repr_html_()
-    assert report._repr_html_().count("<tr>") == 1 + len(handle.sites)
+    assert len(report.splitlines()) == 2 + len(handle.sites)
     words = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
     assert said in ran(cli("recipe", "regularize", "--provider", "EmbeddingNoise(5)", *words)).output

@@ -1,8 +1,7 @@
-"""Tables that a notebook shows as HTML: what ``handle.report()`` returns."""
+"""Tables as text, with their rows: what ``handle.report()`` returns."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from typing_extensions import Self
@@ -11,7 +10,7 @@ from attnreg.sites import Site
 
 
 class Report(str):
-    """A table with sentences below, which a notebook shows as HTML."""
+    """A table with sentences below, which is its own ``repr``."""
 
     __slots__ = ("notes", "rows")
 
@@ -29,15 +28,6 @@ class Report(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-    def _repr_html_(self) -> str:
-        head, *body = (
-            "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            for row, tag in zip(self.rows, ["th", *["td"] * len(self.rows)], strict=False)
-        )
-        rows = "".join(f"<tr>{row}</tr>" for row in body)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{notes}"
 
 
 def site_report(sites: Iterable[Site], rates: Mapping[str, float], notes: Sequence[str] = ()) -> Report:

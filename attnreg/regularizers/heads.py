@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -137,7 +138,8 @@ class HeadMask(MaskProvider):
         """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked."""
         if self.by != "importance":
             return
-        target = Target(_loss if self.target == "loss" else self.target)
+        loss = functools.partial(loss_of, name="another `target` to HeadMask")
+        target = Target(loss if self.target == "loss" else self.target)
         found = self._passes.explain(self, model, batch, self._labels, method="gradient_times_attention", target=target)
         self.importances = {}
         for label, value in found.items():
@@ -166,7 +168,3 @@ class HeadMask(MaskProvider):
             values = self.importances[site.label]
         keep = torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(self.heads).indices, False)
         return Mask(weights=keep.view(1, heads, 1, 1))
-
-
-def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
-    return loss_of(output, batch, name="another `target` to HeadMask")

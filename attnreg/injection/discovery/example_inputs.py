@@ -46,7 +46,8 @@ def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     taken = inspect.signature(type(model).forward).parameters
     if main not in taken:  # a part of a model that names the input of the whole
         main = next((name for name in taken if name in FORMS), main)
-    target = _decoder_ids() if "decoder_input_ids" in taken or getattr(config, "is_encoder_decoder", False) else {}
+    has_decoder = "decoder_input_ids" in taken or getattr(config, "is_encoder_decoder", False)
+    target = {"decoder_input_ids": torch.arange(1, LENGTH).repeat(SAMPLES, 1)} if has_decoder else {}
     if main == "input_ids":
         yield {**_ids(), **target}
     for name in dict.fromkeys((main, *taken)):
@@ -75,10 +76,6 @@ def _ids() -> Inputs:
     # Token 0 is padding in many vocabularies, and position ids may count only tokens that are not padding.
     ids = torch.arange(1, LENGTH + 1).repeat(SAMPLES, 1)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _decoder_ids() -> Inputs:
-    return {"decoder_input_ids": torch.arange(1, LENGTH).repeat(SAMPLES, 1)}
 
 
 def _image(config: Any, *before: int) -> Tensor:

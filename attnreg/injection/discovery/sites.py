@@ -121,7 +121,9 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
     assert one is not None
     assert other is not None
     alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
-    if alike and a.asked is not None and b.asked is not None and all(map(_is_same, a.asked, b.asked)):
+    pairs = zip(a.asked or (), b.asked or (), strict=False)
+    same = [(x.data_ptr(), x.shape, x.stride()) == (y.data_ptr(), y.shape, y.stride()) for x, y in pairs]
+    if alike and same and all(same):
         return "values"
     if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None
@@ -140,10 +142,6 @@ def _begin_alike(one: Reading, other: Reading) -> bool:
     )  # (2, B, K)
     keys = min(a.shape[-1], b.shape[-1])
     return torch.equal(a[..., :keys], b[..., :keys])
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _are_apart(mine: Tensor, theirs: Tensor) -> bool:

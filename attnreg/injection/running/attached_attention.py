@@ -222,18 +222,12 @@ def _first_query(site: AttentionSite) -> int:
     return int(seen[-1]) if len(seen) else keys - queries
 
 
-def _fits(shape: torch.Size, into: tuple[int, ...]) -> bool:
-    try:
-        return torch.broadcast_shapes(shape, into) == torch.Size(into)
-    except RuntimeError:
-        return False
-
-
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     mask = mask if site.in_kernel else mask.written_out(site.dtype)
     tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
     for which, tensor in tensors.items():
-        if tensor.shape != site.shape and not _fits(tensor.shape, site.shape):
+        pairs = zip(tensor.shape[::-1], site.shape[::-1], strict=False)
+        if tensor.dim() > len(site.shape) or any(own not in (1, needed) for own, needed in pairs):
             raise InputError(
                 f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
@@ -273,7 +267,8 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     ) -> Any:
         plan = self.next()
         mode = None
-        if plan is not None and (self._is_tapped(plan) or acts()):
+        taps = self.passes.taps
+        if plan is not None and (any(p.info is not None and p.info.label in taps for p in plan) or acts()):
             self.passes.check_entry(self.name)
             if self._folds_heads and is_sharded(module):
                 raise NoAttentionError(
@@ -302,9 +297,6 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             for backend in self._patched:
                 stack.enter_context(BACKENDS[backend].patched())
             return self.plain(*args, **kwargs)
-
-    def _is_tapped(self, plan: tuple[Planned, ...]) -> bool:
-        return any(each.info is not None and each.info.label in self.passes.taps for each in plan)
 
 
 class AttachedMethod(AttachedModule):

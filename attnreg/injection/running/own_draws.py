@@ -18,16 +18,9 @@ from attnreg import functional
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
+from attnreg.injection.backends import sdpa
 from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
-from attnreg.injection.backends.sdpa import (
-    PACKED,
-    materialized,
-    note_packed,
-    shape_of_scores,
-    split_attention_mask,
-    unpacked,
-)
 from attnreg.injection.running.forward_pass import Pass
 from attnreg.injection.running.repetition import foreign_function
 
@@ -93,7 +86,7 @@ class OwnDraws(Watching):
         if draw is None:
             output = func(*args, **kwargs)
             if func is Tensor.reshape:
-                note_packed(args[0], output)
+                sdpa.note_packed(args[0], output)
             if self.batch.rows is not None:
                 _note_shared(output, args, kwargs)
             return output
@@ -219,11 +212,11 @@ def _fused(
 ) -> Tensor:
     if not dropout_p:
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if hasattr(query, PACKED):
+    if hasattr(query, sdpa.PACKED):
         attend = functools.partial(_fused, own, func)
-        return unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
-    valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
-    shape = shape_of_scores(query, key)
+        return sdpa.unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    valid, bias = sdpa.split_attention_mask(sdpa.materialized(attn_mask), is_causal, query, key)
+    shape = sdpa.shape_of_scores(query, key)
     if enable_gqa:
         key, value = (per_head(x, query.shape[-3]) for x in (key, value))
     weights = functional.attention_weights(query, key, valid, bias, scale)

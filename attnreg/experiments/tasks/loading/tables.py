@@ -128,7 +128,7 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
     quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
     others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
-    if other := next((mark for mark in others if _fields(first, mark) & {*wanted}), None):
+    if other := next((mark for mark in others if {*wanted} & {name.strip('"\r ') for name in first.split(mark)}), None):
         raise InputError(
             f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
         )
@@ -158,10 +158,6 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
     columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
     return {name: column for name, *column in columns if name}
-
-
-def _fields(line: str, separator: str) -> set[str]:
-    return {field.strip('"\r ') for field in line.split(separator)}
 
 
 def _objects_in(file: Path) -> Columns:
