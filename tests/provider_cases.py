@@ -117,7 +117,9 @@ CASES = [
     ProviderCase("unidrop, output", "UniDrop(0.0, 0.0, 0.0, output=0.5)", VARIANT),
     ProviderCase("unidrop p=1", "UniDrop(1.0, 0.5, 1.0, keep_whole=0.0)", EXTREME),
     ProviderCase("bernoulli-schedule", "BernoulliScheduleProvider([(0, 0.6), (1, 0.2)])"),
-    ProviderCase("bernoulli per layer", "BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], 4)", COMPILED),
+    ProviderCase(
+        "bernoulli per layer", "BernoulliScheduleProvider([[(0, 0.6), (1, 0)], [(0, 0)]], total_steps=4)", COMPILED
+    ),
     ProviderCase("bernoulli p=1", "BernoulliScheduleProvider([(0, 1.0)])", EXTREME),
     ProviderCase("scheduled", "Scheduled(DropKey(), over='depth', p=[(0, 0.6), (1, 0.3)])"),
     ProviderCase("scheduled, training", "Scheduled(DropHead(), p=[(0, 0.5), (1, 0)])", COMPILED),
