@@ -129,7 +129,8 @@ def shifts_labels(model: nn.Module) -> bool:
 
 def is_multi_label(model: nn.Module) -> bool:
     """Whether the configuration of a model says that each row has any number of labels."""
-    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+    configs = (getattr(module, "config", None) for module in model.modules())  # the model may be wrapped
+    return any(getattr(config, "problem_type", None) == "multi_label_classification" for config in configs)
 
 
 def moved_labels(labels: Tensor) -> Tensor:

@@ -79,6 +79,15 @@ LABELS = {
 }
 
 
+class Wrapper(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **batch):
+        return self.inner(**batch)
+
+
 @pytest.mark.parametrize("of", LABELS)
 def test_scores_are_per_sample(of):
     labels, options = LABELS[of]
@@ -88,6 +97,7 @@ def test_scores_are_per_sample(of):
         score = negative_loss(model, batch)
         assert score.shape == (3,)
         assert score.mean().item() == pytest.approx(-model(**batch).loss.item(), abs=1e-12)
+        assert torch.equal(negative_loss(Wrapper(model), batch), score)
         if not labels.is_floating_point():
             right = model(**batch).logits.argmax(1) == labels
             assert torch.equal(correctness(model, batch), right.float())

@@ -38,10 +38,7 @@ def _mean_of_rows(values: Tensor, labels: Tensor) -> Tensor:
 
 
 def negative_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the log-likelihood of the labels per sample, ``(B,)``; for regression, minus the squared error.
-
-    Of a multi-label classifier, it is the mean over all labels.
-    """
+    """Return the log-likelihood per sample, ``(B,)``, mean over its labels; for regression, minus the squared error."""
     logits, labels = _predicted(model, batch)
     if labels.is_floating_point():
         of_each = F.binary_cross_entropy_with_logits if is_multi_label(model) else F.mse_loss
