@@ -6,6 +6,7 @@ import itertools
 import math
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -152,8 +153,17 @@ test_what_cannot_be_scheduled_is_refused = refused(
     (lambda: attnreg.Scheduled(attnreg.ConcreteDropout(2), 9, p=[(0, 0.1)]), "ConcreteDropout .*, got 'p'"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(0, 1.5)]), "`p` to be a probability .*, got 1.5"),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(2, 0.1)]), r"a share of all steps .* got 2\."),
+    (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[("0", 0.1)]), r"a share of all steps .* got '0'\."),
     (lambda: attnreg.Scheduled(attnreg.DropHead(), 9, p=[(True, 0.1)]), r"a share of all steps .* got True\."),
 )  # fmt: skip
+
+
+def test_knots_may_be_numbers_of_numpy():
+    scheduled = attnreg.Scheduled(
+        attnreg.DropHead(), 2, p=[*zip(np.linspace(0, 1, 3), np.linspace(0, 0.4, 3), strict=True)]
+    )
+    scheduled.step()
+    assert scheduled.provider.p == pytest.approx(0.2)
 
 
 def test_every_schedulable_argument_is_read_at_each_call():
