@@ -15,7 +15,7 @@ from attnreg.functional.attention import per_head
 from attnreg.functional.validity import allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
-PACKED = "_attnreg_packed"
+PACKED = "_attnreg_packed"  # marks queries whose heads are packed; see `note_packed`
 
 
 class FusedAttention(Backend):
@@ -109,7 +109,8 @@ class FusedAttention(Backend):
 
 def note_packed(x: Tensor, reshaped: Tensor) -> None:
     """Mark queries ``(B, H, 1, D)`` that become ``(B, H_kv, H / H_kv, D)``: transformers packs those of one token."""
-    if x.dim() == reshaped.dim() == 4 and x.shape[2] == 1 < reshaped.shape[2] and not torch.compiler.is_compiling():
+    same_ends = x.dim() == reshaped.dim() == 4 and x.shape[::3] == reshaped.shape[::3]
+    if same_ends and x.shape[2] == 1 < reshaped.shape[2] and not torch.compiler.is_compiling():
         setattr(reshaped, PACKED, True)
 
 

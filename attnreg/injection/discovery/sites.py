@@ -121,9 +121,9 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
     assert one is not None
     assert other is not None
     alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
-    pairs = zip(a.asked or (), b.asked or (), strict=False)
-    same = [(x.data_ptr(), x.shape, x.stride()) == (y.data_ptr(), y.shape, y.stride()) for x, y in pairs]
-    if alike and same and all(same):
+    pairs = [*zip(a.asked or (), b.asked or (), strict=False)]
+    same = ((x.data_ptr(), x.shape, x.stride()) == (y.data_ptr(), y.shape, y.stride()) for x, y in pairs)
+    if alike and pairs and all(same):
         return "values"
     if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None

@@ -267,8 +267,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
     ) -> Any:
         plan = self.next()
         mode = None
-        taps = self.passes.taps
-        if plan is not None and (any(p.info is not None and p.info.label in taps for p in plan) or acts()):
+        if plan is not None and (any(p.info is not None and p.info.label in self.passes.taps for p in plan) or acts()):
             self.passes.check_entry(self.name)
             if self._folds_heads and is_sharded(module):
                 raise NoAttentionError(
