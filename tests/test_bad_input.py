@@ -21,6 +21,7 @@ BAD = [
     bad("recipe", "finetune", "--task", "custom", "--text-columns", "a", code=2, says="--task custom needs --data-dir"),
     bad("recipe", "finetune", "--task", "custom", code=2, says="--task custom needs --text-columns"),
     bad("recipe", "finetune", "--task", "ptb-pos", says="Task 'ptb-pos' is not on the hub: use --data-dir"),
+    bad("recipe", "finetune", "--stratified", "--shots", 4, code=2, says="--stratified needs --train-size"),
     bad("recipe", "finetune", "--stratified", code=2, says="--stratified needs --train-size"),
     bad("recipe", "finetune", "--nonsense", code=2, says="No such option"),
     *(

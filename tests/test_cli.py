@@ -78,7 +78,8 @@ def test_a_copied_recipe_runs(cli, tmp_path):
         ("train.jsonl", {"sentence": "a", "label": 2}, r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1"),
         ("train.jsonl", {"sentence": None, "label": 1}, "Expected text in column sentence, got None in row 1"),
         ("train.jsonl", "", "train.jsonl is empty"),
-        ("train.parquet", "x", "Cannot read .*train.parquet as .parquet"),
+        ("train.parquet", "x", r"Cannot read .*train.parquet as .parquet: (?!.*needs one type)"),
+        ("train.json", [{"sentence": "a", "label": 1}, {"sentence": "b", "label": "x"}], r"\(a column needs one type\)"),
     ],
 )  # fmt: skip
 def test_bad_data_names_the_file_and_the_place(cli, tmp_path, file, content, says):

@@ -241,6 +241,12 @@ def test_a_model_of_numbers_gets_a_head_of_classes(bert, tmp_path):
         assert loss == pytest.approx(-float(scores.diagonal().mean().detach()), rel=1e-5)
 
 
+def test_micro_f1_is_accuracy_only_where_a_kind_does_not_have_it(monkeypatch):
+    assert choose_task("ptb-pos", metric="micro_f1").metrics[0] == "accuracy"
+    monkeypatch.setattr(kind_class("tokens"), "metrics", ("accuracy", "micro_f1"))
+    assert choose_task("ptb-pos", metric="micro_f1").metrics[0] == "micro_f1"
+
+
 def test_a_column_called_labels_does_not_give_labels_its_type(bert, tmp_path):
     rows = [{"text": "red", "labels": label} for label in (0.0, 1.0)]
     task = choose_task("custom", text_columns="text", label_column="labels")

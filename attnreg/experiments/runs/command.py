@@ -130,7 +130,7 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     for is_there, needed, names in (
         (is_stopped, "--patience or --select best", ("stop_on", "stopping_rows")),
         (shared["lora_rank"], "--lora-rank", _OF_LORA),
-        (shared["train_size"] or shared["shots"], "--train-size", ("stratified",)),
+        (shared["train_size"], "--train-size", ("stratified",)),
     ):
         if not is_there and (given := [name for name in names if shared[name]]):
             raise UsageError(f"{flag_of(given[0])} needs {needed}.")

@@ -25,21 +25,22 @@ _UNCUT = 1_000_000
 
 def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
     """Yield one sentence for each probable mistake in rows that are not yet encoded."""
-    yield from shared_rows(kind.task, train, dev, scored_on)
+    yield from row_warnings(kind.task, train, dev, scored_on)
     yield from kind.label_warnings(train)
     if kind.has_classes and kind.one_class_per_row:
         yield from rare_class(kind, train, dev, scored_on)
     yield from input_warnings(kind, train)
 
 
-def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
+def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
     """Say how many dev rows have the same texts as a training row, and how many training rows have none."""
-    known = set(_texts(task, train))
+    trained = _texts(task, train)
+    known = set(trained)
     if count := sum(texts in known for texts in _texts(task, dev)):
         shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
         yield f"{shared}, so the score is too high: remove such rows from train."
-    if empty := [number for number, texts in enumerate(_texts(task, train)) if {*texts} == {"''"}]:
-        yield f"{len(empty)} of {len(train)} training rows have no text, the first is row {empty[0] + 1}: remove them."
+    if empty := [number for number, texts in enumerate(trained, 1) if {*texts} == {"''"}]:
+        yield f"training rows without text: {len(empty)} of {len(train)}, the first is row {empty[0]}; remove them."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:

@@ -91,8 +91,8 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         what = f"{files[0]} as {suffix_of(files[0])}"
         if len(files) > 1:
             what = f"{shown(files)} as one table, their columns or types differ"
-        hint = " (all values of a column need one type)" * isinstance(error, (pyarrow.ArrowException, TypeError))
-        raise InputError(f"Cannot read {what}: {one_line(error)}{hint}") from error
+        mixed = form.startswith("json") and isinstance(error, (pyarrow.ArrowException, TypeError))
+        raise InputError(f"Cannot read {what}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
 
 
 def _typed(texts: list[str]) -> pyarrow.Array:
