@@ -225,7 +225,9 @@ def test_nothing_is_said_of_a_regularizer_where_there_is_none():
     assert "does not act" not in attnreg.seeded(model).report()
 
 
-@pytest.mark.parametrize("provider", ["DropHead(0.5)", "AttentionDropout(0.5)", "AttentionDropout(0.5, placement='scores')"])  # fmt: skip
+@pytest.mark.parametrize(
+    "provider", [None, "DropHead(0.5)", "AttentionDropout(0.5)", "AttentionDropout(0.5, placement='scores')"]
+)
 def test_a_token_whose_heads_are_packed_is_masked_as_in_the_whole_text(provider):
     """For one token, transformers computes the heads that share keys as queries, ``(B, H_kv, H / H_kv, D)``."""
     config = hf.LlamaConfig(
@@ -236,7 +238,8 @@ def test_a_token_whose_heads_are_packed_is_masked_as_in_the_whole_text(provider)
     model = hf.LlamaForCausalLM(config).double().train()
     ids, mask = torch.randint(2, 40, (2, 8)), torch.ones(2, 8, dtype=torch.long)
     mask[0, :2] = 0
-    handle = attnreg.attach(model, attnreg.parse_provider(provider, model), own_dropout="seeded")
+    parsed = provider and attnreg.parse_provider(provider, model)
+    handle = attnreg.attach(model, parsed, own_dropout="seeded") if parsed else attnreg.seeded(model)
     cache, parts = hf.DynamicCache(config=config), []
     with torch.no_grad(), handle.replay(7):
         whole = model(input_ids=ids, attention_mask=mask).logits
