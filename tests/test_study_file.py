@@ -361,9 +361,9 @@ def test_others_are_compared_with_the_best_rung(tmp_path):
     study = read_study(file_of(tmp_path, tasks=[{}], **changes), tmp_path / "out")
     (comparison,) = study.comparisons.values()
     low, high, new = comparison.methods
-    assert comparison.best_of(study.rungs) is None
     held_out = {"low": 0.6, "high": 0.7}  # though it scores lower on dev
     for method in (low, high):
+        assert comparison.best_of(study.rungs) is None
         for number, run in enumerate(comparison.search_runs(method)):
             write(run, held_out[method.name] - 0.1 * number)
     scores = {"low": [0.8, 0.9, 0.85], "high": [0.5, 0.52, 0.57], "new": [0.6, 0.67, 0.68]}
