@@ -60,7 +60,7 @@ ABSENT = "raise --train-size, or add such rows."
         ([*CLASSES[:40], {"text": "a", "label": "goood"}], CLASSES[40:], "custom", OF_TEXT,
          ["class 'goood' has 1 of 41 training rows and none in dev. Did you mean good?"]),
         ([*CLASSES[:40], {"text": "a", "label": "Good "}, {"text": "", "label": "bad"}], CLASSES[40:], "custom", OF_TEXT,
-         ["training rows without text: 1 of 42, the first is row 42; remove them.",
+         ["1 of 42 training rows has no text: remove them.",
           "classes 'Good ', 'good' differ only in case or spaces: spell a class alike in all rows.",
           "class 'Good ' has 1 of 42 training rows and none in dev. Did you mean good?"]),
         (TAGS[:6], TAGS[6:], "conll2003", {},

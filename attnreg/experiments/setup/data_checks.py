@@ -39,8 +39,8 @@ def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev
     if count := sum(texts in known for texts in _texts(task, dev)):
         shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
         yield f"{shared}, so the score is too high: remove such rows from train."
-    if empty := [number for number, texts in enumerate(trained, 1) if {*texts} == {"''"}]:
-        yield f"training rows without text: {len(empty)} of {len(train)}, the first is row {empty[0]}; remove them."
+    if empty := sum({*texts} == {"''"} for texts in trained):
+        yield f"{empty} of {len(train)} training rows {'has' if empty == 1 else 'have'} no text: remove them."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
