@@ -173,7 +173,7 @@ class Old(attnreg.training.FineTuning):
 
 @recipe("old")
 def old(run):
-    """Train by a method that knows no micro-batches."""
+    """Train by a method that knows neither micro-batches nor a loss function."""
     run.train(Old)
 '''
 
@@ -182,6 +182,8 @@ def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
     (tmp_path / "old.py").write_text(RECIPE)
     result = cli("recipe", "old.py", *TINY, "--gradient-accumulation", 2)
     assert_sentence(result, 1, r"Cannot make Old for old: .* 'micro_batches' \(--gradient-accumulation\)")
+    result = cli("recipe", "old.py", *TINY, "--label-smoothing", 0.1)
+    assert_sentence(result, 1, r"Cannot make Old for old: .* 'loss_function' \(--label-smoothing\)")
     result = cli("recipe", "attendout", *TINY, "--gradient-accumulation", 2)
     assert_sentence(result, 2, "AttendOut's Generator masks whole batches: remove --gradient-accumulation")
     result = cli("recipe", "finetune", *TINY, "--gradient-accumulation", 17)

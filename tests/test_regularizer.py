@@ -115,16 +115,12 @@ test_an_answer_of_another_kind_is_refused = refused(
 )
 def test_what_is_no_regularizer_is_refused(value, message):
     model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    for use, where, error in (
-        (lambda: DropHead() & value, "a regularizer in Compose", InputError),
-        (lambda: OnLayers(value, [0]), "a regularizer in OnLayers", InputError),
-        (
-            lambda: FineTuning(model, torch.optim.SGD(model.parameters()), value),
-            "a regularizer in FineTuning",
-            InputError,
-        ),
-        (lambda: attnreg.attach(model, value), "`provider` to be a regularizer", TypeError),
+    for use, where in (
+        (lambda: DropHead() & value, "Compose"),
+        (lambda: OnLayers(value, [0]), "OnLayers"),
+        (lambda: FineTuning(model, torch.optim.SGD(model.parameters()), value), "FineTuning"),
+        (lambda: attnreg.attach(model, value), "attach"),
     ):
-        with pytest.raises(error, match=f"Expected {where}, {message}"):
+        with pytest.raises(InputError, match=f"Expected a regularizer in {where}, {message}"):
             use()
     assert not attnreg.is_attached(model)

@@ -17,7 +17,7 @@ from attnreg.injection.discovery.selection import asked_for, check_blocks, choos
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
-from attnreg.regularizer.base import Compose, Regularizer, a_regularizer, described
+from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
 from attnreg.regularizer.providers import HiddenProvider, MaskProvider
 from attnreg.sharding import is_sharded
 from attnreg.sites import Stack
@@ -80,8 +80,6 @@ def attach(
         load = ": load the model first, as with `from_pretrained`" if isinstance(model, str) else ""
         load = ": `attach(model, provider)` takes the model first" if isinstance(model, Regularizer) else load
         raise TypeError(f"Expected `model` to be a torch module, got {model!r}{load}.")
-    if not isinstance(provider, Regularizer):
-        raise TypeError(f"Expected `provider` to be a regularizer, got {described(provider)}.")
     a_regularizer(provider, "attach")
     one_of("own_dropout", own_dropout, ("torch", "seeded"))
     _check(model, provider)

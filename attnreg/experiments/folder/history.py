@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+
+Record = Mapping[str, Any]
 
 
 @dataclass
@@ -40,6 +45,21 @@ class History:
         """Return the evaluations of one network, in order."""
         return [record for record in self.evaluations if record["network"] == network]
 
-    def best(self, metric: str, network: str) -> dict[str, Any]:
-        """Return the evaluation with the best score of a network; the earliest one in a tie."""
-        return max(self.of(network), key=lambda record: record[metric])
+
+def best_of(records: Sequence[Record], key: str) -> Record:
+    """Return the record with the best score, the earliest one in a tie; a score that is no number is the worst."""
+    return max(records, key=lambda record: -math.inf if math.isnan(record[key]) else record[key])
+
+
+def training_losses(lines: Sequence[Record], evaluations: Sequence[Record]) -> list[float | None]:
+    """Return the mean training loss of the steps from one evaluation to the next; ``None`` where none was logged.
+
+    Lines are those of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
+    """
+    spans = zip(pairwise([0, *(line["step"] for line in lines)]), lines, strict=True)
+    logged = [(end, line["loss"], end - begin) for (begin, end), line in spans if "loss" in line]
+    means: list[float | None] = []
+    for begin, end in pairwise([0, *(record["step"] for record in evaluations)]):
+        inside = [(loss, steps) for step, loss, steps in logged if begin < step <= end]
+        means.append(sum(map(math.prod, inside)) / sum(steps for _, steps in inside) if inside else None)
+    return means

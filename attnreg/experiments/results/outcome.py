@@ -15,7 +15,7 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 import attnreg
-from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.history import History, best_of
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
@@ -63,7 +63,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
         **{name: getattr(history, name) for name in _OF_HISTORY},
-        "best_epoch": history.best(run.task.metric, method.returned_name),
+        "best_epoch": best_of(history.of(method.returned_name), run.task.metric),
         "rows": len(run.train_rows),
         "parameters": run.parameters,
         "steps": history.step,

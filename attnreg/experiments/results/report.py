@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from attnreg.experiments.folder.history import History, best_of
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
-    from attnreg.experiments.folder.history import History
     from attnreg.experiments.setup.setup import Setup
 
 COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
@@ -35,7 +35,7 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
     rows = []
     for name, its_run, its_history, network in entries:
         records = its_history.of(network)
-        best, last = its_history.best(metric, network), records[-1]
+        best, last = best_of(records, metric), records[-1]
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
         is_returned = network == its_history.returned  # or it is the other one of a game

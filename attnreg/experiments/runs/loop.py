@@ -36,13 +36,6 @@ from attnreg.regularizer.abilities import asleep_for, effects
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
 
-#: options of the command line that set arguments of a training method, by the argument
-METHOD_FLAGS = {
-    "loss_function": "--class-weights",
-    "micro_batches": "--gradient-accumulation",
-    "max_grad_norm": "--max-grad-norm",
-}
-
 
 def fit(method: TrainingMethod, run: Setup) -> History:
     """Train, evaluate, keep the model to return and write checkpoints; with ``--resume``, continue from the last one.
@@ -61,7 +54,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             shown = "run.loss_function" if name == "loss_function" else value
             raise InputError(
                 f"Expected {type(method).__name__} to be made with {name}={shown} and to return it as `{name}`: it "
-                f"would ignore {run.loss_flags if name == 'loss_function' else METHOD_FLAGS[name]}."
+                f"would ignore {run.method_flags[name]}."
             )
     if method.provider is not None:
         run.remarks += effects(method.provider)
@@ -136,6 +129,7 @@ class _Loop:
             self.progress.step(history, self.telemetry)
             stopped = self._is_to_stop()
             if stopped or (run.settings.save_steps and history.step % run.settings.save_steps == 0):
+                self._check()
                 self.save()
             if stopped:
                 self.stop()
@@ -193,12 +187,10 @@ class _Loop:
         )
 
     def save(self) -> None:
-        """Write a checkpoint, unless training has diverged."""
-        run = self.run
-        self._check()
-        state = self._state()
-        if run.folder.writer:
-            write_state(run.folder.checkpoints, self.history.step, state)
+        """Write a checkpoint."""
+        state = self._state()  # in all processes
+        if self.run.folder.writer:
+            write_state(self.run.folder.checkpoints, self.history.step, state)
 
     def _state(self) -> dict[str, Any]:
         """Return the state of the run; for each process, its rows, telemetry and random state."""

@@ -13,7 +13,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
 from attnreg.experiments.results.report import notes_of, tables_of
-from attnreg.experiments.runs.loop import METHOD_FLAGS, fit
+from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.models.linear_head import fit_linear_head
 from attnreg.regularizer.base import Regularizer
@@ -65,7 +65,7 @@ class Run(Setup):
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            flag = next((f" ({flag})" for name, flag in METHOD_FLAGS.items() if f"'{name}'" in str(error)), "")
+            flag = next((f" ({flag})" for name, flag in self.method_flags.items() if f"'{name}'" in str(error)), "")
             raise InputError(f"Cannot make {method.__name__} for {self.settings.recipe}: {error}{flag}.") from error
         return self.fit(made)
 
@@ -78,8 +78,7 @@ class Run(Setup):
 
         Raises:
             InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU
-                in float32; or without the loss of ``--class-weights``, the micro-batches of
-                ``--gradient-accumulation`` or the norm of ``--max-grad-norm``.
+                in float32; or without one of the options that :meth:`train` gives a method.
             StoppedError: if training diverges, a file cannot be written, or a signal stops the run.
 
         Warns:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnreg.errors import StoppedError
+from attnreg.experiments.folder.history import training_losses
 from attnreg.training.method import StepResult
 
 EVERY = 10
@@ -155,19 +155,12 @@ class PassCounter:
 def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a warning if the mean training loss was never again as low as before the first evaluation.
 
-    Fewer than three evaluations give none, nor does a regularizer that acts in some epochs only. Lines are those of
-    ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
+    Fewer than three evaluations give none, nor does a regularizer that acts in some epochs only.
     """
     if len({bool(record["drop_rate"]) for record in evaluations if "drop_rate" in record}) > 1:
         return None
-    means, done = [], 0
-    for record in evaluations:
-        new = [line for line in lines if done < line["step"] <= record["step"]]
-        lengths = [after - before for before, after in pairwise([done, *(line["step"] for line in new)])]
-        pairs = [(line["loss"], steps) for line, steps in zip(new, lengths, strict=True) if "loss" in line]
-        if pairs:
-            means.append((sum(map(prod, pairs)) / sum(steps for _, steps in pairs), record["epoch"]))
-        done = record["step"]
+    losses = zip(training_losses(lines, evaluations), evaluations, strict=True)
+    means = [(loss, record["epoch"]) for loss, record in losses if loss is not None]
     if len(means) < 3 or any(mean <= means[0][0] for mean, _ in means[1:]):
         return None
     (first, begin), (last, end) = means[0], means[-1]

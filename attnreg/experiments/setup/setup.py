@@ -288,6 +288,12 @@ class Setup:
         return ", ".join(self.settings.flag(name) for name in names if getattr(self.settings, name))
 
     @property
+    def method_flags(self) -> dict[str, str]:
+        """The options of the command line that set arguments of a training method, by the argument."""
+        others = {"micro_batches": "--gradient-accumulation", "max_grad_norm": "--max-grad-norm"}
+        return {"loss_function": self.loss_flags, **others}
+
+    @property
     def method_options(self) -> dict[str, Any]:
         """The arguments of a training method that options of the command line set to other values than its defaults."""
         settings = self.settings

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 
+from attnreg.experiments.folder.history import Record, best_of
 from attnreg.sharding import load_whole_state, whole_state
 
-Record = Mapping[str, Any]
 STOPPING = "stopping"  # the rows held out for --patience, among the evaluated sets
 
 
@@ -26,7 +24,7 @@ class Selection:
 
     def best(self, records: Sequence[Record]) -> Record:
         """Return the record of the best evaluation; the earliest one in a tie."""
-        return max(records, key=lambda record: -math.inf if math.isnan(record[self.key]) else record[self.key])
+        return best_of(records, self.key)
 
     def is_over(self, records: Sequence[Record]) -> bool:
         """Whether the run is to stop after these evaluations."""

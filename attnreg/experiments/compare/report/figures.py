@@ -16,6 +16,7 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.folder.history import training_losses
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.run import plot_drop_rates
 from attnreg.experiments.results.plots.style import COLORS, count_axis, folded, picture, point_alone, styles
@@ -113,16 +114,10 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
 
 def _returned(run: PlannedRun) -> list[dict[str, Any]]:
     """Return the evaluations of the network that a run returned (a game evaluates two), with its training loss."""
-    network, lines = run.result["best_epoch"].get("network"), run.reader.telemetry
-    steps, losses = (np.array([line[name] for line in lines]) for name in ("step", "loss"))
-    weights, begin = np.diff(steps, prepend=0), 0
-    records = [dict(record) for record in run.reader.metrics if record["network"] == network]
-    for record in records:
-        inside = (steps > begin) & (steps <= record["step"])
-        if inside.any():
-            record["training_loss"] = float(np.average(losses[inside], weights=weights[inside]))
-        begin = record["step"]
-    return records
+    network = run.result["best_epoch"].get("network")
+    records = [record for record in run.reader.metrics if record["network"] == network]
+    losses = zip(records, training_losses(run.reader.telemetry, records), strict=True)
+    return [record if loss is None else record | {"training_loss": loss} for record, loss in losses]
 
 
 def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Picture]:
