@@ -102,6 +102,12 @@ BAD = [
     bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected each method once, got 'a=finetune' and 'a=ad-drop'"),
     bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected each method once, got 'finetune' and 'finetune=ad-drop'"),
     bad("compare", "finetune", "search=ad-drop", code=2, says="A comparison has a folder search: choose another name than in 'search=ad-drop'"),
+    *(
+        bad("compare", f"ad-drop --q {{{values}}}", code=2,
+            says=f"Expected different values in braces, none of them empty, got {{{values}}} in 'ad-drop")
+        for values in ("0.1,", "0.1,0.1", "")
+    ),
+    bad("compare", "ad-drop --q {0.1,0.2}", "--search-rows", 9999, says="Holding out 9999 rows needs at least 10000 training rows, got 2000"),
     bad("compare", "finetune", "ad-drop --q {0.1,x}", code=2, says="Invalid value for '--q'"),
     bad("compare", "finetune", "ad-drop --validation-rows=3", code=2, says="--validation-rows must be the same for all methods"),
     bad("compare", "finetune", "ad-drop --task cola", code=2, says="--task must be the same for all methods"),

@@ -13,7 +13,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup import data_checks
 from attnreg.experiments.setup.batches import in_order
-from attnreg.experiments.tasks import agreement, choose_task, get_task, load_model, load_splits
+from attnreg.experiments.tasks import agreement, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
 from attnreg.training.objective import disagreement
@@ -35,7 +35,7 @@ def trained():
     task = get_task("agreement-completion")
     model, tokenizer = load_model(task)
     kind = kind_class("causal-lm")(task, tokenizer, 32)
-    rows = kind.encode(load_splits(task)["train"].select(range(24)))
+    rows = kind.encode(load_data(task)[1]["train"].select(range(24)))
     batch = kind.collate(list(rows.remove_columns("reference")))
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
     for _ in range(14):

@@ -175,13 +175,14 @@ def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):
     assert results(comparison) == results(finished)[:4]  # of the methods without a search
 
 
-def test_stopped_by_hand(warm, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_hand(warm, tmp_path, number):
     long = ["--epochs", 100]  # so that no run ends by itself before it is stopped
     command = [sys.executable, "-c", WITH_WARM_RUNS.format(before=""), *COMPARE, *long, "--jobs", 1]
     with warm.popen(command, cwd=tmp_path, stderr=subprocess.STDOUT) as process:
         wait_for(lambda: process.poll() is not None or list(tmp_path.rglob("config.json")))
         runs = psutil.Process(process.pid).children(recursive=True)
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     wait_for(lambda: all(map(has_ended, runs)))

@@ -219,7 +219,7 @@ def test_what_has_finished_is_reported_and_what_is_missing_is_named(tmp_path):
     seeds = {"finetune": 3, "ad-drop": 2, "attention-dropout": 0, "r-drop --alpha {1,5}": 0}
     for says in ("Incomplete: 5 of 14 runs have finished.", *(f"{name}: {n} of 4 seeds." for name, n in seeds.items())):
         assert says in report
-    assert "Failed: ad-drop, final, seed 3: Error: The loss is nan." in report
+    assert "No result: ad-drop, final, seed 3: Error: The loss is nan." in report
     (row,) = table(report, "Differences to finetune")
     assert (row["method"], row["difference"]) == ("ad-drop", f"{np.mean([0.65 - 0.6, 0.61 - 0.55]):+.4f}")
     assert [row["method"] for row in table(report, "Scores")] == ["finetune", "ad-drop"]
@@ -246,7 +246,7 @@ def test_a_method_that_fails_costs_only_itself(cli, warm, tmp_path, monkeypatch)
     says = "Error: 1 of the runs failed. The log of the first, study/bad/seed0.log, ends with: Error: "
     assert result.stderr.startswith(says)
     report = (tmp_path / "study" / "report.md").read_text()
-    assert "Failed: bad, final, seed 0: Error: Expected --max-length of at most 64 for this model, got 100" in report
+    assert "No result: bad, final, seed 0: Error: Expected --max-length of at most 64 for this model, got 100" in report
     assert table(report, "Scores")[0]["method"] == "finetune"
     assert not (tmp_path / "study" / "bad" / "seed1.log").exists()  # it would fail in the same way
 

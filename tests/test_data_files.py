@@ -10,7 +10,7 @@ import pytest
 
 from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
-from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
+from attnreg.experiments.tasks import choose_task, get_task, load_data
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
 
@@ -169,7 +169,7 @@ def test_a_parquet_file_with_other_types(tmp_path):
     table = pd.DataFrame({"sentence": ["a", "b", "c"], "label": [0, 1, 1], "idx": [0, 1, 2]})
     table.astype({"sentence": "category", "label": "int8"}).to_parquet(tmp_path / "train.parquet")
     datasets.Dataset.from_pandas(table).to_parquet(tmp_path / "dev.parquet")
-    splits = load_splits(get_task("cola"), tmp_path)
+    _, splits = load_data(get_task("cola"), tmp_path)
     assert splits["train"]["sentence"][:] == ["a", "b", "c"]
     assert splits["train"]["label"][:] == [0, 1, 1]
 
@@ -183,7 +183,7 @@ def table(*args, **values):
 
 
 def sizes(folder, task="cola"):
-    return {name: len(split) for name, split in load_splits(get_task(task), folder).items()}
+    return {name: len(split) for name, split in load_data(get_task(task), folder)[1].items()}
 
 
 LAYOUTS = {
@@ -212,7 +212,7 @@ def test_files_as_they_lie(tmp_path, layout):
     for name in LAYOUTS[layout]:
         made.write_rows(tmp_path / name, rows(3 if "train" in name.lower() else 2))
     assert sizes(tmp_path) == {"train": 6, "validation": 2}
-    assert load_splits(get_task("cola"), tmp_path)["train"]["label"][:] == [0, 1, 0, 0, 1, 0]
+    assert load_data(get_task("cola"), tmp_path)[1]["train"]["label"][:] == [0, 1, 0, 0, 1, 0]
 
 
 def test_glues_own_names_of_the_splits_of_mnli(tmp_path):
@@ -238,7 +238,7 @@ def test_folders_saved_by_datasets_one_by_one_or_one_below(tmp_path):
     datasets.DatasetDict(train=table(), dev=table(4).with_format("torch")).save_to_disk(tmp_path / "below" / "mine")
     for name in ("apart", "below"):
         assert sizes(tmp_path / name) == {"train": 8, "validation": 4}
-        train = load_splits(get_task("cola"), tmp_path / name)["train"]
+        train = load_data(get_task("cola"), tmp_path / name)[1]["train"]
         assert train[:2] == {"sentence": ["the boy 0 sleeps", "the boy 1 sleeps"], "label": [0, 1]}
 
 
@@ -308,12 +308,12 @@ def test_what_is_refused_says_what_is_there(tmp_path, files, says):
 def test_other_ways_out_are_named(tmp_path):
     made.write_rows(tmp_path / "train.json.gz", rows())
     with pytest.raises(InputError, match=r"train.json.gz has no splits: use --data-dir to give a folder"):
-        load_splits(choose_task("custom", text_columns="sentence"), tmp_path / "train.json.gz")
+        load_data(choose_task("custom", text_columns="sentence"), tmp_path / "train.json.gz")
     made.write_rows(tmp_path / "test" / "0.csv", rows(1))
     with pytest.raises(InputError, match=r"No validation file in .*, which has test/, .*\.$"):
-        load_splits(get_task("hans"), tmp_path)
+        load_data(get_task("hans"), tmp_path)
     with pytest.raises(InputError, match="Task 'ptb-pos' is not on the hub: use --data-dir"):
-        load_splits(get_task("ptb-pos"))
+        load_data(get_task("ptb-pos"))
 
 
 def test_files_that_do_not_fit_are_named(cli, tmp_path):

@@ -10,7 +10,7 @@ import transformers as hf
 from datasets import Dataset
 
 from attnreg.experiments.setup.sampling import mislabel
-from attnreg.experiments.tasks import get_task, load_model, load_splits
+from attnreg.experiments.tasks import get_task, load_data, load_model
 from tests.commands import ran, read_lines
 
 NOISY = ["--train-size", 200, "--label-noise", 0.3, "--epochs", 1, "--batch-size", 50, "--device", "cpu"]
@@ -37,7 +37,7 @@ def test_a_report_says_how_many_wrong_labels_were_memorized(cli, tmp_path):
     assert got["rows"] == 60
     model = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model").eval()
     _, tokenizer = load_model(get_task("agreement"))
-    rows = load_splits(get_task("agreement"))["train"].shuffle(seed=0).select(range(200))
+    rows = load_data(get_task("agreement"))[1]["train"].shuffle(seed=0).select(range(200))
     _, truth = mislabel(Dataset.from_dict({"labels": rows["label"][:], "reference": rows["label"][:]}), 0.3, 2, 0)
     wrong = rows.select(list(truth))
     with torch.no_grad():

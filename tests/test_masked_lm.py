@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from attnreg.errors import InputError
 from attnreg.experiments.setup.batches import TrainBatches, in_order
-from attnreg.experiments.tasks import agreement, get_task, load_model, load_splits
+from attnreg.experiments.tasks import agreement, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
 from tests.commands import assert_sentence, invoke, ran, read_lines
@@ -27,11 +27,11 @@ def masked():
 
 @pytest.fixture(scope="module")
 def encoded(masked):
-    return masked.encode(load_splits(masked.task)["train"].select(range(400))).remove_columns("reference")
+    return masked.encode(load_data(masked.task)[1]["train"].select(range(400))).remove_columns("reference")
 
 
 def test_the_corpus_is_what_is_acceptable():
-    splits = load_splits(get_task("agreement-words"))
+    splits = load_data(get_task("agreement-words"))[1]
     assert {row["label"] for rows in splits.values() for row in rows} == {1}
     assert {len(rows) for rows in splits.values()} <= set(range(80, 1050))
 
@@ -72,7 +72,7 @@ def test_pre_training_with_checkpoints_ends_as_without(cli, tmp_path, provider):
 
 
 def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded):
-    labelled = masked.encode(load_splits(masked.task)["train"].select(range(64)))
+    labelled = masked.encode(load_data(masked.task)[1]["train"].select(range(64)))
     state = torch.get_rng_state()
     first, again = (in_order(labelled, 16, masked, torch.device("cpu")).batches for _ in range(2))
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(first, again, strict=True))

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 import attnreg
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
-from attnreg.experiments.tasks import get_task, load_model, load_splits
+from attnreg.experiments.tasks import get_task, load_data, load_model
 from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
 from tests.commands import ran, read_lines
@@ -35,7 +35,7 @@ def test_result_and_predictions(cli, tmp_path):
     assert 0 < got["training_cpu_seconds"] < 1.5 * got["training_seconds"]  # on one thread, with its helpers
     assert got["peak_memory_bytes"] > 10**8
     predictions = read_lines("out/predictions.jsonl")
-    labels = torch.tensor(load_splits(get_task("agreement"))["validation"]["label"][:])
+    labels = torch.tensor(load_data(get_task("agreement"))[1]["validation"]["label"][:])
     assert [line["label"] for line in predictions] == labels.tolist()
     logits = torch.tensor([line["logits"] for line in predictions])
     assert error == pytest.approx(calibration_error(logits.softmax(-1), labels))
@@ -49,7 +49,7 @@ def test_the_training_score_is_of_the_rows_that_were_trained_on(cli, tmp_path):
     got = json.loads((tmp_path / "out" / "result.json").read_text())
     model = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model").eval()
     _, tokenizer = load_model(get_task("agreement"))
-    rows = load_splits(get_task("agreement"))["train"].shuffle(seed=0).select(range(64))
+    rows = load_data(get_task("agreement"))[1]["train"].shuffle(seed=0).select(range(64))
     batch = tokenizer(rows["sentence"][:], return_tensors="pt", padding=True)
     with torch.no_grad():
         loss = model(**batch, labels=torch.tensor(rows["label"][:])).loss

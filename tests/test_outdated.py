@@ -10,7 +10,7 @@ from attnreg import __version__
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options import content
-from attnreg.experiments.tasks import get_task, load_splits
+from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
 from tests.test_compare_study import written
@@ -40,7 +40,7 @@ def edit(name, old, new):
 def files(cli, tmp_path):
     """A data folder, a recipe file and a provider file in the current folder."""
     for split, size in (("train", 60), ("validation", 100)):
-        write_rows(tmp_path / "data" / f"{split}.jsonl", load_splits(get_task("agreement"))[split].to_list()[:size])
+        write_rows(tmp_path / "data" / f"{split}.jsonl", load_data(get_task("agreement"))[1][split].to_list()[:size])
     ran(cli("copy", "ad-drop", "mine.py"))
     text = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(f"{text}\n# q=0.2\n")

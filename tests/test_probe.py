@@ -9,7 +9,7 @@ import transformers as hf
 from sklearn.metrics import accuracy_score
 
 import attnreg
-from attnreg.experiments.tasks import get_task, load_model, load_splits
+from attnreg.experiments.tasks import get_task, load_data, load_model
 from tests.commands import invoke, ran
 from tests.test_plots import keeping
 
@@ -60,7 +60,7 @@ def test_the_table_agrees_with_a_slow_loop(probed):
     assert {(share, score) for name, q, share, score in rows if q in ("none", "0")} == {("0.000", f"{plain:.4f}")}
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
     _, tokenizer = load_model(get_task("agreement"))
-    dev = load_splits(get_task("agreement"))["validation"]
+    dev = load_data(get_task("agreement"))[1]["validation"]
     for region in ("high", "low"):
         provider = attnreg.AttributionProvider(0.5, 1.0, target="label", region=region)  # q = 1: no chance is left
         with attnreg.attach(model, provider) as handle, handle.probing():

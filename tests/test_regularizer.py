@@ -8,7 +8,7 @@ import attnreg
 from attnreg import AttentionDropout, CrossTuning, DropHead, HiddenDropout, HiddenProvider, Mask, MaskProvider, OnLayers
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
-from attnreg.training import FineTuning
+from attnreg.training import SAM, ChildTuning, FineTuning, Mixout
 from tests.cases import refused
 
 SITE = attnreg.AttentionSite(shape=(2, 2, 3, 3))
@@ -124,3 +124,11 @@ def test_what_is_no_regularizer_is_refused(value, message):
         with pytest.raises(InputError, match=f"Expected a regularizer in {where}, {message}"):
             use()
     assert not attnreg.is_attached(model)
+
+
+@pytest.mark.parametrize("method", [FineTuning, SAM, Mixout, ChildTuning])
+def test_an_optimizer_of_another_model_is_refused(method):
+    model, other = (nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(2))
+    with pytest.raises(InputError, match="holds no parameter that TransformerEncoderLayer trains: make a new one"):
+        method(model, torch.optim.SGD(other.parameters(), 0.1))
+    method(model, torch.optim.SGD([*model.parameters(), *other.parameters()], 0.1))

@@ -288,7 +288,7 @@ def test_a_generator_repeats_the_masks_that_it_drew_or_was_given():
 def test_there_is_nothing_to_replay_before_the_first_pass():
     with attnreg.attach(bert(), composed()) as handle:
         assert handle.seed is None
-        with pytest.raises(RuntimeError, match="no masked pass"), handle.replay():
+        with pytest.raises(RuntimeError, match="No pass has drawn masks"), handle.replay():
             pass
 
 

@@ -1,5 +1,6 @@
 """Which rows a run trains on, is scored on and holds out: all, by share of the class, by number per class, by fold."""
 
+import json
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments import Run
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.sampling import stratified
-from attnreg.experiments.tasks import get_task, load_splits
+from attnreg.experiments.tasks import get_task, load_data
 from attnreg.training import FineTuning
 from tests.commands import assert_sentence, ran, read_lines
 
@@ -87,7 +88,7 @@ def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path):
     first, again, other = (make(tmp_path, train_size=None, shots=7, seed=seed) for seed in (0, 0, 1))
     assert labels(first) == {0: 7, 1: 7}
     assert texts(first.train_rows) == texts(again.train_rows) != texts(other.train_rows)
-    share = np.mean(load_splits(get_task("agreement"))["train"]["label"])
+    share = np.mean(load_data(get_task("agreement"))[1]["train"]["label"])
     assert labels(make(tmp_path, train_size=101, stratified=True))[1] == pytest.approx(101 * share, abs=1)
 
 
@@ -115,6 +116,14 @@ def test_what_does_not_fit_is_said(tmp_path):
     ]:  # fmt: skip
         with pytest.raises(kind, match=says):
             make(tmp_path, **options)
+
+
+def test_a_folder_that_another_run_has_used_since_is_refused(tmp_path):
+    first, second = (make(tmp_path, epochs=1, seed=seed) for seed in (0, 1))
+    first.fit(FineTuning(first.model, first.optimizer(first.model), accelerator=first.accelerator))
+    with pytest.raises(InputError, match="Expected --output-dir to be new or empty"):
+        second.fit(FineTuning(second.model, second.optimizer(second.model), accelerator=second.accelerator))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 0
 
 
 def test_on_the_command_line(cli, tmp_path):

@@ -11,7 +11,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state
-from attnreg.experiments.tasks import built_in, get_task, load_splits
+from attnreg.experiments.tasks import built_in, get_task, load_data
 from tests.cases import tiny_bert
 from tests.commands import invoke, ran, read_lines
 from tests.method_cases import same
@@ -181,6 +181,6 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
 @recipes("finetune", "attendout", "ad-drop")
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
-    tiny_bert(load_splits(get_task("cola"), real_data / "cola")["train"]["sentence"][:500], tmp_path / "model")
+    tiny_bert(load_data(get_task("cola"), real_data / "cola")[1]["train"]["sentence"][:500], tmp_path / "model")
     ran(cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out"))
     assert read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0

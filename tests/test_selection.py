@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from attnreg.experiments.setup.stopping import Selection
-from attnreg.experiments.tasks import get_task, load_splits
+from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran, read_lines
 from tests.task_data import write_rows
 
@@ -48,7 +48,7 @@ def test_report_files_and_evaluation_are_of_the_same_network(cli, tmp_path, opti
 
 def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
     ran(cli("recipe", "finetune", *SMALL, "--epochs", 1, "--output-dir", "out"))
-    rows = load_splits(get_task("agreement"))["validation"].to_list()
+    rows = load_data(get_task("agreement"))[1]["validation"].to_list()
     sizes = {"a/short": 20, "b/short": 30, "long": 40}
     for folder, size in sizes.items():
         (tmp_path / folder).mkdir(parents=True)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import attnreg
 from attnreg.experiments.compare import launch
+from attnreg.experiments.folder.history import best_of
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.loop import Progress
 from attnreg.experiments.setup.stopping import Selection
@@ -245,7 +246,7 @@ def test_a_selection_counts_as_one_by_one():
         selection = Selection("x", patience)
         records = [{"x": score} for score in scores]
         seen = next((n for n in range(1, len(records)) if selection.is_over(records[:n])), len(records))
-        assert (seen, records.index(selection.best(records[:seen])) + 1) == expected_end(scores, patience)
+        assert (seen, records.index(best_of(records[:seen], selection.key)) + 1) == expected_end(scores, patience)
 
 
 def test_by_dev_it_is_the_plain_run_until_it_stops(early):

@@ -13,7 +13,7 @@ from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.options.catalogue import study_files
 from attnreg.experiments.results import saved_model
-from attnreg.experiments.tasks import get_task, load_splits
+from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran, read_csv
 from tests.task_data import write_rows
 from tests.test_compare import started_by
@@ -198,7 +198,7 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path):
 @pytest.mark.slow
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
-    rows = load_splits(get_task("agreement"))["test"].to_list()[:40]
+    rows = load_data(get_task("agreement"))[1]["test"].to_list()[:40]
     named = [{**row, "label": ["bad", "good"][row["label"]]} for row in rows]
     write_rows(tmp_path / "other" / "validation.jsonl", named)
     changes = {
@@ -254,7 +254,7 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
 
 
 def test_all_data_is_read_before_the_first_run(cli, tmp_path):
-    write_rows(tmp_path / "good" / "train.jsonl", load_splits(get_task("agreement"))["validation"].to_list()[:200])
+    write_rows(tmp_path / "good" / "train.jsonl", load_data(get_task("agreement"))[1]["validation"].to_list()[:200])
     tasks = [{"data_dir": "good", "name": "a"}, {"data_dir": "good", "name": "b", "train_size": 181}]
     path = file_of(tmp_path, tasks=tasks, options={"folds": 10})
     assert_sentence(cli("compare", "--study", path), 1, "Expected --train-size of at most 180, got 181")
@@ -352,6 +352,14 @@ def test_published_figures_stand_beside_the_measured_ones(tmp_path):
     ]
     assert "A paper, Table 1." in report
     assert "Changed from the study file: --epochs 2." in report
+
+
+def test_a_dry_run_counts_the_runs_that_follow_a_search(cli, tmp_path):
+    methods = {"low": "finetune", "high": "ad-drop --p {0.1,0.3}"}
+    path = file_of(tmp_path, tasks=[{}], methods=methods, baseline="low", primary=None)
+    output = ran(cli("compare", "--study", path, "--dry-run")).output
+    assert "high, final: 3 runs, once its search has finished" in output
+    assert f"{3 + 2 + 3} runs in all." in output
 
 
 def test_others_are_compared_with_the_best_rung(tmp_path):

@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks import choose_task, get_task, load_data, load_splits
+from attnreg.experiments.tasks import choose_task, get_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
 
@@ -15,7 +15,7 @@ def test_labels_by_name_by_number_and_as_the_data_names_them(tmp_path):
     rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("not_entailment", "entailment")]
     folder = made.write_splits(tmp_path / "names", train=rows, validation=rows)
     kind = kind_class("classification")(get_task("rte"))
-    assert kind.gold(load_splits(get_task("rte"), folder)["train"]) == [1, 0]
+    assert kind.gold(load_data(get_task("rte"), folder)[1]["train"]) == [1, 0]
     names = datasets.ClassLabel(names=["not_entailment", "entailment"])  # in another order than the task's
     table = datasets.Dataset.from_list(rows).cast_column("label", names)
     folder = made.write_splits(tmp_path / "parquet", train=table, validation=table)
@@ -33,7 +33,7 @@ def test_the_hubs_integer_tags_mean_the_same_as_their_names(tmp_path):
     task, kind = get_task("conll2003"), kind_class("tokens")(get_task("conll2003"))
     for number, table in enumerate(([numbers], [{**numbers, "ner_tags": tags}], named)):
         folder = made.write_splits(tmp_path / str(number), train=table, validation=table)
-        assert kind.gold(load_splits(task, folder)["train"]) == [[1, 2, 0]]
+        assert kind.gold(load_data(task, folder)[1]["train"]) == [[1, 2, 0]]
 
 
 def labelled(*labels):
@@ -80,7 +80,7 @@ BOTH = {"train": 4, "validation": 4}
     ],
 )  # fmt: skip
 def test_splits_by_the_hubs_names(tmp_path, task, given, expected):
-    splits = load_splits(get_task(task), made.write_splits(tmp_path / "data", **given))
+    splits = load_data(get_task(task), made.write_splits(tmp_path / "data", **given))[1]
     assert {name: len(rows) for name, rows in splits.items()} == expected
 
 
@@ -112,7 +112,7 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
     bad = [rows[0], {**rows[1], **change}, rows[2]]
     folder = made.write_splits(tmp_path / "data", train=bad, validation=rows)
     with pytest.raises(InputError, match=says):
-        load_splits(get_task(task), folder)
+        load_data(get_task(task), folder)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
 def test_columns_that_are_missing(tmp_path, task, row, says):
     folder = made.write_splits(tmp_path, train=[row], validation=[row])
     with pytest.raises(InputError, match=says):
-        load_splits(get_task(task), folder)
+        load_data(get_task(task), folder)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +173,17 @@ def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
     good, bad = ([{"sentence": "red", "label": label} for label in labels] for labels in ("01", "0110?"))
     folder = made.write_splits(tmp_path / "cola", suffix, train=bad, validation=good)
     with pytest.raises(InputError, match=r"Expected labels 0 \(unacceptable\), .* got '\?' in row 5 of split train"):
-        load_splits(get_task("cola"), folder)
+        load_data(get_task("cola"), folder)
     rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("1.5", "2", "?")]
     folder = made.write_splits(tmp_path / "stsb", suffix, train=rows, validation=rows[:2])
     with pytest.raises(InputError, match=r"Expected finite numbers in column label, got '\?' in row 3 of split train"):
-        load_splits(get_task("stsb"), folder)
+        load_data(get_task("stsb"), folder)
 
 
 def test_labels_that_are_numbers_as_text(tmp_path):
     for name, rows in (("cola", COLA["train"]), ("stsb", SIMILAR), ("swag", made.make(made.endings, 4, 0))):
         text = [{**row, "label": str(row["label"])} for row in rows]
-        splits = load_splits(get_task(name), made.write_splits(tmp_path / name, train=text, validation=rows))
+        splits = load_data(get_task(name), made.write_splits(tmp_path / name, train=text, validation=rows))[1]
         assert kind_class(get_task(name).kind)(get_task(name)).gold(splits["train"]) == [row["label"] for row in rows]
 
 
@@ -194,7 +194,7 @@ def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
     rows = datasets.Dataset.from_dict({**texts, "answer": ["0", "1"]}).to_list()
     folder = made.write_splits(tmp_path / "data", suffix, train=rows, validation=rows)
     custom = choose_task("custom", kind="multiple-choice", choice_columns="a,b", **options)
-    train = load_splits(custom, folder)["train"]
+    train = load_data(custom, folder)[1]["train"]
     assert train[:] == {**texts, "answer": [0, 1]}
-    train = load_splits(choose_task("custom", kind="seq2seq", **options), folder)["train"]
+    train = load_data(choose_task("custom", kind="seq2seq", **options), folder)[1]["train"]
     assert list(train["answer"]) == ["0", "1"]

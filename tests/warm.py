@@ -189,9 +189,9 @@ def warm_up():
         importlib.import_module(f"attnreg.{name}")
     for name in ("AutoTokenizer", "BertForSequenceClassification", "Trainer", "get_linear_schedule_with_warmup"):
         getattr(transformers, name)
-    from attnreg.experiments.tasks import get_task, load_model, load_splits
+    from attnreg.experiments.tasks import get_task, load_data, load_model
 
-    load_splits(get_task("agreement"))
+    load_data(get_task("agreement"))
     with tempfile.TemporaryDirectory() as folder:
         load_model(get_task("agreement"))[0].save_pretrained(folder)
 

@@ -204,7 +204,7 @@ class AttachHandle:
         """
         seed = self.seed if seed is None else seed
         if seed is None:
-            raise RuntimeError("There has been no masked pass whose masks could be repeated.")
+            raise RuntimeError("No pass has drawn masks that could be repeated: make one first, or give a `seed`.")
         indices = None if rows is None else torch.as_tensor(rows, dtype=torch.long)
         parts = self.provider.parts()
         early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]

@@ -104,6 +104,9 @@ class FineTuning(TrainingMethod):
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")
         learned = [] if self.handle is None else self.handle.provider.learned_parameters()
+        trained = [each for each in (*model.parameters(), *learned) if each.requires_grad]
+        if trained and not held_by(optimizer, trained):
+            raise InputError(f"The optimizer holds no parameter that {type(model).__name__} trains: make a new one.")
         if learned and accelerator is not None and accelerator.is_fsdp2:
             raise InputError(
                 f"{type(self.provider).__name__} learns parameters, which accelerate does not train under FSDP2: use "

@@ -32,7 +32,7 @@ _OPTIONS = (
                 "beside it are added, options replace its own."),
     option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
            help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
-    option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and an estimate of their time, and end."),
+    option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and, if some have finished, their time."),
     *of_all_runs("compare"),
 )  # fmt: skip
 _OF_STUDY, _OF_MAKING = ("study", "scale"), ("jobs", "threads", "launcher", "dry_run", "output_dir")

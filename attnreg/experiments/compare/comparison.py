@@ -133,7 +133,7 @@ class Comparison:
                 yield f"{method.name}: {seeds} of {self.seeds} seeds."
         for run in runs:
             if (reason := run.failure) is not None:
-                yield f"Failed: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
+                yield f"No result: {run.method.name}, {run.role}, seed {run.seed}: {reason} (see {run.log})"
 
     @property
     def _seeds(self) -> range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -53,7 +54,7 @@ class Board:
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended, with a result or without."""
         self._running.pop(run.folder, None)
-        ended = f"{run.score:.4f} ({run.seconds:.0f} s)" if run.finished else f"failed: see {run.log}"
+        ended = f"{run.score:.4f} ({run.seconds:.0f} s)" if run.finished else f"{run.failure} (see {run.log})"
         say(self._console, f"{_named(run)}: {ended}; {self._done} of {self._total} runs done")
         self._update()
 
@@ -129,6 +130,7 @@ def local(jobs: int, threads: int) -> Launcher:
             if not any(other.finished for other in runs if other.method == run.method):
                 broken.add(run.method)
 
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that runs keep checkpoints
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 list(pool.map(make, runs))
@@ -138,6 +140,8 @@ def local(jobs: int, threads: int) -> Launcher:
                 for child in children:
                     child.terminate()
                 raise
+            finally:
+                signal.signal(signal.SIGTERM, before)
 
     return launch
 

@@ -100,8 +100,10 @@ def describe(study: Study) -> None:
         say(console, f"{comparison.folder}: {len(runs)} runs, {len(done)} finished")
         for run in runs:
             say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {'finished' if run in done else 'to run'}")
-        if unknown := [method.name for method in comparison.methods if comparison.chosen(method) is None]:
-            say(console, f"  {', '.join(unknown)}: {comparison.seeds} more runs of each, once its search has finished")
-    each = fmean(times) if times else 0.0
-    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" if times else ""
+        for method in comparison.methods:
+            if comparison.chosen(method) is None:
+                total += comparison.seeds
+                say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
+    each = fmean(times or [0])
+    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" * bool(times)
     say(console, f"{total} runs in all{left}.")

@@ -138,6 +138,9 @@ class Method:
         if len(pieces) == 1:
             return [self]
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
+        if wrong := next((values for values in choices[1::2] if "" in values or len({*values}) < len(values)), None):
+            got = f"{{{','.join(wrong)}}} in {self.text!r}"
+            raise UsageError(f"Expected different values in braces, none of them empty, got {got}.")
         return [  # no alias that is typed has the form of a variant's
             Method("".join(chosen), self.alias and f"{self.alias}={','.join(chosen[1::2])}")
             for chosen in itertools.product(*choices)

@@ -114,10 +114,9 @@ class PlannedRun:
         from attnreg.experiments.tasks.loading.data import load_data
 
         settings = self.settings
-        task = settings.chosen_task()
-        if settings.data_dir is not None or task.embedded is None:
-            task, splits = load_data(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
-            choose_rows(splits, settings, task)
+        on_dev = settings.scored_on == "dev"
+        task, splits = load_data(settings.chosen_task(), settings.data_dir, needs_validation=on_dev)
+        choose_rows(splits, settings, task)
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""

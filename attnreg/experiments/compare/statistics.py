@@ -70,10 +70,9 @@ def bootstrap_over_rows(
         return np.mean(gaps, axis=0).reshape(rows.shape[:-1])
 
     options = {"vectorized": True, "batch": 200, "method": "percentile", "rng": np.random.default_rng(seed)}
-    interval = stats.bootstrap(
-        (np.arange(len(gold)),), difference, n_resamples=resamples, **options
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    found = stats.bootstrap((np.arange(len(gold)),), difference, n_resamples=resamples, **options)
+    low, high = found.confidence_interval
+    return float(low), float(high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -254,8 +254,7 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
         'linear'
     """
     kept = (each for each in OPTIONS if each.default is not MISSING and each.name not in NOT_COMPARED)
-    chosen = {"select": "last" if config.get("patience") is None else "best"}
-    return {**json.loads(json.dumps({each.name: each.default for each in kept})), **chosen, **config}
+    return {**json.loads(json.dumps({each.name: each.default for each in kept})), **config}
 
 
 def data_name(task: str, data_dir: str | None) -> str:

@@ -76,7 +76,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         if settings.patience is None and not settings.returns_best
         else {
             "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
-            "score": selection.best(records)[selection.key],
+            "score": best_of(records, selection.key)[selection.key],
             "last_epoch": records[-1]["epoch"],
             "returned_epoch": returned,
         },

@@ -100,7 +100,7 @@ def _at(record: Mapping[str, Any], metric: str) -> str:
 def _stopped(run: Setup, history: History) -> str:
     """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
     records, patience = history.of(history.returned), run.settings.patience
-    best = run.selection().best(records)["epoch"]
+    best = best_of(records, run.selection().key)["epoch"]
     rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
     if run.selection().is_over(records):
         after = f"{patience} evaluations" if patience != 1 else "1 evaluation"

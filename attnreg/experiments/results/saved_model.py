@@ -97,8 +97,7 @@ class SavedModel:
         asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
             **what,
-            # Runs of earlier versions saved the network of the best epoch, although they scored that of the last.
-            "network": reader.result.get("returned", {"select": "best", "epoch": reader.result["best_epoch"]["epoch"]}),
+            "network": reader.result["returned"],
             "request": request(self.options, **asked),
             "rows": len(sets[""].references),
             "metrics": evaluate_all(model, sets, kind),

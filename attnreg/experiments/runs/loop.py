@@ -69,6 +69,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
     loop = _Loop(method, run)
     with run.folder.locked(), run.folder.written(), interruptible() as loop.signals:
         if run.folder.writer:
+            run.folder.check(run.settings)  # again: another process may have written since the first check
             recover_states(run.folder.checkpoints)
         run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
         if run.settings.resume and run.folder.begun:

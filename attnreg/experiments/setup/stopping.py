@@ -22,19 +22,15 @@ class Selection:
     returns_best: bool = False  #: whether the network of the best evaluation is returned, and not the last one.
     weights: dict[str, Tensor] = field(default_factory=dict)  #: of the best network so far, if it is returned.
 
-    def best(self, records: Sequence[Record]) -> Record:
-        """Return the record of the best evaluation; the earliest one in a tie."""
-        return best_of(records, self.key)
-
     def is_over(self, records: Sequence[Record]) -> bool:
         """Whether the run is to stop after these evaluations."""
         if not records or self.patience is None:
             return False
-        return len(records) - list(records).index(self.best(records)) > self.patience
+        return len(records) - list(records).index(best_of(records, self.key)) > self.patience
 
     def returned(self, records: Sequence[Record]) -> Record:
         """Return the record of the network to return, of the evaluations so far."""
-        return self.best(records) if self.returns_best else records[-1]
+        return best_of(records, self.key) if self.returns_best else records[-1]
 
     def note(self, records: Sequence[Record], network: nn.Module) -> bool:
         """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""

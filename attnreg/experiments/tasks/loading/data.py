@@ -35,11 +35,6 @@ _TIMEOUT_S = 3.0
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
-def load_splits(task: Task, data_dir: str | Path | None = None) -> dict[str, datasets.Dataset]:
-    """Load the splits of a task, as :func:`load_data` does."""
-    return load_data(task, data_dir)[1]
-
-
 def load_data(
     task: Task,
     data_dir: str | Path | None = None,
