@@ -66,7 +66,8 @@ def test_a_soup_is_the_mean_of_networks_trained_apart():
 def test_what_has_no_mean_is_refused(cli):
     with pytest.raises(InputError, match="each with a network of its own"):
         Averaged([])
-    method = FineTuning(bert(dropout=0.0), sgd(bert(dropout=0.0)))
+    model = bert(dropout=0.0)
+    method = FineTuning(model, sgd(model))
     with pytest.raises(InputError, match="each with a network of its own"):
         Averaged([method, method])
     ran(cli("recipe", "finetune", "--train-size", 8, "--epochs", 1, "--device", "cpu", "--output-dir", "first"))
