@@ -158,10 +158,10 @@ test_what_cannot_be_scheduled_is_refused = refused(
 )  # fmt: skip
 
 
-def test_knots_may_be_numbers_of_numpy():
-    scheduled = attnreg.Scheduled(
-        attnreg.DropHead(), 2, p=[*zip(np.linspace(0, 1, 3), np.linspace(0, 0.4, 3), strict=True)]
-    )
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_knots_may_be_numbers_of_numpy(dtype):
+    knots = zip(np.linspace(0, 1, 3, dtype=dtype), np.linspace(0, 0.4, 3), strict=True)
+    scheduled = attnreg.Scheduled(attnreg.DropHead(), 2, p=[*knots])
     scheduled.step()
     assert scheduled.provider.p == pytest.approx(0.2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -125,7 +126,7 @@ class Line:
             progress, values = zip(*knots, strict=True)
         except (TypeError, ValueError):
             raise InputError(f"Expected knots (progress, value), such as [(0, 0.3), (1, 0)], got {knots!r}.") from None
-        if wrong := [x for x in progress if isinstance(x, bool) or not isinstance(x, (int, float)) or not 0 <= x <= 1]:
+        if wrong := [x for x in progress if isinstance(x, bool) or not isinstance(x, Real) or not 0 <= float(x) <= 1]:
             raise InputError(
                 "Expected knots (progress, value), with progress as a share of all steps or of the depth, in [0, 1], "
                 f"got {wrong[0]!r}."

@@ -54,7 +54,11 @@ class Board:
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended, with a result or without."""
         self._running.pop(run.folder, None)
-        ended = f"{run.score:.4f} ({run.seconds:.0f} s)" if run.finished else f"{run.failure} (see {run.log})"
+        ended = (
+            f"{run.score:.4f} ({run.seconds:.0f} s)"
+            if run.finished
+            else f"{run.failure or 'no result'} (see {run.log})"
+        )
         say(self._console, f"{_named(run)}: {ended}; {self._done} of {self._total} runs done")
         self._update()
 
@@ -130,7 +134,10 @@ def local(jobs: int, threads: int) -> Launcher:
             if not any(other.finished for other in runs if other.method == run.method):
                 broken.add(run.method)
 
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that runs keep checkpoints
+        in_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+        before = signal.getsignal(signal.SIGTERM)
+        if in_main:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that runs keep checkpoints
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 list(pool.map(make, runs))
@@ -141,7 +148,8 @@ def local(jobs: int, threads: int) -> Launcher:
                     child.terminate()
                 raise
             finally:
-                signal.signal(signal.SIGTERM, before)
+                if in_main:
+                    signal.signal(signal.SIGTERM, before)
 
     return launch
 

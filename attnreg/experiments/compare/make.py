@@ -104,6 +104,6 @@ def describe(study: Study) -> None:
             if comparison.chosen(method) is None:
                 total += comparison.seeds
                 say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
-    each = fmean(times or [0])
-    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" * bool(times)
+    each = fmean(times) if times else 0.0
+    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" if times else ""
     say(console, f"{total} runs in all{left}.")

@@ -213,9 +213,8 @@ def _fused(
     if not dropout_p:
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if hasattr(query, sdpa.PACKED):
-        return sdpa.unpacked(
-            functools.partial(_fused, own, func), query, key, value, attn_mask, dropout_p, is_causal, scale
-        )
+        attend = functools.partial(_fused, own, func)
+        return sdpa.unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
     valid, bias = sdpa.split_attention_mask(sdpa.materialized(attn_mask), is_causal, query, key)
     shape = sdpa.shape_of_scores(query, key)
     if enable_gqa:
