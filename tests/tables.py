@@ -51,6 +51,7 @@ RESULTS_OF = {
     "HiddenKey": "HiddenKey",
 }
 NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
+NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
 
 
 def choose_if(name: str) -> str:
