@@ -184,7 +184,7 @@ class Settings:
     @property
     def returns_best(self) -> bool:
         """Whether the network of the best evaluation is returned, not the last one."""
-        return self.select == "best" or (self.select is None and self.patience is not None)
+        return self.select == "best"
 
     @property
     def scored_on(self) -> str:

@@ -73,7 +73,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "held_out": run.held_out,
         "returned": {"select": "best" if settings.returns_best else "last", "epoch": returned},
         "stopping": None
-        if settings.patience is None and not settings.returns_best
+        if settings.stop_on is None
         else {
             "rows": None if run.stopping is None else len(run.stopping.references),  # `None` for dev
             "score": best_of(records, selection.key)[selection.key],

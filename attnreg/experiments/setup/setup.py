@@ -141,7 +141,7 @@ class Setup:
         }
         #: the rows held out of the whole run, before any others, for ``--patience`` or ``--select best``, if any
         self.stopping: Labelled | None = None
-        if settings.stop_on != "dev" and (settings.patience is not None or settings.returns_best):
+        if settings.stop_on == "held-out":
             size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))
             self.train_rows, held = self._split(self.train_rows, size)
             self.stopping = self.labelled(held)
