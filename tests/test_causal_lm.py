@@ -12,7 +12,7 @@ from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup import data_checks
-from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import agreement, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
@@ -108,7 +108,7 @@ def slow_answers(model, rows):
 @pytest.mark.parametrize("batch_size", [5, 24])
 def test_scores_are_those_of_each_row_alone(trained, batch_size):
     model, kind, rows = trained
-    found = predict(model, in_order(rows, batch_size, kind, torch.device("cpu")), kind)
+    found = predict(model, to_score(rows, batch_size, kind, torch.device("cpu")), kind)
     slow = list(slow_answers(model, rows))
     assert 0 < sum(row["is_exact"] for row in slow) < len(slow)
     for record, row in zip(found.records, slow, strict=True):
@@ -133,7 +133,7 @@ def test_prompts_that_leave_no_room_are_scored_but_not_trained_on(trained, monke
     )
     encoded = kind.encode(rows)
     assert len(kind.to_train_on(encoded)) == 1
-    found = predict(model, in_order(encoded, 2, kind, torch.device("cpu")), kind)
+    found = predict(model, to_score(encoded, 2, kind, torch.device("cpu")), kind)
     assert [record["tokens"] for record in found.records] == [1, 0]
     assert found.records[1]["prediction"] == ""
     assert math.isfinite(found.loss)
@@ -151,7 +151,7 @@ def test_generation_stays_within_the_positions_of_the_model(trained):
         {"prompt": " ".join(["the boy"] * 30), "completion": "a"},
         {"prompt": "the boy", "completion": " ".join(["is old"] * 29)},
     )
-    found = predict(model, in_order(kind.encode(long), 2, kind, torch.device("cpu")), kind)
+    found = predict(model, to_score(kind.encode(long), 2, kind, torch.device("cpu")), kind)
     assert [record["tokens"] for record in found.records] == [2, 59]
 
 

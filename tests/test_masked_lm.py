@@ -74,7 +74,7 @@ def test_pre_training_with_checkpoints_ends_as_without(cli, tmp_path, provider):
 def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded):
     labelled = masked.encode(load_data(masked.task)[1]["train"].select(range(64)))
     state = torch.get_rng_state()
-    first, again = (in_order(labelled, 16, masked, torch.device("cpu")).batches for _ in range(2))
+    first, again = (in_order(labelled, 16, masked, torch.device("cpu")) for _ in range(2))
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(first, again, strict=True))
     batches = TrainBatches(labelled, 16, masked, 0, Accelerator(cpu=True))
     whole, skipped = list(batches.epoch(0)), list(batches.epoch(0, skip=2))

@@ -14,7 +14,7 @@ from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.attribution import Target
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.integrations import RegularizedTrainer
@@ -204,7 +204,7 @@ def test_predictions_do_not_depend_on_the_batch(loaded):
     _, model, _ = loaded
     kind, rows = kind_of(loaded), rows_of(12)
     encoded = kind.encode(rows)
-    alone, together = (predict(model, in_order(encoded, size, kind, torch.device("cpu")), kind) for size in (1, 64))
+    alone, together = (predict(model, to_score(encoded, size, kind, torch.device("cpu")), kind) for size in (1, 64))
     assert alone.records == together.records
     assert len(alone.records) == 12
 
@@ -223,7 +223,7 @@ def test_other_architectures_read_the_same_rows(name, loaded):
     model = hf.AutoModelForQuestionAnswering.from_config(config).eval()
     kind = kind_of(loaded)
     encoded = kind.encode(rows_of(4))
-    found = predict(model, in_order(encoded, 8, kind, torch.device("cpu")), kind)
+    found = predict(model, to_score(encoded, 8, kind, torch.device("cpu")), kind)
     assert len(found.records) == 4
     batch = kind.collate(list(encoded.remove_columns("reference")))
     assert torch.isfinite(negative_loss(model, batch)).all()

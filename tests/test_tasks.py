@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import reading_of
@@ -40,7 +40,7 @@ def rows_of(*rows, **features):
 
 
 def predicted(network, rows, size, kind):
-    return predict(network, in_order(rows, size, kind, torch.device("cpu")), kind)
+    return predict(network, to_score(rows, size, kind, torch.device("cpu")), kind)
 
 
 def test_words_are_labelled_at_their_first_sub_word():
@@ -158,7 +158,7 @@ def test_multiple_choice_rows_are_beginnings_with_each_ending(bert):
     texts = tokenizer.batch_decode(rows[0]["input_ids"])
     assert texts == [f"[CLS] {row['sent1']} [SEP] {row['sent2']} {row[f'ending{i}']} [SEP]" for i in range(4)]
     assert tokenizer.decode(rows[1]["input_ids"][0]) == f"[CLS] {row['sent1']} [SEP] {row['ending0']} [SEP]"
-    labelled = in_order(rows, 2, kind, torch.device("cpu"))
+    labelled = to_score(rows, 2, kind, torch.device("cpu"))
     assert labelled.batches[0]["input_ids"].shape[:2] == (2, 4)
     records = predict(model, labelled, kind).records
     assert [record["label"] for record in records] == [row["label"], 3]
@@ -168,7 +168,7 @@ def test_multiple_choice_rows_are_beginnings_with_each_ending(bert):
 def one_batch(task, model, rows):
     network, tokenizer = load_model(task, str(model))
     kind = kind_class(task.kind)(task, tokenizer, 32)
-    labelled = in_order(kind.encode(rows_of(*rows)), len(rows), kind, torch.device("cpu"))
+    labelled = to_score(kind.encode(rows_of(*rows)), len(rows), kind, torch.device("cpu"))
     return network.eval(), labelled, kind
 
 
@@ -270,6 +270,21 @@ def test_rows_without_a_labelled_word_are_scored_and_not_trained_on(bert):
     assert [record["prediction"] for record in (alone.records[0], alone.records[2])] == [["O"], ["O"]]
     assert alone.loss == pytest.approx(predicted(model, rows, 3, kind).loss)
     assert predicted(model, rows.select([0]), 1, kind).loss is None
+
+
+def test_rows_are_scored_beside_those_of_their_length_and_told_in_their_order(bert):
+    model, tokenizer = load_model(get_task("cola"), str(bert))
+    kind = kind_class("classification")(get_task("cola"), tokenizer, 32)
+    texts = ["the red one went far", "red", "the one went", "one"]
+    rows = kind.encode(rows_of(*({"sentence": text, "label": len(text) % 2} for text in texts)))
+    labelled = to_score(rows, 2, kind, torch.device("cpu"))
+    assert [batch["input_ids"].shape[1] for batch in labelled.batches] == [3, 7]
+    together = predict(model, labelled, kind)
+    alone = [predicted(model, rows.select([row]), 1, kind) for row in range(4)]
+    assert [record["label"] for record in together.records] == [len(text) % 2 for text in texts]
+    for record, each in zip(together.records, alone, strict=True):
+        assert record["logits"] == pytest.approx(each.records[0]["logits"], abs=1e-5)
+    assert together.loss == pytest.approx(sum(each.loss for each in alone) / 4, rel=1e-5)
 
 
 def test_the_end_of_text_stands_in_for_padding(tmp_path):

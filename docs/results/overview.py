@@ -188,7 +188,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.text(0.02, at, title, **bold, transform=axes.get_yaxis_transform())
             at += 1.4
             for other in others:
-                row = found[*arm, other]
+                row = found[(*arm, other)]
                 mean, low, high = (100 * row[name] for name in ("difference", "low", "high"))
                 filled = look.color if row["p_holm"] < LEVEL else "white"
                 bar = {"fmt": "o", "color": look.color, "mfc": filled, "capsize": 3, "ms": 5}
@@ -207,7 +207,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_yticks([*ticks], [*ticks.values()], fontsize=8)
         axes.set_ylim(at - 0.3, -0.3)
         axes.set_xlim(-0.5, 2)
-        axes.set_xlabel("points on dev (TREC: test), mean and 95 % interval\nfilled: holds after correction", fontsize=8)
+        unit = "points on dev (TREC: test), mean and 95 % interval"
+        axes.set_xlabel(f"{unit}\nfilled: holds after correction", fontsize=8)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
-from attnreg.experiments.setup.batches import Labelled, in_order
+from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.built_in import choose_task
@@ -157,7 +157,7 @@ class SavedModel:
         return model.to(self._place), kind_class(task.kind)(task, tokenizer, length, reading)
 
     def _batches(self, kind: Kind, rows: Dataset) -> Labelled:
-        return in_order(kind.encode(rows), self.batch_size, kind, self._place)
+        return to_score(kind.encode(rows), self.batch_size, kind, self._place)
 
     def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset) -> list[Any]:
         return [record["prediction"] for record in predict(model, self._batches(kind, rows), kind).records]

@@ -22,6 +22,7 @@ class Labelled(NamedTuple):
 
     batches: list[Batch]
     references: list[Any]
+    order: list[int]  #: of each row in the batches, the place of its reference
 
 
 class TrainBatches:
@@ -64,14 +65,20 @@ class TrainBatches:
                 }
 
 
-def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> Labelled:
-    """Batch rows in their order on a device, for evaluation. Every process gets the same batches."""
+def to_score(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> Labelled:
+    """Batch rows of similar length, which takes less padding, together with their reference answers."""
+    lengths = kind.lengths(rows)
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
+    return Labelled(in_order(rows.select(order), batch_size, kind, device), list(rows[REFERENCE][:]), order)
+
+
+def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> list[Batch]:
+    """Batch rows in their order on a device. Every process gets the same batches."""
     # A loader draws a number each time it starts. With its own generator, evaluating more often does not change the
     # random numbers of training.
     given, generator = rows.remove_columns(REFERENCE), torch.Generator()
     loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)
-    batches: list[Batch] = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
-    return Labelled(batches, list(rows[REFERENCE][:]))
+    return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
 
 
 def _collate(kind: Kind, generator: torch.Generator) -> Callable[[list[dict[str, Any]]], dict[str, Tensor]]:

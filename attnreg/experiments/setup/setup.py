@@ -19,7 +19,7 @@ from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.option import Rates
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order
+from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
@@ -264,12 +264,15 @@ class Setup:
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""
-        return self.labelled(rows).batches
+        return in_order(rows, self._rows_at_a_time, self.kind, self.accelerator.device)
 
     def labelled(self, rows: Any) -> Labelled:
-        """Batch encoded rows in their order, together with their reference answers."""
-        size = max(1, self.settings.batch_size * 2 // self.settings.gradient_accumulation)
-        return in_order(rows, size, self.kind, self.accelerator.device)
+        """Batch encoded rows to be scored, together with their reference answers."""
+        return to_score(rows, self._rows_at_a_time, self.kind, self.accelerator.device)
+
+    @property
+    def _rows_at_a_time(self) -> int:
+        return max(1, self.settings.batch_size * 2 // self.settings.gradient_accumulation)
 
     @functools.cached_property
     def loss_function(self) -> LossFunction | None:
