@@ -308,7 +308,7 @@ def test_stopped_by_hand_it_goes_on_to_the_same_end(early, cli, tmp_path, monkey
 
 def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
     plain = make(tmp_path, train_size=None)
-    run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stopping_rows=70)
+    run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stop_on="held-out", stopping_rows=70)
     everything = texts(plain.train_rows)
     held = [
         tuple(ids[seen.bool()].tolist())
@@ -316,13 +316,15 @@ def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
         for ids, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)
     ]
     assert texts(run.dev_rows) == everything[-300:]
-    assert held == everything[-370:-300]
+    assert held == [everything[-370 + row] for row in run.stopping.order]
     assert len(run.stopping.references) == 70
     reward = sum(len(batch["labels"]) for batch in run.rows_in_order(run.hold_out_rows(40, epochs=2)))
     assert texts(run.train_rows) == everything[:-370]
     assert [trained_on(run, epoch) for epoch in range(4)] == [len(everything) - 370 - n for n in (reward, reward, 0, 0)]
     assert make(tmp_path, patience=1, stop_on="dev").stopping is None
-    assert len(make(tmp_path, train_size=None, patience=1).stopping.references) == min(256, len(everything) // 10)
+    assert len(make(tmp_path, train_size=None, patience=1, stop_on="held-out").stopping.references) == min(
+        256, len(everything) // 10
+    )
 
 
 @pytest.mark.slow
