@@ -1,5 +1,6 @@
 """Nothing sleeps unnoticed: one warning where a regularizer cannot act as it should."""
 
+import functools
 import re
 import warnings
 
@@ -77,12 +78,13 @@ def test_layers_with_constant_rates_of_their_own_are_no_schedule():
     assert attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).why_asleep(2 * PATIENCE) is None
 
 
-def test_what_is_learned_in_no_optimizer():
+@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
+def test_what_is_learned_in_no_optimizer(kind):
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)
     for held in (False, True):
         parameters = [*model.parameters(), *(provider.learned_parameters() if held else [])]
-        optimizer = torch.optim.SGD(parameters, lr=1e-3)
+        optimizer = kind(parameters, lr=1e-3)
         with attnreg.attach(model, provider) as handle:
             messages = train(model, PATIENCE + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None

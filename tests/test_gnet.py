@@ -120,6 +120,14 @@ def test_it_has_the_size_that_the_paper_states():
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 41.4
 
 
+def test_tokens_beyond_the_vocabulary_are_named():
+    provider = attnreg.GNetProvider(vocab_size=40, hidden_size=8, num_layers=1, initial_keep=None)
+    with pytest.raises(
+        ValueError, match=r"Expected token ids below 40, for which the G-Net was made, got 45: once the"
+    ):
+        provider.logits({"input_ids": torch.tensor([[3, 45]])})
+
+
 @pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])
 def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
     case = CASES["bert"]

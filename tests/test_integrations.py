@@ -182,10 +182,30 @@ def test_a_schedule_in_the_stock_trainer(tmp_path):
     assert torch.equal(weights(resumed.model), weights(trainer.model))
 
 
+def test_the_best_checkpoint_brings_its_provider(tmp_path):
+    kept = {"save_strategy": "epoch", "eval_strategy": "epoch", "num_train_epochs": 3, "load_best_model_at_end": True}
+    provider = attnreg.ConcreteDropout(2, p=0.2)
+    rows = {"train_dataset": Rows(), "eval_dataset": Rows()}
+    best = {"metric_for_best_model": "worse", "greater_is_better": False}
+    options = arguments(tmp_path, **kept, **best, learning_rate=0.1)
+    epochs = iter(range(9))
+    trainer = RegularizedTrainer(
+        bert(), options, provider=provider, compute_metrics=lambda _: {"worse": next(epochs)}, **rows
+    )
+    trainer.train()
+    saved = {
+        step: attnreg.ConcreteDropout.from_pretrained(tmp_path / f"checkpoint-{step}" / "attnreg").logits
+        for step in (4, 12)
+    }
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-4")
+    assert torch.equal(provider.logits, saved[4])
+    assert not torch.equal(saved[4], saved[12])
+
+
 def test_resuming_without_the_saved_provider_warns(tmp_path):
     hf.Trainer(bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=Rows()).train()
     trainer, _ = with_schedule(tmp_path, save_strategy="epoch")
-    with pytest.warns(UserWarning, match="The checkpoint of step 4 has no provider in .*attnreg"):
+    with pytest.warns(UserWarning, match="There is no provider in .*checkpoint-4.attnreg: it keeps"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 

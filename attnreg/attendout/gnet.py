@@ -281,7 +281,13 @@ class GNetProvider(MaskProvider):
                 dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
         """
         read = self._read(inputs)
-        return self.network(read.values, read.allowed)
+        try:
+            return self.network(read.values, read.allowed)
+        except IndexError as error:
+            raise InputError(
+                f"Expected token ids below {self.vocab_size}, for which the G-Net was made, got "
+                f"{int(read.values.max())}: once the model's embeddings are resized, make it anew."
+            ) from error
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
         """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""

@@ -107,22 +107,30 @@ class AttnRegCallback(TrainerCallback):
             raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
         if why := self._why_asleep(kwargs.get("model"), args, state):
             warnings.warn(why, AsleepWarning, stacklevel=2)
-        if state.global_step and provider.state_dict():
-            folder = _folder(args, state)
-            if folder.is_dir():
-                saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
-                provider.load_state_dict(saved.state_dict())
-            else:
-                warnings.warn(
-                    f"The checkpoint of step {state.global_step} has no provider in {folder}. The provider keeps its "
-                    "current state; to restore it, load it with `from_pretrained` before you resume.",
-                    stacklevel=2,
-                )
+        if state.global_step:
+            self._restore(_folder(args, state))
         provider.to(args.device)
         if args.world_size > 1:
             for tensor in provider.state_dict().values():
                 broadcast(tensor)
         self._clear_gradients()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Restore the provider of the best checkpoint, if the Trainer has loaded its model."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self._restore(Path(state.best_model_checkpoint) / "attnreg")
+
+    def _restore(self, folder: Path) -> None:
+        """Give the provider the state that :meth:`on_save` has saved; warn if there is none."""
+        provider = self.handle.provider
+        if not provider.state_dict():
+            return
+        if not folder.is_dir():
+            text = f"There is no provider in {folder}: it keeps its current state. To restore it, load it with "
+            warnings.warn(f"{text}`from_pretrained` before you go on.", stacklevel=3)
+            return
+        saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
+        provider.load_state_dict(saved.state_dict())
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Tell the provider that an epoch begins."""

@@ -71,7 +71,7 @@ class Watch:
     def __init__(self, regularizer: Regularizer) -> None:
         self.regularizer = regularizer
         self.passes = 0
-        self._versions = [(p, p._version) for p in regularizer.learned_parameters() if p.requires_grad]
+        self._first: list[Tensor] = []  # the learned parameters in the first training pass
         self._done = False
 
     def training_pass(self) -> None:
@@ -80,8 +80,11 @@ class Watch:
             return
         self.passes += 1
         reasons = [reason for each in self.regularizer.parts() if (reason := each.why_asleep(self.passes))]
-        stale = all(p._version == version and p.grad is not None for p, version in self._versions)
-        if self.passes >= PATIENCE and self._versions and stale:
+        learned = [p for p in self.regularizer.learned_parameters() if p.requires_grad]
+        if self.passes == 1:
+            self._first = [p.detach().clone() for p in learned]  # fused optimizers do not count their versions
+        is_stale = self.passes >= PATIENCE and learned and all(p.grad is not None for p in learned)
+        if is_stale and all(map(torch.equal, learned, self._first)):
             reasons.append(
                 f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
