@@ -152,6 +152,18 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
 
+def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):
+    args = ["recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"]
+    ran(cli(*args))
+    for name in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl", "result.json"):
+        text = (tmp_path / "out" / name).read_text()
+        (tmp_path / "out" / name).write_text(text.replace("1", "2", 1))
+        for command in ([*args, "--resume"], ["plot", "out"]):
+            assert_sentence(cli(*command), 1, f"The finished run in out has been changed: {name} has changed since")
+        (tmp_path / "out" / name).write_text(text)
+    ran(cli(*args, "--resume"))
+
+
 @pytest.mark.slow
 def test_a_comparison_with_a_damaged_run(cli, tmp_path):
     args = ["compare", "finetune", "attention-dropout", "--seeds", 2, "--epochs", 1, "--train-size", 64]

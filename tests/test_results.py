@@ -123,23 +123,29 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     folder.mkdir(parents=True)
     plan = {"methods": {"plain": "finetune", "high": "ad-drop", "low": "ad-drop --region low"}}
     plan |= {"baseline": "plain", "primary": ["high", "low"], "report_on": "test", "options": {"model": "base/small"}}
-    plan |= {"tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train_size": 100}]}
+    plan |= {"tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train-size": [100, 200]}]}
+    plan |= {"score_on": [{"split": "test"}]}
     (folder / "study.yaml").write_text(yaml.safe_dump(plan))
     scores = {"high": (0.8, 0.7), "low": (0.6, 0.6), "plain": (0.5, 0.7)}
     lines = [
-        f"sst2,{name},{seed},test,accuracy,{each[seed - 3]},abc" for name, each in scores.items() for seed in (3, 4)
+        f"sst2-train_size={size},{name},{seed},{row},abc"
+        for size in (100, 200)
+        for name, each in scores.items()
+        for seed in (3, 4)
+        for row in (f"test,accuracy,{each[seed - 3] * size / 100}", "test,loss,7", "dev,accuracy,0.1")
     ]
-    lines += [f"sst2,{name},{seed},dev,accuracy,0.1,abc" for name in scores for seed in (3, 4)]
     (folder / "results.csv").write_text("\n".join(["task,method,seed,scored_on,metric,score,commit", *lines]))
     names = overview["comparisons"].__globals__  # of published.py
     monkeypatch.setitem(names, "FOLDER", tmp_path)
     pairs = ((each, contrast) for each in names["contributed"](folder) for contrast in names["names"](each))
     rows = [names["comparison"](*pair) for pair in pairs]
     planned = [" ".join(row[name] for name in ("method", "baseline", "planned")) for row in rows]
-    assert planned == ["high low primary", "high plain secondary", "low plain secondary"]
+    assert planned == ["high low primary", "high plain secondary", "low plain secondary"] * 2
     assert rows[0]["setting"] == "mine: sst2, 100 rows, 2 seeds"
     assert (rows[0]["rows"], rows[0]["model"], rows[0]["commit"]) == ("phrases → sentences", "small", "abc")
     assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))
+    assert (rows[0]["metric"], rows[3]["train_size"], rows[3]["board"]) == ("accuracy", 200, "sst2, 200 rows")
+    assert rows[3]["difference"] == pytest.approx(0.3)
 
 
 def test_another_cpu():

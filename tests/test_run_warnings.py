@@ -63,6 +63,8 @@ ABSENT = "raise --train-size, or add such rows."
          ["1 of 42 training rows has no text: remove them.",
           "classes 'Good ', 'good' differ only in case or spaces: spell a class alike in all rows.",
           "class 'Good ' has 1 of 42 training rows and none in dev. Did you mean good?"]),
+        (CLASSES[:40], [row for row in CLASSES[40:] if row["label"] == "bad"], "custom", OF_TEXT,
+         ["all 10 dev rows have the label 'bad', so scores say little."]),
         (TAGS[:6], TAGS[6:], "conll2003", {},
          [f"no training row has the classes I-PER, B-ORG, I-ORG, B-LOC, I-LOC and 2 more: {ABSENT}"]),
         ([*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20), "mnli", {}, []),  # less than a fifth

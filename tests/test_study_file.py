@@ -1,6 +1,7 @@
 """Study files: what they may say, what is refused, what options beside them change, and the report over tasks."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scipy import stats
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.report.study import write_study_report
+from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.options.catalogue import study_files
 from attnreg.experiments.results import saved_model
@@ -75,6 +77,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"methods": {"plain": "finetun"}, "baseline": "plain", "primary": None}, "Did you mean finetune"),
         ({"baseline": "other"}, "In .*mine.yaml: Expected `baseline` to be one of .*, got 'other'"),
         ({"primary": ["high"]}, "Expected `primary` to be a list of two methods"),
+        ({"primary": ["high", "high"]}, "Expected `primary` to be a list of two methods"),
         ({"options": {"epoch": 2}}, "Unknown key 'epoch' in `options`. Did you mean epochs?"),
         ({"tasks": [{"task": "agreement", "seed": 1}]}, "Unknown key 'seed' in task 1"),
         ({"tasks": "agreement"}, "Expected `tasks` to be a list"),
@@ -83,6 +86,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"seeds": 0}, "Expected `seeds` to be at least 1, got 0"),
         ({"score_on": [{"split": "train"}]}, "Expected `split` to be one of validation, test, got 'train'"),
         ({"score_on": [{"max_length": 3}]}, "Expected `max_length` to be at least 4, got 3"),
+        ({"score_on": [{"name": "a b"}, {"name": "a_b"}]}, "Expected names in `score_on` that make different files"),
         ({"score_on": [{}], "keep_models": False}, "`score_on` needs the models"),
         ({"report_on": "test"}, "Expected `report_on` to be a name in `score_on` of each task .none., got 'test'"),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
@@ -115,6 +119,9 @@ def test_baseline_and_study_belong_into_the_file(cli, tmp_path):
     assert_sentence(cli("compare", "--study", file_of(tmp_path), "--baseline", "high"), 2, says)
     (tmp_path / "broken.yaml").write_text("methods: [")
     assert_sentence(cli("compare", "--study", "broken.yaml"), 1, "Cannot read the study broken.yaml")
+    (tmp_path / "broken.yaml").write_text("seeds: 2\nmethods:\n  a: finetune\n  a: sam\n")
+    says = "Cannot read the study broken.yaml: the key 'a' is there twice, from line 3 on"
+    assert_sentence(cli("compare", "--study", "broken.yaml"), 1, says)
 
 
 def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
@@ -195,6 +202,28 @@ def test_a_method_that_failed_is_left_out_over_tasks(tmp_path):
     assert "Differences by task" not in report  # the primary contrast needs it
 
 
+def test_commands_of_a_study_are_all_that_is_printed(cli, tmp_path):
+    printed = ran(cli("compare", "--study", file_of(tmp_path), "--launcher", "commands")).stdout
+    assert len(printed.splitlines()) == 27
+    assert all(line.startswith("cd ") for line in printed.splitlines())
+
+
+def test_scores_of_rows_that_have_changed_are_made_again(tmp_path):
+    rows, run = tmp_path / "other" / "validation.jsonl", SimpleNamespace(folder=tmp_path / "run")
+    write_rows(rows, [{"sentence": "red", "label": 1}])
+    scoring, place = Scoring("mine", data_dir=str(tmp_path / "other")), run.folder / "evaluations" / "mine.json"
+    asked = {"data_dir": scoring.data_dir, "split": "validation", "max_length": None, "classes": {}}
+    content = {"metrics": {"accuracy": 0.5}, "request": saved_model.request({"task": None}, **asked)}
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(content))
+    assert scoring.of(run) == {"accuracy": 0.5}
+    write_rows(rows, [{"sentence": "red", "label": 0}])
+    assert scoring.of(run) is None
+    content["request"].pop("content")  # scores of before do not tell
+    place.write_text(json.dumps(content))
+    assert scoring.of(run) == {"accuracy": 0.5}
+
+
 @pytest.mark.slow
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
@@ -234,6 +263,12 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
     swapped = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
     assert swapped["accuracy"] == pytest.approx(1 - evaluation["metrics"]["accuracy"])
+    write_rows(
+        tmp_path / "other" / "validation.jsonl", [{**row, "label": ["good", "bad"][row["label"]]} for row in rows]
+    )
+    ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
+    back = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
+    assert back["accuracy"] == pytest.approx(evaluation["metrics"]["accuracy"])
 
 
 def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypatch, undrawn):

@@ -18,6 +18,9 @@ import numpy as np
 import yaml
 
 from attnreg.experiments.compare.statistics import detectable, holm, paired_difference
+from attnreg.experiments.compare.study import read_study
+from attnreg.experiments.options.settings import TASK_OPTIONS
+from attnreg.experiments.tasks.built_in import choose_task
 
 FOLDER = Path(__file__).parent
 ALL = FOLDER / "comparisons" / "all.csv"
@@ -54,30 +57,28 @@ def scores(formula: str) -> dict[int, float]:
 
 def contributed(folder: Path) -> Iterator[Row]:
     """Yield the settings of a contributed study, one for each of its tasks."""
-    plan = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
-    path = (folder / "results.csv").relative_to(FOLDER).as_posix()
-    data = plan.get("report_on", "dev")
-    primary = " - ".join(plan["primary"]) if "primary" in plan else ""
-    for row in {row["task"]: row for row in table(path) if row["scored_on"] == data}.values():
-        task = next(each for each in plan["tasks"] if row["task"].startswith(each.get("name", each["task"])))
-        options = {**plan.get("options", {}), **task}
-        train_size = options.get("train_size", "all")
-        folder_name = Path(str(options.get("data_dir", ""))).name
-        others = [f"{name} - {plan['baseline']}" for name in plan["methods"] if name != plan["baseline"]]
+    study = read_study(folder / "study.yaml")
+    data, primary = study.report_on or "dev", study.primary or ()
+    for name, each in study.comparisons.items():
+        task = choose_task(each.options["task"], **{key: each.options.get(key) for key in TASK_OPTIONS})
+        train_size = each.options.get("train_size", "all")
+        place, title = Path(str(each.options.get("data_dir", ""))).name, name.split("-train_size=")[0]
+        baseline, methods = each.baseline.name, [method.name for method in each.methods]
+        others = [(method, baseline) for method in methods if method != baseline and {method, baseline} != {*primary}]
         yield {
             "study": f"contributed/{folder.name}",
-            "setting": f"{folder.name}: {row['task']}, {train_size} rows, {{}} seeds",
-            "board": f"{row['task']}, {train_size} rows",
-            "data": folder_name or task["task"],
-            "rows": "phrases → sentences" if task["task"] == "sst2" and folder_name != "sst2_sentences" else "",
-            "metric": row["metric"].replace("_", " "),
-            "model": Path(str(options.get("model", "tiny BERT"))).name,
+            "setting": f"{folder.name}: {title}, {train_size} rows, {{}} seeds",
+            "board": f"{title}, {train_size} rows",
+            "data": place or task.name,
+            "rows": "phrases → sentences" if task.name == "sst2" and place != "sst2_sentences" else "",
+            "metric": task.metric.replace("_", " "),
+            "model": Path(str(each.options.get("model", "tiny BERT"))).name,
             "train_size": train_size,
-            "table": path,
-            "where": {"task": row["task"], "scored_on": data, "metric": row["metric"]},
-            "methods": {name: name for name in plan["methods"]},
-            "primary": [primary] if primary else [],
-            "contrasts": [each for each in others if each != primary],
+            "table": (folder / "results.csv").relative_to(FOLDER).as_posix(),
+            "where": {"task": name, "scored_on": data, "metric": task.metric},
+            "methods": {method: method for method in methods},
+            "primary": [" - ".join(primary)] if primary else [],
+            "contrasts": [" - ".join(pair) for pair in others],
         }
 
 

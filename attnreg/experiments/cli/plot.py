@@ -30,7 +30,9 @@ def plot(run: Path, layer: int, pieces: int | None) -> None:
     from attnreg.experiments.results.plots.run import plot_run
     from attnreg.experiments.results.schedule import fit_schedule
 
-    schedule = None if pieces is None else fit_schedule(RunReader(run), pieces)
+    if (reader := RunReader(run)).finished:
+        reader.check_files()
+    schedule = None if pieces is None else fit_schedule(reader, pieces)
     made, left_out = plot_run(run, layer)
     for path in made:
         click.echo(path)

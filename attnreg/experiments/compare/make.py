@@ -23,7 +23,8 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
 
     Raises an ``InputError`` in the end if runs have failed or were stopped by hand.
     """
-    console, troubles, stopped = Console(), list[str](), False
+    # What is printed beside commands must not be taken for one.
+    console, troubles, stopped = Console(stderr=launcher == "commands"), list[str](), False
     for comparison in study.comparisons.values():
         if not all(run.finished for run in comparison.runs()):
             final = comparison.final_runs(comparison.baseline.variants[0])

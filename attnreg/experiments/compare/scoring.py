@@ -36,21 +36,23 @@ class Scoring:
         return str(entry.get("name", folder or entry.get("task", entry.get("split", "validation"))))
 
     @property
-    def _file(self) -> str:
+    def file(self) -> str:
+        """The name of the file with the scores, without suffix."""
         return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
         """Return the metrics of a run on these data; ``None`` until it is scored on them."""
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
-        path = run.folder / "evaluations" / f"{self._file}.json"
+        path = run.folder / "evaluations" / f"{self.file}.json"
         names = ("data_dir", "split", "max_length", "classes")
         asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
         try:
             if not path.is_file():
                 return None
             content = json.loads(path.read_text(encoding="utf-8"))
-            return dict(content["metrics"]) if content.get("request") == asked else None
+            is_same = {**asked, **content.get("request", {})} == asked  # older ones do not tell the content
+            return dict(content["metrics"]) if is_same and "request" in content else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
 
@@ -60,7 +62,7 @@ class Scoring:
 
         try:
             saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
-            saved.score(self.split, self._file, self.classes)
+            saved.score(self.split, self.file, self.classes)
         except InputError as error:
             return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"
         return None

@@ -235,7 +235,10 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
         _check(report_on in names, "report_on", known, report_on)
     primary = whole.get("primary")
     if primary is not None:
-        _check(isinstance(primary, list) and len(primary) == 2, "primary", "a list of two methods", primary)
+        right = (
+            isinstance(primary, list) and len({named("primary", name).name for name in primary}) == len(primary) == 2
+        )
+        _check(right, "primary", "a list of two methods", primary)
         primary = tuple(named("primary", name).name for name in primary)
     rungs = [named("rungs", name) for name in _list(whole, "rungs")]
     for rung in rungs:
@@ -276,8 +279,8 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
         classes = {theirs: str(ours) for theirs, ours in mapping(entry.get("classes"), "`classes`").items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
-        name = Scoring.usual_name(entry)
-        if name in (each.name for each in made):
-            raise InputError(f"Expected different names in `score_on`, got {name} twice.")
-        made.append(Scoring(name, entry.get("task"), entry.get("data_dir"), split, classes, length))
+        data = entry.get("task"), entry.get("data_dir")
+        made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
+        if made[-1].file in (each.file for each in made[:-1]):
+            raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].name} twice.")
     return made

@@ -11,10 +11,21 @@ import yaml
 from attnreg.errors import InputError, did_you_mean, one_line
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML keeps the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise InputError(f"the key {twice[0]!r} is there twice, from line {node.start_mark.line + 1} on")
+        return node
+
+
 def load_yaml(source: Path | str, what: str) -> Any:
     """Read YAML from a file, or from a text."""
     try:
-        return yaml.safe_load(source.read_text(encoding="utf-8") if isinstance(source, Path) else source)
+        return yaml.load(source.read_text(encoding="utf-8") if isinstance(source, Path) else source, _Loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"Cannot read {what}: {one_line(error)}") from error
 

@@ -95,8 +95,10 @@ class RunFolder:
     def last_report(self) -> str | None:
         """The report of a finished run that has no checkpoint to go on from."""
         path = self.path / "report.md"
-        over = RunReader(self.path).finished and not self.checkpoints.exists() and path.is_file()
-        return path.read_text(encoding="utf-8") if over else None
+        if not (reader := RunReader(self.path)).finished or self.checkpoints.exists() or not path.is_file():
+            return None
+        reader.check_files()
+        return path.read_text(encoding="utf-8")
 
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""
@@ -124,7 +126,9 @@ class RunFolder:
         """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
         rows = "".join(json.dumps(record) + "\n" for record in predictions)
         texts = {"predictions.jsonl": rows, "result.json": json.dumps(result, indent=2) + "\n"}
-        for name, text in {SUMS: checksums_of(texts), **texts}.items():
+        lines = (self.path / f"{name}.jsonl" for name in ("metrics", "telemetry"))
+        logs = {file.name: file.read_text(encoding="utf-8") for file in lines if file.is_file()}
+        for name, text in {SUMS: checksums_of(texts | logs), **texts}.items():
             self.write_text(name, text)
 
     def keep_lines(self, **counts: int) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from attnreg._files import replaced_file
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.content import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
@@ -251,7 +252,8 @@ def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
     """Return what a model was asked to be scored on, as it is written to the file of the scores."""
     given = {name: value for name, value in options.items() if value is not None}
     folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
-    return {"options": given, **asked, "data_dir": folder, "classes": classes}
+    content = None if folder is None else checksum(folder)
+    return {"options": given, **asked, "data_dir": folder, "classes": classes, "content": content}
 
 
 def absolute(folder: str | None) -> str | None:

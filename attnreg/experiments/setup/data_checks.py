@@ -27,6 +27,11 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     """Yield one sentence for each probable mistake in rows that are not yet encoded."""
     yield from row_warnings(kind.task, train, dev, scored_on)
     yield from kind.label_warnings(train)
+    if kind.one_class_per_row or kind.one_number_per_row:
+        for name, rows in (("training", train), (scored_on, dev)):
+            if len(rows) > 1 and len(labels := {*kind.gold(rows)}) == 1:
+                label = kind.task.labels[labels.pop()] if kind.has_classes else labels.pop()
+                yield f"all {len(rows)} {name} rows have the label {label!r}, so scores say little."
     if kind.has_classes and kind.one_class_per_row:
         yield from rare_class(kind, train, dev, scored_on)
     yield from input_warnings(kind, train)

@@ -41,8 +41,8 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         Code([shlex.join(command)]),
         Paragraph(said),
         Paragraph(
-            f"Each trial is scored on {held_out.rows} rows held out from train, with {held_out.seeds} seeds (from "
-            f"{FIRST_SEED}). Dev was not used. The sampler's seed is {search.sampler_seed}."
+            f"Each trial is scored on {held_out.rows} rows held out from train, with seeds from "
+            f"{FIRST_SEED} on ({held_out.seeds} in all). Dev was not used. The sampler's seed is {search.sampler_seed}."
         ),
         Heading("Winner"),
         Code([winner.method]),
