@@ -92,6 +92,17 @@ def test_what_is_learned_in_no_optimizer(kind):
         assert all("have not changed in 100 training passes" in message for message in messages)
 
 
+def test_what_is_frozen_at_first_is_not_said_to_stand_still():
+    model = BERT.build()
+    provider = attnreg.ConcreteDropout.for_model(model, 0.1)
+    optimizer = torch.optim.SGD([*model.parameters(), *provider.learned_parameters()], lr=1e-3)
+    with attnreg.attach(model, provider):
+        provider.requires_grad_(False)
+        messages = train(model, 1)
+        provider.requires_grad_(True)
+        assert not [*messages, *train(model, PATIENCE + 5, after=optimizer.step)]
+
+
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)

@@ -76,8 +76,8 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"methods": {}}, "In .*mine.yaml: Expected `methods` to be a mapping of names to recipes"),
         ({"methods": {"plain": "finetun"}, "baseline": "plain", "primary": None}, "Did you mean finetune"),
         ({"baseline": "other"}, "In .*mine.yaml: Expected `baseline` to be one of .*, got 'other'"),
-        ({"primary": ["high"]}, "Expected `primary` to be a list of two methods"),
-        ({"primary": ["high", "high"]}, "Expected `primary` to be a list of two methods"),
+        ({"primary": ["high"]}, "Expected `primary` to be a list of two different methods"),
+        ({"primary": ["high", "high"]}, "Expected `primary` to be a list of two different methods"),
         ({"options": {"epoch": 2}}, "Unknown key 'epoch' in `options`. Did you mean epochs?"),
         ({"tasks": [{"task": "agreement", "seed": 1}]}, "Unknown key 'seed' in task 1"),
         ({"tasks": "agreement"}, "Expected `tasks` to be a list"),
@@ -120,7 +120,7 @@ def test_baseline_and_study_belong_into_the_file(cli, tmp_path):
     (tmp_path / "broken.yaml").write_text("methods: [")
     assert_sentence(cli("compare", "--study", "broken.yaml"), 1, "Cannot read the study broken.yaml")
     (tmp_path / "broken.yaml").write_text("seeds: 2\nmethods:\n  a: finetune\n  a: sam\n")
-    says = "Cannot read the study broken.yaml: the key 'a' is there twice, from line 3 on"
+    says = "Cannot read the study broken.yaml: the key 'a' is there twice, again in line 4"
     assert_sentence(cli("compare", "--study", "broken.yaml"), 1, says)
 
 

@@ -284,6 +284,8 @@ class GNetProvider(MaskProvider):
         try:
             return self.network(read.values, read.allowed)
         except IndexError as error:
+            if self.patch is not None or int(read.values.max()) < self.vocab_size:
+                raise
             raise InputError(
                 f"Expected token ids below {self.vocab_size}, for which the G-Net was made, got "
                 f"{int(read.values.max())}: once the model's embeddings are resized, make it anew."

@@ -110,15 +110,19 @@ class AttnRegCallback(TrainerCallback):
         if state.global_step:
             self._restore(_folder(args, state))
         provider.to(args.device)
-        if args.world_size > 1:
-            for tensor in provider.state_dict().values():
-                broadcast(tensor)
+        self._share(args)
         self._clear_gradients()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Restore the provider of the best checkpoint, if the Trainer has loaded its model."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self._restore(Path(state.best_model_checkpoint) / "attnreg")
+            self._share(args)
+
+    def _share(self, args: TrainingArguments) -> None:
+        """Give all processes the provider's state in the first one."""
+        for tensor in self.handle.provider.state_dict().values() if args.world_size > 1 else ():
+            broadcast(tensor)
 
     def _restore(self, folder: Path) -> None:
         """Give the provider the state that :meth:`on_save` has saved; warn if there is none."""
@@ -126,8 +130,8 @@ class AttnRegCallback(TrainerCallback):
         if not provider.state_dict():
             return
         if not folder.is_dir():
-            text = f"There is no provider in {folder}: it keeps its current state. To restore it, load it with "
-            warnings.warn(f"{text}`from_pretrained` before you go on.", stacklevel=3)
+            text = f"There is no provider in {folder}. {type(provider).__name__} keeps its present state."
+            warnings.warn(text, stacklevel=3)
             return
         saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
         provider.load_state_dict(saved.state_dict())

@@ -71,7 +71,7 @@ class Watch:
     def __init__(self, regularizer: Regularizer) -> None:
         self.regularizer = regularizer
         self.passes = 0
-        self._first: list[Tensor] = []  # the learned parameters in the first training pass
+        self._first: list[tuple[Tensor, Tensor]] = []  # learned parameters, with a copy from the first training pass
         self._done = False
 
     def training_pass(self) -> None:
@@ -80,16 +80,21 @@ class Watch:
             return
         self.passes += 1
         reasons = [reason for each in self.regularizer.parts() if (reason := each.why_asleep(self.passes))]
-        learned = [p for p in self.regularizer.learned_parameters() if p.requires_grad]
-        if self.passes == 1:
-            self._first = [p.detach().clone() for p in learned]  # fused optimizers do not count their versions
-        is_stale = self.passes >= PATIENCE and learned and all(p.grad is not None for p in learned)
-        if is_stale and all(map(torch.equal, learned, self._first)):
+        if self.passes == 1:  # fused optimizers do not count the versions of what they change
+            learned = self.regularizer.learned_parameters()
+            self._first = [(p, p.detach().clone()) for p in learned if p.requires_grad]
+        if self.passes >= PATIENCE and self._first and all(_is_stale(*pair) for pair in self._first):
             reasons.append(
                 f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
         self._done = bool(reasons) or self.passes > PATIENCE
+        self._first = [] if self._done else self._first
         if reasons:
             warnings.warn(reasons[0], AsleepWarning, stacklevel=2)
+
+
+def _is_stale(parameter: Tensor, before: Tensor) -> bool:
+    """Whether a parameter has a gradient, but the value of before."""
+    return parameter.grad is not None and parameter.device == before.device and torch.equal(parameter, before)

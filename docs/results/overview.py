@@ -73,7 +73,7 @@ def summary(rows: Sequence[Row]) -> str:
     alone = sum(p < LEVEL for p in holm([row["p"] for row in primary]))
     return (
         f"**{holding} of {len(rows)} differences hold** after Holm's correction over all of them (bold). "
-        f"{len(primary)} are primary contrasts, which plans named before their first runs; {held} of these "
+        f"{len(primary)} are primary contrasts, which plans named before their runs; {held} of these "
         f"{'hold' if held - 1 else 'holds'}. Corrected for the {len(primary)} alone, {alone} would."
     )
 

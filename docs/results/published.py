@@ -62,7 +62,7 @@ def contributed(folder: Path) -> Iterator[Row]:
     for name, each in study.comparisons.items():
         task = choose_task(each.options["task"], **{key: each.options.get(key) for key in TASK_OPTIONS})
         train_size = each.options.get("train_size", "all")
-        place, title = Path(str(each.options.get("data_dir", ""))).name, name.split("-train_size=")[0]
+        place, title = Path(str(each.options.get("data_dir", ""))).name, name.replace(f"-train_size={train_size}", "")
         baseline, methods = each.baseline.name, [method.name for method in each.methods]
         others = [(method, baseline) for method in methods if method != baseline and {method, baseline} != {*primary}]
         yield {

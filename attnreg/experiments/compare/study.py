@@ -238,7 +238,7 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
         right = (
             isinstance(primary, list) and len({named("primary", name).name for name in primary}) == len(primary) == 2
         )
-        _check(right, "primary", "a list of two methods", primary)
+        _check(right, "primary", "a list of two different methods", primary)
         primary = tuple(named("primary", name).name for name in primary)
     rungs = [named("rungs", name) for name in _list(whole, "rungs")]
     for rung in rungs:
@@ -282,5 +282,5 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
         data = entry.get("task"), entry.get("data_dir")
         made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
         if made[-1].file in (each.file for each in made[:-1]):
-            raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].name} twice.")
+            raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].file} twice.")
     return made

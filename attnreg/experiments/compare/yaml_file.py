@@ -16,9 +16,11 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"the key {twice[0]!r} is there twice, from line {node.start_mark.line + 1} on")
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (name := key.value.replace("-", "_")) in seen and name != "<<":
+                raise InputError(f"the key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
+            seen.add(name)
         return node
 
 

@@ -118,8 +118,7 @@ class RunReader:
             check_checksums(self.folder)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"The finished run in {self.folder} has been changed: {error}. Remove that folder and repeat the "
-                "command to run it again."
+                f"The finished run in {self.folder} has been changed: {error}. Remove that folder and run it again."
             ) from error
 
     def _object(self, name: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a line to ``name.jsonl``."""
         if self.writer:
-            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            with (self.path / f"{name}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json.dumps(record) + "\n")
 
     def locked(self) -> AbstractContextManager[None]:

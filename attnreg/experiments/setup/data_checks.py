@@ -28,7 +28,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     yield from row_warnings(kind.task, train, dev, scored_on)
     yield from kind.label_warnings(train)
     if kind.one_class_per_row or kind.one_number_per_row:
-        for name, rows in (("training", train), (scored_on, dev)):
+        for name, rows in ((scored_on, dev), *([("training", train)] if kind.one_number_per_row else [])):
             if len(rows) > 1 and len(labels := {*kind.gold(rows)}) == 1:
                 label = kind.task.labels[labels.pop()] if kind.has_classes else labels.pop()
                 yield f"all {len(rows)} {name} rows have the label {label!r}, so scores say little."
