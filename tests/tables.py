@@ -42,6 +42,8 @@ RESULTS_OF = {
     "AD-DROP": "AttributionProvider",
     "high": "AttributionProvider",
     "AttendOut": "GNetProvider",
+    "AttendOut (clean rewards)": "GNetProvider",
+    "masks (clean rewards)": "GNetProvider",
     "attention-dropout": "AttentionDropout",
     "scores dropout": "AttentionDropout",
     "attention-layerdrop": "AttentionLayerDrop",
@@ -52,6 +54,7 @@ RESULTS_OF = {
 }
 NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
 NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
+NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)"}
 
 
 def choose_if(name: str) -> str:
