@@ -43,7 +43,6 @@ RESULTS_OF = {
     "high": "AttributionProvider",
     "AttendOut": "GNetProvider",
     "AttendOut (clean rewards)": "GNetProvider",
-    "masks (clean rewards)": "GNetProvider",
     "attention-dropout": "AttentionDropout",
     "scores dropout": "AttentionDropout",
     "attention-layerdrop": "AttentionLayerDrop",
@@ -54,7 +53,7 @@ RESULTS_OF = {
 }
 NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
 NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
-NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)"}
+NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)", "masks (clean rewards)"}
 
 
 def choose_if(name: str) -> str:
