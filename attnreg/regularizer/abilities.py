@@ -83,7 +83,13 @@ class Watch:
         if self.passes == 1:  # fused optimizers do not count the versions of what they change
             learned = self.regularizer.learned_parameters()
             self._first = [(p, p.detach().clone()) for p in learned if p.requires_grad]
-        if self.passes >= PATIENCE and self._first and all(_is_stale(*pair) for pair in self._first):
+        if (
+            self._first
+            and self.passes >= PATIENCE
+            and all(
+                p.grad is not None and p.device == before.device and torch.equal(p, before) for p, before in self._first
+            )
+        ):
             reasons.append(
                 f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
@@ -93,8 +99,3 @@ class Watch:
         self._first = [] if self._done else self._first
         if reasons:
             warnings.warn(reasons[0], AsleepWarning, stacklevel=2)
-
-
-def _is_stale(parameter: Tensor, before: Tensor) -> bool:
-    """Whether a parameter has a gradient, but the value of before."""
-    return parameter.grad is not None and parameter.device == before.device and torch.equal(parameter, before)

@@ -54,11 +54,9 @@ class Board:
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended, with a result or without."""
         self._running.pop(run.folder, None)
-        ended = (
-            f"{run.score:.4f} ({run.seconds:.0f} s)"
-            if run.finished
-            else f"{run.failure or 'no result'} (see {run.log})"
-        )
+        ended = f"{run.failure or 'no result'} (see {run.log})"
+        if run.finished:
+            ended = f"{run.score:.4f} ({run.seconds:.0f} s)"
         say(self._console, f"{_named(run)}: {ended}; {self._done} of {self._total} runs done")
         self._update()
 

@@ -182,11 +182,6 @@ class Settings:
     recipe_file: str | None = None
 
     @property
-    def returns_best(self) -> bool:
-        """Whether the network of the best evaluation is returned, not the last one."""
-        return self.select == "best"
-
-    @property
     def scored_on(self) -> str:
         """The rows that the run is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
         return "dev" if self.validation_rows is None and self.folds is None else "held-out"

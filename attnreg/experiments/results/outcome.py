@@ -71,7 +71,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "forward_rows": forward,
         "backward_rows": backward,
         "held_out": run.held_out,
-        "returned": {"select": "best" if settings.returns_best else "last", "epoch": returned},
+        "returned": {"select": "best" if selection.returns_best else "last", "epoch": returned},
         "stopping": None
         if settings.stop_on is None
         else {

@@ -149,7 +149,7 @@ class _Loop:
         history.epoch, history.batch = history.epoch + 1, 0
         history.seconds = time.perf_counter() - begin
         history.peak_memory = max(history.peak_memory, peak_memory() or 0)
-        if evaluated and self.selection.note(self.records, method.model) and (run.settings.returns_best or ended):
+        if evaluated and self.selection.note(self.records, method.model) and (self.selection.returns_best or ended):
             run.folder.save_model(method.model, run.tokenizer, method.provider)
         self.save()
 

@@ -165,7 +165,7 @@ class Setup:
         """Return the rule that chooses the network to keep."""
         metric = self.task.metric
         key = metric if self.stopping is None else f"{STOPPING}_{metric}"
-        return Selection(key, self.settings.patience, self.settings.returns_best)
+        return Selection(key, self.settings.patience, self.settings.select == "best")
 
     @property
     def total_steps(self) -> int:
