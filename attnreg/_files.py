@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from attnreg.errors import InputError
 
 SUMS = "SHA256SUMS"
 
 
-@contextmanager
-def replaced_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """Yield a temporary text file that replaces ``path`` when the block ends without an error."""
-    path = Path(path)
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
     new = path.with_name(f".{path.name}.new")
     try:
-        with new.open("w", encoding="utf-8", newline="\n") as file:  # checksums assume "\n" on every system
-            yield file
+        new.write_text(text, encoding="utf-8", newline="\n")  # checksums assume "\n" on every system
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
 
 
 @contextmanager
-def replaced_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replaced_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that replaces ``path`` when the block ends without an error."""
-    path = Path(path)
     new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnreg._files import replaced_file
+from attnreg._files import write_text
 from attnreg.errors import InputError
 from attnreg.experiments.folder.reader import LOCK, locked
 
@@ -38,8 +38,7 @@ class OutputFolder:
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Write down what the folder is made with."""
-        with replaced_file(self.path / self.file) as file:
-            json.dump(content, file, indent=2)
+        write_text(self.path / self.file, json.dumps(content, indent=2))
 
     def locked(self) -> AbstractContextManager[None]:
         """Create and lock the folder for the duration of the block."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attnreg._files import replaced_file
+from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.runs.command import RecipeCommand, load_command
@@ -56,8 +56,7 @@ class Winner:
 
     def write(self, folder: Path) -> None:
         """Write the winner to the folder of its search."""
-        with replaced_file(folder / WINNER) as file:
-            json.dump(asdict(self), file, indent=2)
+        write_text(folder / WINNER, json.dumps(asdict(self), indent=2))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from attnreg import __version__
-from attnreg._files import SUMS, checksums_of, replaced_file, replaced_folder
+from attnreg._files import SUMS, checksums_of, replaced_folder, write_text
 from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.folder.reader import LOCK, RunReader, locked
 from attnreg.experiments.options.content import changed
@@ -119,8 +119,7 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a text file atomically."""
         if self.writer:
-            with replaced_file(self.path / name) as file:
-                file.write(text)
+            write_text(self.path / name, text)
 
     def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
         """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import html
+import io
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console
 
-from attnreg._files import replaced_file
+from attnreg._files import write_text
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
@@ -152,16 +153,16 @@ def save(blocks: Sequence[Block], folder: Path) -> None:
     """Write ``report.md`` and ``report.html`` in a folder."""
     text = markdown(blocks, folder)
     for name, content in {"report.md": text, "report.html": html_page(text, folder)}.items():
-        with replaced_file(folder / name) as file:
-            file.write(content)
+        write_text(folder / name, content)
 
 
 def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
     """Write rows as a CSV file; what a row lacks is empty."""
-    with replaced_file(path) as file:
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def _anchor(heading: str) -> str:

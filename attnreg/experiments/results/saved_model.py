@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 from torch import nn
 
-from attnreg._files import replaced_file
+from attnreg._files import write_text
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import checksum
@@ -105,7 +105,7 @@ class SavedModel:
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
         }
         path.parent.mkdir(exist_ok=True)
-        _write(path, json.dumps(result, indent=2) + "\n")
+        write_text(path, json.dumps(result, indent=2) + "\n")
         return path, result
 
     def submit(self, folder: Path) -> dict[Path, int]:
@@ -120,7 +120,7 @@ class SavedModel:
         _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
         folder.mkdir(parents=True, exist_ok=True)
         for file, rows in tests.items():
-            _write(folder / file, _submission(task, rows, self._predictions(model, kind, rows)))
+            write_text(folder / file, _submission(task, rows, self._predictions(model, kind, rows)))
         return {folder / file: len(rows) for file, rows in tests.items()}
 
     def predict(self, file: Path, split: str = "test") -> int:
@@ -144,7 +144,7 @@ class SavedModel:
         found = self._predictions(model, kind, rows)
         table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
         lines = {"orient": "records", "lines": True, "force_ascii": False}
-        _write(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
+        write_text(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
         return len(rows)
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
@@ -175,11 +175,6 @@ def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
         predictions = [task.labels[number] for number in predictions]
     lines = sorted(zip(index, predictions, strict=True))
     return "".join(f"{number}\t{text}\n" for number, text in [("index", "prediction"), *lines])
-
-
-def _write(path: Path, text: str) -> None:
-    with replaced_file(path) as file:
-        file.write(text)
 
 
 def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
