@@ -10,7 +10,7 @@ import yaml
 import attnreg
 from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.experiments.options.catalogue import recipe_files, study_files, summary
-from attnreg.experiments.options.option import GroupedCommand, parsed
+from attnreg.experiments.options.option import GroupedCommand, defined, parsed
 from attnreg.experiments.tasks.built_in import TASKS
 
 # the base classes, and the class behind `&`
@@ -38,6 +38,6 @@ def _providers() -> dict[str, str]:
     rows = {}
     for name, module in listed_names(attnreg.__file__).items():
         if module.startswith(REGULARIZERS) and name[0].isupper() and name not in _NOT_BY_NAME:
-            found = next(n for n in parsed(module).body if isinstance(n, ast.ClassDef) and n.name == name)
+            found = defined(parsed(module), name, ast.ClassDef)
             rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
     return rows

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
 from attnreg.experiments.cli.shared import THREADS, given, jobs_option, of_all_runs
 from attnreg.experiments.options.option import GroupedCommand, option, together
@@ -23,7 +24,7 @@ _OPTIONS = (
            help="Seeds of each trial."),
     option("--search-rows", group=SEARCH, type=click.IntRange(min=1), default=500,
            help="Rows held out from train to score trials on."),
-    option("--sampler-seed", group=SEARCH, type=click.IntRange(0, 2**31 - 1), default=0,
+    option("--sampler-seed", group=SEARCH, type=click.IntRange(0, LARGEST_WHOLE), default=0,
            help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
     jobs_option("Trials at a time"),
     THREADS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from attnreg.experiments.options.option import option
+from attnreg.experiments.options.option import is_given, option
 from attnreg.experiments.options.settings import OUTPUT, shared_options
 
 RUNNING = "Running"
@@ -35,5 +35,4 @@ def of_all_runs(command: str) -> list[Callable[[Any], Any]]:
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given; a recipe may have other defaults."""
-    source, default = click.get_current_context().get_parameter_source, click.core.ParameterSource.DEFAULT
-    return {name: value for name, value in options.items() if source(name) is not default}
+    return {name: value for name, value in options.items() if is_given(name)}

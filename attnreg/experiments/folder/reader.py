@@ -81,12 +81,6 @@ class RunReader:
         return f"{self.config['recipe']} on {self.config['task']}, seed {self.config['seed']}"
 
     @property
-    def scored_on(self) -> str:
-        """The rows that the scores are for: ``"dev"`` or ``"held-out"``."""
-        own = [self.config.get(name) for name in ("validation_rows", "folds")]
-        return "dev" if own == [None, None] else "held-out"
-
-    @property
     def rounds(self) -> list[dict[str, Any]]:
         """The telemetry of AttendOut's rounds, one line per round."""
         return [line for line in self.telemetry if "winner" in line]

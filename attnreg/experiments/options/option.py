@@ -96,6 +96,11 @@ class GroupedCommand(click.Command):
                 formatter.write_dl([(name, "\b\n" + fill("  ".join(flags))) for name, flags in named.items()])
 
 
+def is_given(name: str) -> bool:
+    """Whether an option of the current command was typed; a preset, or a recipe, may have set another default."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
 def names_like(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
     """Make a ``shell_complete`` for some names."""
     return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
@@ -287,10 +292,10 @@ def _source(target: str) -> tuple[ast.ClassDef, Mapping[str, ast.expr]]:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
             theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
-    return _defined(tree, name, ast.ClassDef), aliases
+    return defined(tree, name, ast.ClassDef), aliases
 
 
-def _defined(tree: ast.Module | ast.ClassDef, name: str, kind: type[Node]) -> Node:
+def defined(tree: ast.Module | ast.ClassDef, name: str, kind: type[Node]) -> Node:
     """Return the definition of a class in a module, or of a method in a class."""
     return next(node for node in tree.body if isinstance(node, kind) and node.name == name)
 
@@ -304,7 +309,7 @@ def attribute_texts(module: str, name: str) -> dict[str, str]:
     """Return the texts below the attributes of a class, each as one line, by attribute."""
     return {
         ast.unparse(each.target): " ".join(ast.literal_eval(text.value).split())
-        for each, text in itertools.pairwise(_defined(parsed(module), name, ast.ClassDef).body)
+        for each, text in itertools.pairwise(defined(parsed(module), name, ast.ClassDef).body)
         if isinstance(each, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
@@ -327,7 +332,7 @@ def _argument(source: ast.ClassDef, name: str) -> tuple[ast.expr, Any]:
     arguments: dict[str, tuple[Any, ast.expr | None]]
     arguments = {ast.unparse(each.target): (each.annotation, each.value) for each in fields}
     if name not in arguments:  # no dataclass
-        spec = _defined(source, "__init__", ast.FunctionDef).args
+        spec = defined(source, "__init__", ast.FunctionDef).args
         defaults = [*[None] * (len(spec.args) - len(spec.defaults)), *spec.defaults, *spec.kw_defaults]
         named = zip([*spec.args, *spec.kwonlyargs], defaults, strict=True)
         arguments = {each.arg: (each.annotation, default) for each, default in named}

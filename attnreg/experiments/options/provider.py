@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,8 +50,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
     def read(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
         if text is None:
             return None
-        module, _, name = reader.partition(":")
-        value = getattr(importlib.import_module(module), name)(text)
+        value = pkgutil.resolve_name(reader)(text)
         return value if isinstance(value, str) else text
 
     return option(flag, callback=read, **kwargs)
@@ -84,13 +83,13 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
             raise InputError(f"Provider file {file} not found.")
         if name in found:
             raise InputError(f"Two classes are named {name}, in {file} and in {found[name][0]}: rename one of them.")
-        known = vars(load_file(Path(file), Path(file).stem, "provider"))
-        theirs = {n for n, each in known.items() if inspect.isclass(each) and issubclass(each, Regularizer)}
-        own = {each for each in theirs if known[each].__module__ == Path(file).stem}
+        module = load_file(Path(file), Path(file).stem, "provider")
+        classes = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, Regularizer))
+        own = {each: cls for each, cls in classes if cls.__module__ == module.__name__}
         if name not in own:
             raise InputError(
                 f"{file} has no regularizer {name}, "
                 + (f"only {', '.join(sorted(own))}." if own else "nor any other: derive one from attnreg.MaskProvider.")
             )
-        found[name] = file, known[name]
+        found[name] = file, own[name]
     return [cls for _, cls in found.values()]

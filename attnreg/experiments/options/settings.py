@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import click
 
+from attnreg.arguments import LARGEST_WHOLE
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
 from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, help_all, names_like, option
@@ -20,7 +21,6 @@ from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
 from attnreg.experiments.tasks.task import Task
 
-LARGEST = 2**31 - 1
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 DEVICES = ("cpu", "cuda", "mps")
@@ -159,7 +159,7 @@ class Settings:
     held-out)."""
     stopping_rows: Positive | None = None
     """Rows to hold out of train for --stop-on held-out (default: a tenth of train, at most 256)."""
-    seed: Annotated[int, click.IntRange(0, LARGEST)] = 0
+    seed: Annotated[int, click.IntRange(0, LARGEST_WHOLE)] = 0
     """Seed of the new head, the choice and order of rows, and dropout."""
     device: Annotated[str | None, click.Choice(DEVICES)] = None
     """Device (default: the best available)."""
@@ -183,8 +183,8 @@ class Settings:
 
     @property
     def scored_on(self) -> str:
-        """The rows that the run is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
-        return "dev" if self.validation_rows is None and self.folds is None else "held-out"
+        """The rows that the run is scored on; see :func:`scored_rows`."""
+        return scored_rows(vars(self))
 
     def chosen_task(self) -> Task:
         """Return the task that the options define."""
@@ -250,6 +250,11 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """
     kept = (each for each in OPTIONS if each.default is not MISSING and each.name not in NOT_COMPARED)
     return {**json.loads(json.dumps({each.name: each.default for each in kept})), **config}
+
+
+def scored_rows(options: Mapping[str, Any]) -> str:
+    """Return the rows that a run with these options is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
+    return "dev" if options.get("validation_rows") is None and options.get("folds") is None else "held-out"
 
 
 def data_name(task: str, data_dir: str | None) -> str:

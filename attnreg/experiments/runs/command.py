@@ -11,11 +11,12 @@ from typing import Any
 
 import click
 
+from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
-from attnreg.experiments.options.option import GroupedCommand, flag_of, together
-from attnreg.experiments.options.settings import LARGEST, OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
+from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
+from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.built_in import choose_task
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
@@ -27,12 +28,12 @@ class RecipeCommand(GroupedCommand):
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
         with self.make_context(self.name, list(args)) as context:
-            return _settings(str(self.name), dict(context.params))
+            return _settings(context.params)
 
     def given(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
         with self.make_context(self.name, list(args)) as context:
-            return {name for name in context.params if _is_given(name)}
+            return {name for name in context.params if is_given(name)}
 
 
 def recipe(
@@ -62,7 +63,7 @@ def recipe(
     def decorate(function: Callable[..., None]) -> RecipeCommand:
         @functools.wraps(function)
         def callback(**options: Any) -> None:
-            settings = _settings(name, options)
+            settings = _settings(options)
             if settings.resume:
                 from attnreg.experiments.folder.writer import RunFolder  # late: it imports torch
 
@@ -102,14 +103,15 @@ def _load_command(name: str, path: Path, real_path: Path, modified: int) -> Reci
     return commands[0]
 
 
-def _settings(recipe: str, options: dict[str, Any]) -> Settings:
+def _settings(options: Mapping[str, Any]) -> Settings:
+    """Return the settings of the current command with these options."""
     command = click.get_current_context().command
     for parameter in command.params:
         value = options.get(str(parameter.name))
         if isinstance(value, float) and not math.isfinite(value):  # click's ranges accept nan and inf
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
-        if isinstance(value, int) and value > LARGEST:
-            raise UsageError(f"Expected at most {LARGEST} for {parameter.opts[0]}, got {value}.")
+        if isinstance(value, int) and value > LARGEST_WHOLE:
+            raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
     own = dict(options)
     shared = {each.name: own.pop(each.name) for each in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
@@ -137,7 +139,7 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     if shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
         raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
     shared["stop_on"] = shared["stop_on"] or ("held-out" if is_stopped else None)
-    if shared["schedule"] == "constant" and shared["lr_warmup"] and _is_given("lr_warmup"):
+    if shared["schedule"] == "constant" and shared["lr_warmup"] and is_given("lr_warmup"):
         raise UsageError(
             f"--schedule constant has no warm-up, got --lr-warmup {shared['lr_warmup']:g}: use --schedule "
             "constant_with_warmup, or remove --lr-warmup."
@@ -145,11 +147,7 @@ def _settings(recipe: str, options: dict[str, Any]) -> Settings:
     for name in ("epochs", "batch_size", "learning_rate"):
         shared[name] = getattr(task, name) if shared[name] is None else shared[name]
     data = data_name(task.name, shared["data_dir"])
-    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{recipe}-{data}-seed{shared['seed']}"
+    shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
     flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
-    return Settings(recipe=recipe, own=own, flags=flags, recipe_file=source, **shared)
-
-
-def _is_given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    return Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
 from attnreg.experiments.results.report import notes_of, tables_of
 from attnreg.experiments.runs.loop import fit
@@ -131,7 +132,7 @@ class Run(Setup):
         """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""
         folder = self.folder.path / "baseline"
         # This run's folder is new or was checked before resuming, so a baseline in it has the same options.
-        resume = any((folder / "checkpoints").glob("step-*"))
+        resume = RunReader(folder).resumable
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
         plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))

@@ -11,6 +11,7 @@ from matplotlib import colormaps
 
 from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.options.settings import scored_rows
 from attnreg.experiments.results.plots.attention import plot_sample
 from attnreg.experiments.results.plots.style import (
     COLORS,
@@ -81,8 +82,9 @@ def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
                 scores = [record[key] for record in records]
                 axes.plot([record["step"] for record in records], scores, **look)
         train.set(xlabel="step", title="training loss")
-        loss.set(xlabel="step", title=f"loss on {first.scored_on} rows")
-        score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on {first.scored_on} rows")
+        rows = scored_rows(first.config)
+        loss.set(xlabel="step", title=f"loss on {rows} rows")
+        score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on {rows} rows")
         score.legend(fontsize="small")
         count_axis(train, loss, score)
 
