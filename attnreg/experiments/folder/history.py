@@ -23,23 +23,23 @@ class History:
     #: CPU time of training steps, which other work on the machine does not change much.
     training_cpu_seconds: float = 0.0
     peak_memory: int = 0  #: in bytes; see :func:`attnreg.experiments.setup.device.peak_memory`.
-    forward_rows: int = 0  #: rows that went forward through the networks in training steps.
+    #: rows that went forward through the networks in training steps, once training has finished.
+    forward_rows: int = 0
     backward_rows: int = 0  #: rows whose gradients went backward.
     evaluations: list[dict[str, Any]] = field(default_factory=list)  #: one record per network and epoch.
+    # What follows is known once training has finished.
     #: drop rate per attention site, mean over the steps in which the provider was active.
     drop_rates: dict[str, float] = field(default_factory=dict)
     active_steps: int = 0  #: number of those steps.
     #: how often each event happened, such as ``"winner: attacker"``.
     events: dict[str, int] = field(default_factory=dict)
-    returned: str = ""  #: name of the network that is returned, once training has finished.
-    #: what became of training rows with a wrong label, once training has finished; ``None`` without any.
+    returned: str = ""  #: name of the network that is returned.
+    #: what became of training rows with a wrong label; ``None`` without any.
     mislabelled: dict[str, Any] | None = None
-    #: scores on the text of ``--score-on``, ``"before"`` and, once training has finished, ``"after"``.
+    #: scores on the text of ``--score-on``, ``"before"`` (known from the start) and ``"after"`` training.
     other_text: dict[str, Any] | None = None
-    #: whether the returned network predicts the same class for all dev rows, once training has finished.
-    collapsed: bool = False
-    #: scores of a predictor that ignores its input, once training has finished; ``None`` if there is none.
-    trivial: dict[str, Any] | None = None
+    collapsed: bool = False  #: whether the returned network predicts the same class for all dev rows.
+    trivial: dict[str, Any] | None = None  #: scores of a predictor that ignores its input; ``None`` if there is none.
 
     def of(self, network: str) -> list[dict[str, Any]]:
         """Return the evaluations of one network, in order."""

@@ -82,9 +82,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
-        loop.selection.give_back(method.model)
-        loop.history.returned = method.returned_name
-        conclude(method, run, loop.history)
+        loop.conclude()
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
             run.remarks.append(growth)
         if loop.signals:
@@ -99,7 +97,7 @@ class _Loop:
     signals: list[signal.Signals]
 
     def __init__(self, method: TrainingMethod, run: Setup) -> None:
-        self.method, self.run, self.history = method, run, History()
+        self.method, self.run, self.history, self.passes = method, run, History(), PassCounter()
         mean = Updater(accelerator=run.accelerator).mean
         self.telemetry = Telemetry(run.log_telemetry, mean, run.folder.last_good)
         self.selection = run.selection()
@@ -113,16 +111,14 @@ class _Loop:
         """Train for the rest of an epoch, then evaluate and save."""
         run, history, method = self.run, self.history, self.method
         begin = time.perf_counter() - history.seconds
-        passes = PassCounter(history.forward_rows, history.backward_rows)
         if not history.batch:
             method.on_epoch(history.epoch)
         clock, cpu = time.perf_counter(), time.process_time()
         for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
-            with passes.counting(method.learners):
+            with self.passes.counting(method.learners):
                 result = method.step(batch)
             history.step += 1
             history.batch += 1
-            history.forward_rows, history.backward_rows = passes.forward, passes.backward
             self.telemetry.note(history.step, result, method.drop_rates())
             now = time.perf_counter()
             history.seconds, history.training_seconds = now - begin, history.training_seconds + now - clock
@@ -138,13 +134,11 @@ class _Loop:
         self.telemetry.flush(history.step)  # waits for the device
         history.training_seconds += time.perf_counter() - clock
         self._check()
-        history.drop_rates, rates = self.telemetry.mean_drop_rates(), self.telemetry.end_epoch()
-        history.active_steps = self.telemetry.active_steps()
-        history.events = dict(self.telemetry.event_counts)
+        drop_rates = self.telemetry.end_epoch()
         last = history.epoch + 1 == run.epochs
         evaluated = last or (history.epoch + 1) % run.settings.evaluate_every == 0
         if evaluated:
-            self._evaluate(rates)
+            self._evaluate(drop_rates)
         ended = last or self.selection.is_over(self.records)
         history.epoch, history.batch = history.epoch + 1, 0
         history.seconds = time.perf_counter() - begin
@@ -164,6 +158,16 @@ class _Loop:
             run.log_evaluation(record)
             self.progress.evaluated(record)
 
+    def conclude(self) -> None:
+        """Complete the history and write the results."""
+        history, telemetry = self.history, self.telemetry
+        self.selection.give_back(self.method.model)
+        history.returned = self.method.returned_name
+        history.forward_rows, history.backward_rows = self.passes.forward, self.passes.backward
+        history.drop_rates, history.active_steps = telemetry.mean_drop_rates(), telemetry.active_steps()
+        history.events = dict(telemetry.event_counts)
+        conclude(self.method, self.run, history)
+
     def _check(self) -> None:
         """Raise if training has diverged."""
         provider = [] if self.method.provider is None else [self.method.provider]
@@ -178,7 +182,6 @@ class _Loop:
         return accelerator.check_trigger()  # all processes stop after the same step
 
     def stop(self) -> NoReturn:
-        """End the run."""
         self.run.accelerator.wait_for_everyone()  # a launcher may kill the other processes once one has ended
         number = (self.signals or [signal.SIGTERM])[-1]  # the signal may have reached another process only
         raise StoppedError(
@@ -188,19 +191,18 @@ class _Loop:
         )
 
     def save(self) -> None:
-        """Write a checkpoint."""
         state = self._state()  # in all processes
         if self.run.folder.writer:
             write_state(self.run.folder.checkpoints, self.history.step, state)
 
     def _state(self) -> dict[str, Any]:
         """Return the state of the run; for each process, its rows, telemetry and random state."""
-        scaler, history = self.run.accelerator.scaler, self.history
+        scaler = self.run.accelerator.scaler
         return {
             "method": self.method.state_dict(),
-            "history": vars(history),
+            "history": vars(self.history),
             "best": self.selection.weights,  # with `--select best`
-            "rows": gather_object([[history.forward_rows, history.backward_rows]]),
+            "rows": gather_object([[self.passes.forward, self.passes.backward]]),
             "telemetry": gather_object([self.telemetry.state_dict()]),
             "rng": gather_object([rng_state()]),
             "scaler": {} if scaler is None else scaler.state_dict(),
@@ -220,7 +222,7 @@ class _Loop:
             self.history = history = History(**state["history"])
             self.selection.weights = state["best"]
             rank = accelerator.process_index
-            history.forward_rows, history.backward_rows = state["rows"][rank]
+            self.passes = PassCounter(*state["rows"][rank])
             self.telemetry.load_state_dict(state["telemetry"][rank])
             set_rng_state(state["rng"][rank])
             if accelerator.scaler is not None:
