@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -30,18 +29,18 @@ def credit_of(text: str) -> Reinforce:
     return parse_call(text, {"Reinforce": Reinforce})
 
 
-def rewards_of(text: str, metric: Callable[[], Any] = lambda: "loss") -> tuple[Rewards, int | str | None]:
-    """Return the rewards of an expression, the value of ``--rewards``, and how many rows are drawn for each round."""
+def rewards_of(text: str) -> tuple[Any, int | None, int | str | None]:
+    """Return score, batches per round and fresh rows of an expression, the value of ``--rewards``."""
 
     def make(
-        score: str = "loss", batches_per_round: int | None = None, fresh_rows: Any = None
-    ) -> tuple[Rewards, int | str | None]:
+        score: Any = "loss", batches_per_round: int | None = None, fresh_rows: Any = None
+    ) -> tuple[Any, int | None, int | str | None]:
         if fresh_rows not in (None, "steps"):
             whole_number("fresh_rows", fresh_rows)
         if fresh_rows and batches_per_round:
             raise InputError("`fresh_rows` are all scored in their round: remove `batches_per_round`.")
-        known: Any = metric() if score == "metric" else score
-        return Rewards(score=known, batches_per_round=batches_per_round), fresh_rows
+        Rewards(score="loss" if score == "metric" else score, batches_per_round=batches_per_round)  # refuses others
+        return score, batches_per_round, fresh_rows
 
     return parse_call(text, {"Rewards": make})
 
@@ -98,13 +97,17 @@ def choose_reward_rows(run: Setup, data: RewardData, size: int, epochs: int) -> 
 
 def rewards_from(run: Setup, rows: Any, text: str, round_steps: int) -> Rewards:
     """Return the rewards of an expression; by default, half as many batches are scored as a round has steps."""
-    wanted, number = rewards_of(text, lambda: metric_score(run))
-    if wanted.score == "accuracy" and run.kind.one_number_per_row:
-        raise _expected_loss(run, "accuracy")
-    if number is None:
+    score, batches_per_round, fresh_rows = rewards_of(text)
+    numbers, classes = run.kind.one_number_per_row, run.kind.one_class_per_row
+    if (score == "accuracy" and numbers) or (score == "metric" and not (numbers or classes)):
+        raise UsageError(
+            f"Expected score 'loss' in --rewards for the {run.task.kind} task {run.task.name}, got {score!r}."
+        )
+    score = metric_score(run) if score == "metric" else score
+    if fresh_rows is None:
         batches = None if rows is None else run.rows_in_order(rows)
-        return Rewards(batches, wanted.score, wanted.batches_per_round or max(1, round_steps // 2))
-    fresh = round_steps if isinstance(number, str) else number
+        return Rewards(batches, score, batches_per_round or max(1, round_steps // 2))
+    fresh = round_steps if isinstance(fresh_rows, str) else fresh_rows
     if rows is None:
         raise UsageError("`fresh_rows` in --rewards needs rows besides the round's own: change --reward-data.")
     if fresh > len(rows):
@@ -116,14 +119,12 @@ def rewards_from(run: Setup, rows: Any, text: str, round_steps: int) -> Rewards:
         generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
         return run.rows_in_order(rows.select(torch.randperm(len(rows), generator=generator)[:fresh].tolist()))
 
-    return Rewards(drawn, wanted.score)
+    return Rewards(drawn, score)
 
 
 def metric_score(run: Setup) -> Score:
     """Return the task's first metric as a score."""
     whole = run.kind.one_class_per_row
-    if not whole and not run.kind.one_number_per_row:
-        raise _expected_loss(run, "metric")
 
     def metric(labels: list[float], predictions: list[float]) -> float:
         records = [
@@ -133,9 +134,3 @@ def metric_score(run: Setup) -> Score:
         return run.kind.score(records)[run.task.metric]
 
     return MetricScore(metric)
-
-
-def _expected_loss(run: Setup, score: str) -> UsageError:
-    return UsageError(
-        f"Expected score 'loss' in --rewards for the {run.task.kind} task {run.task.name}, got {score!r}."
-    )
