@@ -38,12 +38,8 @@ def of_script(task: str) -> dict[str, Any]:
     *(argument("attnreg:AttributionProvider", name) for name in ("p", "q", "method", "region")),
     option("--layers", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
            help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),
-    argument("attnreg:AttributionProvider", "target"),
-    argument("attnreg:AttributionProvider", "steps"),
-    argument("attnreg:AttributionProvider", "first_pass"),
-    argument("attnreg:AttributionProvider", "first_pass_dtype"),
-    argument("attnreg:CrossTuning", "every"),
-    argument("attnreg:CrossTuning", "offset"),
+    *(argument("attnreg:AttributionProvider", name) for name in ("target", "steps", "first_pass", "first_pass_dtype")),
+    *(argument("attnreg:CrossTuning", name) for name in ("every", "offset")),
 )  # fmt: skip
 def ad_drop(
     run: "attnreg.experiments.Run", layers: str | list[int] | None, every: int, offset: int, **options: Any
