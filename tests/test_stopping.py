@@ -23,6 +23,7 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.folder.history import best_of
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.loop import Progress
+from attnreg.experiments.runs.run import Run
 from attnreg.experiments.setup.stopping import Selection
 from attnreg.training import StepResult
 from tests.commands import invoke, ran, read_lines
@@ -116,6 +117,13 @@ def test_a_second_signal_ends_it_at_once_and_without_a_checkpoint_it_starts_anew
     assert cli(*args, "--resume").exit_code == 0
     for name in ("metrics.jsonl", "telemetry.jsonl"):
         assert [record["step"] for record in read_lines(tmp_path / "out" / name)] == [4, 8]
+
+
+def test_stopped_before_it_begins_it_exits_as_a_run_does(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "__init__", lambda *_: signal.raise_signal(signal.SIGINT))
+    stopped = cli("recipe", "finetune", *SMALL)
+    assert_stopped(stopped, 128 + signal.SIGINT, r"Stopped by SIGINT before the run began\.")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

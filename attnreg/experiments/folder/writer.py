@@ -91,14 +91,14 @@ class RunFolder:
         if self.writer:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
-    @property
-    def last_report(self) -> str | None:
-        """The report of a finished run that has no checkpoint to go on from."""
-        path = self.path / "report.md"
-        if not (reader := RunReader(self.path)).finished or self.checkpoints.exists() or not path.is_file():
+    def last_report(self, settings: Settings) -> str | None:
+        """Return the report of a run to resume that has finished, without a checkpoint; else its model card."""
+        if not settings.resume or not (reader := RunReader(self.path)).finished or self.checkpoints.exists():
             return None
+        self.check(settings)
         reader.check_files()
-        return path.read_text(encoding="utf-8")
+        reports = (self.path / "report.md", self.path / "model" / "README.md")
+        return next((path.read_text(encoding="utf-8") for path in reports if path.is_file()), None)
 
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
@@ -64,17 +65,18 @@ def recipe(
         @functools.wraps(function)
         def callback(**options: Any) -> None:
             settings = _settings(options)
-            if settings.resume:
+            try:
                 from attnreg.experiments.folder.writer import RunFolder  # late: it imports torch
 
-                folder = RunFolder(settings.output_dir)
-                folder.check(settings)
-                if (report := folder.last_report) is not None:
+                if (report := RunFolder(settings.output_dir).last_report(settings)) is not None:
                     click.echo(report)
                     return
-            from attnreg.experiments.runs.run import Run
+                from attnreg.experiments.runs.run import Run
 
-            function(Run(settings), **settings.own)
+                run = Run(settings)
+            except KeyboardInterrupt as error:
+                raise StoppedError("Stopped by SIGINT before the run began.", exit_code=128 + signal.SIGINT) from error
+            function(run, **settings.own)
 
         options = together((*own, *shared_options("task", "all", "run", defaults={**(defaults or {}), "task": task})))
         return click.command(name, cls=RecipeCommand)(options(callback))
