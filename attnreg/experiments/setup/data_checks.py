@@ -37,7 +37,7 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     yield from input_warnings(kind, train)
 
 
-def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
+def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
     """Say how many dev rows have the same texts as a training row, and how many training rows have none."""
     trained = _texts(task, train)
     known = set(trained)
@@ -48,7 +48,7 @@ def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str = "dev
         yield f"{empty} of {len(train)} training rows {'has' if empty == 1 else 'have'} no text: remove them."
 
 
-def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
+def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
     """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
     names, counts = kind.task.labels, Counter(kind.gold(train))
     few = min(2, len(train) / (10 * len(names)))

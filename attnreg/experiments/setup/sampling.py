@@ -70,11 +70,9 @@ def mislabel(rows: Dataset, share: float, classes: int, seed: int) -> tuple[Data
     wrong = np.sort(draw.permutation(len(labels))[: round(share * len(labels))])
     truth = {int(number): int(labels[number]) for number in wrong}
     labels[wrong] = (labels[wrong] + draw.integers(1, classes, len(wrong))) % classes
-
-    def relabelled(_: object, number: int) -> dict[str, int]:
-        return {"labels": int(labels[number]), REFERENCE: int(labels[number])}
-
-    return rows.map(relabelled, with_indices=True, keep_in_memory=True), truth
+    for column in ("labels", REFERENCE):
+        rows = rows.remove_columns(column).add_column(column, labels)
+    return rows, truth
 
 
 def _shots(labels: Sequence[Hashable], each: int) -> list[int]:

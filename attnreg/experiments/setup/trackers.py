@@ -27,8 +27,7 @@ def check_trackers(names: Sequence[str]) -> None:
 def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[None]:
     """Run the accelerator's trackers within the block, with the options of a run."""
     plain = {name: value for name, value in options.items() if isinstance(value, (int, float, str, bool))}
-    if accelerator.log_with:
-        accelerator.init_trackers("attnreg", config=plain)
+    accelerator.init_trackers("attnreg", config=plain)
     try:
         yield
     finally:

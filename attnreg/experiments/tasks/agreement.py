@@ -39,7 +39,6 @@ SEPARATOR = ":"
 # The plural form of each word of a predicate that agrees with the subject.
 _PLURALS = {**dict((*COPULAS, *INTRANSITIVES, *TRANSITIVES)), **dict.fromkeys(REFLEXIVES, "themselves")}
 
-
 _Row = dict[str, str | int]
 _Noun = tuple[str, str, str]
 

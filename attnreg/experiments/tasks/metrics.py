@@ -21,7 +21,6 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 BINS = 15  # of confidence, for the calibration error
 
-
 _LABELS, _NUMBERS, _TEXTS = (datasets.Value(each) for each in ("int64", "float64", "string"))
 _TAGS = datasets.Sequence(_TEXTS)
 

@@ -106,7 +106,7 @@ class CausalLM(Kind):
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         (column,) = self.task.columns
         rows = [self._row(value, completion) for value, completion in zip(column_of(batch, column), gold, strict=True)]
-        return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _row(self, value: Any, completion: Any) -> dict[str, Any]:
         """Return the token ids of a row, their labels and, if there is a prompt, the text to generate."""

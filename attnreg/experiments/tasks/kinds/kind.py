@@ -72,9 +72,9 @@ class Kind(ABC):
         return False
 
     @property
-    def remarks(self) -> list[str]:
+    def remarks(self) -> Sequence[str]:
         """Sentences on how rows are encoded, for the report."""
-        return []
+        return ()
 
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
         """Bring rows, and the task, into the form that the other methods take, or raise; by default as they are.
@@ -184,11 +184,10 @@ class Kind(ABC):
         """Return the task's metrics, by name."""
         from attnreg.experiments.tasks.metrics import METRICS  # late: it imports torch
 
-        kept, scores = list(records), {}
+        kept, scores = list(records), dict[str, float]()
         for name in self.task.metrics:
             predictions, references = self.compared(name, kept)
-            result = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
-            scores.update({key: float(value) for key, value in result.items()})
+            scores |= METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LONGEST_ANSWER = 30  # tokens, as in BERT's and transformers' scripts
-FORM = '{"text": [...], "answer_start": [...]}'
 
 
 class QuestionAnswering(Kind):
@@ -42,13 +41,9 @@ class QuestionAnswering(Kind):
     has_windows = True
     config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
     tokenizer_needs = FAST
-
-    @property
-    @override
-    def remarks(self) -> list[str]:
-        return [
-            "Rows, batch sizes and losses are of windows, into which contexts are divided; scores are of questions."
-        ]
+    remarks = (
+        "Rows, batch sizes and losses are of windows, into which contexts are divided; scores are of questions.",
+    )
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
@@ -64,7 +59,8 @@ class QuestionAnswering(Kind):
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         """Return the answers of each row, and where in the context the first one begins and ends."""
-        (_, column), every, what = self.task.columns, [], f"answers as {FORM} in column {self.task.label}"
+        (_, column), every = self.task.columns, []
+        what = f'answers as {{"text": [...], "answer_start": [...]}} in column {self.task.label}'
         answers = converted(self.labels_in(rows), _answers, what, place, NO_LISTS)
         for row, (context, value) in enumerate(zip(column_of(rows, column), answers, strict=True), 1):
             for text, at in zip(value["text"], value["answer_start"], strict=True):

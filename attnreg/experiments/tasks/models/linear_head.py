@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnreg.errors import InputError
+from attnreg.injection.discovery.snapshot import evaluated
 from attnreg.outputs import needed_labels_of, predictions_of
 from attnreg.training.method import Batch
 
@@ -89,19 +91,17 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
     """Return the head, what it reads for each row in eval mode, and the labels."""
-    called: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    hooks = [
-        each.register_forward_hook(lambda module, args, output: called.append((module, args[0], output)))
-        for each in model.modules()
-        if isinstance(each, nn.Linear)
-    ]
     no_head = InputError(
         f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
         "reads (`--pooling mean`), or fine-tune the whole model."
     )
-    features, labels, mode = [], [], model.training
-    model.eval()
-    try:
+    called: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    features, labels = [], []
+    with evaluated(model), ExitStack() as hooks:
+        for each in model.modules():
+            if isinstance(each, nn.Linear):
+                hook = each.register_forward_hook(lambda module, args, output: called.append((module, args[0], output)))
+                hooks.enter_context(hook)
         for batch in batches:
             called.clear()
             logits = predictions_of(model(**batch))
@@ -115,8 +115,4 @@ def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Te
             features.append(states)
             given = needed_labels_of(batch, logits)
             labels.append(given.squeeze(-1) if given.dim() == 2 and given.shape[1] == 1 else given)
-    finally:
-        model.train(mode)
-        for hook in hooks:
-            hook.remove()
     return head, torch.cat(features), torch.cat(labels)

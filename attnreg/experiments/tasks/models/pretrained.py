@@ -146,7 +146,7 @@ def load_pretrained(
     return Loaded(model, tokenizer, new, tuple(said))
 
 
-def longest_input(model: nn.Module, max_length: int | None, usual: int = 0) -> int:
+def longest_input(model: nn.Module, max_length: int | None, usual: int) -> int:
     """Return a maximum input length, by default the usual one or what the position embeddings of a model allow.
 
     Raises:
@@ -201,7 +201,10 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
     ``info`` is the loading information of transformers.
     """
-    inside, other_sizes = _backbone(model), [each[0] for each in info["mismatched_keys"]]
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    # How the names of pretrained weights begin; T5 with a language-model head has no module around them.
+    inside = (f"{prefix}.",) if hasattr(model, prefix) else ("shared.", "encoder.", "decoder.")
+    other_sizes = [each[0] for each in info["mismatched_keys"]]
     new = {*info["missing_keys"], *other_sizes}
     own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
     if own and own <= new:
@@ -217,14 +220,6 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     }
     modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
     return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
-
-
-def _backbone(model: nn.Module) -> tuple[str, ...]:
-    """Return how the names of pretrained weights begin."""
-    prefix = str(getattr(model, "base_model_prefix", ""))
-    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
-        return (f"{prefix}.",)
-    return ("shared.", "encoder.", "decoder.")  # T5 with a language-model head
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
@@ -243,7 +238,7 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
     return found
 
 
-def _tiny_model(task: Task, dropout: float | None = None) -> tuple[Any, Any]:
+def _tiny_model(task: Task, dropout: float | None) -> tuple[Any, Any]:
     """Make a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
