@@ -153,3 +153,16 @@ def test_a_multi_label_classifier_is_refused_when_it_is_attached():
     with pytest.raises(InputError, match="A multi-label classifier has no single class to explain"):
         attnreg.attach(model, attnreg.CrossTuning(attnreg.AttributionProvider()))
     attnreg.attach(model, attnreg.AttributionProvider(method="random") & attnreg.AttributionProvider(target=len))
+
+
+@pytest.mark.parametrize(
+    "provider",
+    [attnreg.HiddenAttributionDropout(), attnreg.HeadMask(by="importance", target="predicted")],
+    ids=lambda provider: type(provider).__name__,
+)
+def test_so_it_is_by_every_regularizer_that_explains_a_class(provider):
+    model = bert(problem_type="multi_label_classification")
+    with pytest.raises(InputError, match="A multi-label classifier has no single class to explain"):
+        attnreg.attach(model, provider)
+    for other in (attnreg.HeadMask(by="importance"), attnreg.HeadMask(target="predicted")):
+        attnreg.attach(model, other).detach()

@@ -26,7 +26,7 @@ FirstPass = Literal["eval", "train"]
 HalfPrecision = Literal["bfloat16", "float16"]
 
 
-class AttributionProvider(MaskProvider):
+class AttributionProvider(TwoPasses, MaskProvider):
     r"""Drop attention positions that the prediction relies on (AD-DROP), in two passes per step.
 
     The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
@@ -101,23 +101,21 @@ class AttributionProvider(MaskProvider):
             one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
         #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``, some computed on each access.
         self.attributions = Attributions()
-        self._regions: dict[str, Tensor] = {}
-        self._labels: list[str] = []
-        self._passes = TwoPasses()
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         chosen = sites if self.layers is None else on_layers(sites, self.layers, "AttributionProvider")
-        self._labels = [site.label for site in chosen]
-        if self.looks_at_batches:
-            Target(self.target).for_model(model)
+        super().check(chosen, model)
 
     @property
     @override
     def looks_at_batches(self) -> bool:
         return self.method != "random"
 
-    draws_in_prepare = looks_at_batches
+    @property
+    @override
+    def _score(self) -> Target:
+        return Target(self.target)
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass; the model's next forward pass in training mode, on the same batch, is masked.
@@ -131,39 +129,26 @@ class AttributionProvider(MaskProvider):
         dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
         if dtype is not None and (one := next(model.parameters())).is_cpu and one.dtype == torch.float32:
             warn_if_slower(dtype)
-        self.attributions = self._passes.explain(
-            self,
-            model,
-            batch,
-            self._labels,
-            method=self.method,
-            target=Target(self.target),
-            steps=self.steps,
-            training=self.first_pass == "train",
-            dtype=dtype,
+        training = self.first_pass == "train"
+        self.attributions = self._explain(
+            model, batch, method=self.method, steps=self.steps, training=training, dtype=dtype
         )
 
     def clear(self) -> None:
         """Forget the attributions, so that the next forward pass is not masked."""
-        self.attributions, self._regions = Attributions(), {}
-        self._passes.end()
+        self.attributions = Attributions()
+        self._forget()
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         self._regions = {}
         if self.method == "random":
-            self._passes.needs_no_first()
-        self._passes.begin_forward(inputs)
-
-    @override
-    def step(self) -> None:
-        self._regions = {}
-        self._passes.end()
+            self._await({})  # any, without a first pass
+        super().prepare(inputs)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        self._passes.check(self)
-        if not self._passes.masking or site.label not in self._labels:
+        if not self._is_masked() or site.label not in self._labels:
             return None
         if self.method == "random":
             self.attributions[site.label] = site.uniform()

@@ -64,7 +64,7 @@ class DropHead(MaskProvider):
 By = Literal["random", "importance"]
 
 
-class HeadMask(MaskProvider):
+class HeadMask(TwoPasses, MaskProvider):
     r"""Mask n heads of each layer in each step: random ones or the most important.
 
     .. math:: A_{bh} \leftarrow \xi_h A_{bh}, \quad \xi_h = 0 \text{ for } n \text{ of the } H \text{ heads, else } 1
@@ -112,14 +112,12 @@ class HeadMask(MaskProvider):
         self.target = target
         #: Importances ``(H,)`` on the latest batch, by ``"<stack>.<layer>"``.
         self.importances: dict[str, Tensor] = {}
-        self._labels: list[str] = []
-        self._passes = TwoPasses()
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         for site in sites:
             self._check_heads(site)
-        self._labels = [site.label for site in sites]
+        super().check(sites, model)
 
     def _check_heads(self, site: SiteInfo) -> None:
         if site.heads is not None and self.heads >= site.heads:
@@ -132,15 +130,17 @@ class HeadMask(MaskProvider):
     def looks_at_batches(self) -> bool:
         return self.by == "importance"
 
-    draws_in_prepare = looks_at_batches
+    @property
+    @override
+    def _score(self) -> Target:
+        loss = functools.partial(loss_of, name="another `target` to HeadMask")
+        return Target(loss if self.target == "loss" else self.target)
 
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked."""
         if self.by != "importance":
             return
-        loss = functools.partial(loss_of, name="another `target` to HeadMask")
-        target = Target(loss if self.target == "loss" else self.target)
-        found = self._passes.explain(self, model, batch, self._labels, method="gradient_times_attention", target=target)
+        found = self._explain(model, batch, method="gradient_times_attention")
         self.importances = {}
         for label, value in found.items():
             wide = torch.promote_types(value.dtype, torch.float32)
@@ -149,11 +149,7 @@ class HeadMask(MaskProvider):
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         if self.looks_at_batches:
-            self._passes.begin_forward(inputs)
-
-    @override
-    def step(self) -> None:
-        self._passes.end()
+            super().prepare(inputs)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
@@ -161,10 +157,9 @@ class HeadMask(MaskProvider):
         heads = site.shape[1]
         if self.by == "random":
             values = site.uniform((heads,))
-        else:
-            self._passes.check(self)
-            if not self._passes.masking or site.label not in self.importances:
-                return None
+        elif self._is_masked() and site.label in self.importances:
             values = self.importances[site.label]
+        else:
+            return None
         keep = torch.ones_like(values, dtype=torch.bool).scatter(0, values.topk(self.heads).indices, False)
         return Mask(weights=keep.view(1, heads, 1, 1))

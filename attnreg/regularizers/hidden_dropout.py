@@ -182,7 +182,7 @@ class _Received(MaskProvider):
         return {**self.__dict__, "received": {}}
 
 
-class HiddenAttributionDropout(HiddenProvider):
+class HiddenAttributionDropout(TwoPasses, HiddenProvider):
     r"""Drop the values of hidden states that the prediction relies on: AD-DROP outside of attention.
 
     .. math:: \begin{aligned} & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
@@ -224,31 +224,17 @@ class HiddenAttributionDropout(HiddenProvider):
             )
         #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.
         self.attributions = Attributions()
-        self._regions: dict[str, Tensor] = {}
-        self._passes = TwoPasses()
-
-    draws_in_prepare = True
 
     @override
     def attribute(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         sites = handle_of(model, self).sites
-        labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
-        self.attributions = self._passes.explain(self, model, batch, labels, method="gradient_times_attention")
-        self._regions = {label: self.attributions.region(label, None, self.p, "high") for label in labels}
-
-    @override
-    def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._passes.begin_forward(inputs)
-
-    @override
-    def step(self) -> None:
-        self._regions = {}
-        self._passes.end()
+        self._labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
+        self.attributions = self._explain(model, batch, method="gradient_times_attention")
+        self._regions = {label: self.attributions.region(label, None, self.p, "high") for label in self._labels}
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
-        self._passes.check(self)
-        if not self._passes.masking or site.label not in self._regions:
+        if not self._is_masked() or site.label not in self._regions:
             return None
         region = self._regions[site.label]
         check_shape(site, region.shape, states.shape)

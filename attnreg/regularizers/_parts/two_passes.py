@@ -1,83 +1,97 @@
-"""Shared state of regularizers that look at each batch before the training step on it."""
+"""Regularizers that look at each batch in a first pass, before the training step on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from attnreg.attribution import Attributions, explain
+from attnreg.attribution import Attributions, Target, explain
 from attnreg.draws import draws_of_pass
 from attnreg.errors import InputError
 from attnreg.injection import handle_of
 from attnreg.regularizer.base import Regularizer
-from attnreg.sites import Site
+from attnreg.sites import Site, SiteInfo
 
 
-class TwoPasses:
-    """Whether the present forward pass is masked: only the one that follows a first pass is.
+class TwoPasses(Regularizer):
+    """A regularizer that looks at a batch in a first pass, and masks only the forward pass that follows it.
 
     Masks stay until the next forward pass begins or the step ends, so that gradient checkpointing finds them again in
-    the backward pass.
+    the backward pass. A subclass makes its first pass in ``attribute``, by :meth:`_explain`.
     """
 
     def __init__(self) -> None:
-        self._state: Literal["never", "idle", "armed", "masking"] = "never"
-        self._batch: dict[str, Tensor] = {}
+        super().__init__()
+        self._waits_for: dict[str, Tensor] | None = None  # inputs of the pass to mask
+        self._masks: bool | None = None  # the present pass; `None` before the first first pass
         self._seed: int | Tensor | None = None  # of the masked pass
+        self._labels: list[str] = []  # of the attributed sites
+        self._regions: dict[str, Tensor] = {}  # candidates to drop, by site, if not all are
 
     @property
-    def masking(self) -> bool:
-        """Whether the present forward pass is masked."""
-        return self._state == "masking"
+    @override
+    def draws_in_prepare(self) -> bool:
+        return self.looks_at_batches
 
-    def explain(
-        self, provider: Regularizer, model: nn.Module, batch: Mapping[str, Any], labels: Sequence[str], **options: Any
-    ) -> Attributions:
+    @property
+    def _score(self) -> Target:
+        """The score that the first pass explains."""
+        return Target()
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        self._labels = [site.label for site in sites]
+        if self.looks_at_batches:
+            self._score.for_model(model)  # raises if it has no such score
+
+    def _explain(self, model: nn.Module, batch: Mapping[str, Any], **options: Any) -> Attributions:
         """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are; the next is masked."""
-        self.end()
-        handle = handle_of(model, provider)
+        self._forget()
+        handle = handle_of(model, self)
         handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
-        found = explain(model, batch, handle, labels, **options)
-        self._state = "armed"
+        found = explain(model, batch, handle, self._labels, target=self._score, **options)
         given = handle.inputs_of_tapped_pass()  # to the attached model, if a wrapper made it of the batch
         known = {**batch, **{name: x for name, x in given.items() if name in batch or not x.is_floating_point()}}
-        self._batch = {name: value for name, value in known.items() if isinstance(value, Tensor)}
+        self._await({name: value for name, value in known.items() if isinstance(value, Tensor)})
         return found
 
-    def needs_no_first(self) -> None:
-        """Mask the next forward pass on any batch, without a first pass."""
-        self._state, self._batch = "armed", {}
+    def _await(self, inputs: dict[str, Tensor]) -> None:
+        """Mask the next forward pass, which must have these inputs."""
+        self._waits_for, self._masks = inputs, False
 
-    def begin_forward(self, inputs: Mapping[str, Any]) -> None:
-        """Begin a forward pass in training mode; raise if it is to be masked on another batch than the first pass."""
+    @override
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
         draws = draws_of_pass()
-        if draws.replayed and self._state != "armed":
-            if self._state != "masking" or draws.seed != self._seed:
+        if draws.replayed and self._waits_for is None:
+            if not self._masks or draws.seed != self._seed:
                 raise RuntimeError(
                     "What the masks of that pass were made of is gone: replay the latest pass, before `handle.step()`, "
                     "or call `provider.attribute(model, batch)` again before the replay."
                 )
             return
-        if self._state == "armed" and self._batch and not torch.compiler.is_compiling():
-            _check_same(self._batch, inputs)
-        self._batch = {}
-        if self._state != "never":
-            self._state = "masking" if self._state == "armed" else "idle"
-            self._seed = draws.seed if self.masking else None
+        if self._waits_for and not torch.compiler.is_compiling():
+            _check_same(self._waits_for, inputs)
+        if self._masks is not None:
+            self._waits_for, self._masks = None, self._waits_for is not None
+            self._seed = draws.seed if self._masks else None
 
-    def end(self) -> None:
+    @override
+    def step(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         """End the step, or forget its first pass."""
-        self._batch = {}
-        if self._state != "never":
-            self._state = "idle"
+        self._waits_for, self._masks, self._regions = None, None if self._masks is None else False, {}
 
-    def check(self, provider: Regularizer) -> None:
-        """Raise, before the regularizer returns a mask, if there has never been a first pass."""
-        if self._state == "never":
-            raise never_attributed(provider)
+    def _is_masked(self) -> bool:
+        """Return whether the present forward pass is masked; raise if there has never been a first pass."""
+        if self._masks is None:
+            raise never_attributed(self)
+        return self._masks
 
 
 def check_shape(site: Site, first: Sequence[int], now: Sequence[int]) -> None:
