@@ -14,7 +14,7 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned
+from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned, look_at, penalty_of
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 
@@ -95,9 +95,8 @@ class RegularizedTrainer(Trainer):
         if self.handle is None:
             return super().training_step(model, inputs, num_items_in_batch)
         inputs = self._prepare_inputs(inputs)
-        if self.handle.active:
-            with self.compute_loss_context_manager():
-                self.handle.provider.attribute(model, inputs)
+        with self.compute_loss_context_manager():
+            look_at(self.handle, model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
         if self.accelerator.sync_gradients:
@@ -118,7 +117,7 @@ class RegularizedTrainer(Trainer):
         parts, outputs = self._divisor(num_items_in_batch), []
         if self.objective is None:
             result = of_one_pass(model, inputs, return_outputs, num_items_in_batch)
-            if (penalty := self._penalty()) is None:
+            if (penalty := penalty_of(self.handle)) is None:
                 return result
             penalty = penalty / parts
             return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
@@ -127,7 +126,7 @@ class RegularizedTrainer(Trainer):
             # A copy, because a Trainer may take labels out of the inputs.
             loss, output = of_one_pass(model, {**batch}, True, num_items_in_batch)
             outputs.append(output)
-            penalty = self._penalty()
+            penalty = penalty_of(self.handle)
             return (loss * parts if penalty is None else loss * parts + penalty), output
 
         forward = ForwardPass(unwrap_model(model), self._regularizer(), run, title_of(self.objective))
@@ -141,9 +140,6 @@ class RegularizedTrainer(Trainer):
             counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             divided = counted or self.compute_loss_func is not None
         return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
-
-    def _penalty(self) -> Tensor | None:
-        return self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
 
     def _regularizer(self) -> Regularizer | None:
         """Return the provider, also if a callback attached it."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,16 +30,6 @@ def effects(regularizer: Regularizer) -> list[str]:
     """Return a sentence for each regularizer in a composition that drops nothing by design."""
     others = (each for each in regularizer.parts() if each.effect != "drops")
     return [f"{type(each).__name__} {each.effect}; it drops nothing by design." for each in others]
-
-
-def check_loss(regularizer: Regularizer, loss_function: Callable[..., Any] | None) -> None:
-    """Raise if a regularizer would learn by the model's own loss although training has a ``loss_function``."""
-    for each in regularizer.parts() if loss_function is not None else ():
-        if each.uses_model_loss:
-            raise InputError(
-                f"{type(each).__name__} learns by the model's own loss, but training has another `loss_function`: give "
-                "the function to the provider, too, as `loss`."
-            )
 
 
 def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:

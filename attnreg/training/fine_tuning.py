@@ -16,10 +16,18 @@ from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
-from attnreg.regularizer.abilities import check_loss
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.sharding import load_whole_state, whole_state
-from attnreg.training.method import Batch, StepResult, TrainingMethod, Updater, check_learned, held_by
+from attnreg.training.method import (
+    Batch,
+    StepResult,
+    TrainingMethod,
+    Updater,
+    check_learned,
+    held_by,
+    look_at,
+    penalty_of,
+)
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 Provided = Regularizer | AttachHandle | None
@@ -95,15 +103,13 @@ class FineTuning(TrainingMethod):
         if loss_function is not None:
             a_function("loss_function", loss_function, "the model's output and the batch")
         if self.provider is not None:
-            check_loss(a_regularizer(self.provider, type(self).__name__), loss_function)
-            if micro_batches > 1:
-                check_splittable(self.provider)
+            self._check_parts(a_regularizer(self.provider, type(self).__name__))
         check_objective(objective, model, self.provider)
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
         self.max_grad_norm = max_grad_norm
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")
-        learned = [] if self.handle is None else self.handle.provider.learned_parameters()
+        learned = [] if self.provider is None else self.provider.learned_parameters()
         trained = [each for each in (*model.parameters(), *learned) if each.requires_grad]
         if trained and not held_by(optimizer, trained):
             raise InputError(f"The optimizer holds no parameter that {type(model).__name__} trains: make a new one.")
@@ -113,18 +119,34 @@ class FineTuning(TrainingMethod):
                 "data parallelism, or FSDP2 in a loop of your own."
             )
         self.updater = Updater(max_grad_norm, accelerator)
-        self._network, self.optimizer = self.updater.prepare(model, optimizer)
-        self._model = self.updater.unwrap(self._network)  # once: it is looked at several times per step
+        self._network, self.optimizer, self._model = model, optimizer, model
+        if accelerator is not None:
+            self._network, self.optimizer = accelerator.prepare(model, optimizer)
+            self._model = accelerator.unwrap_model(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
         self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
         self._rates: list[dict[str, Tensor]] = []  # drop rates of micro-batches
-        if self.handle is not None:
-            check_learned(self.optimizer, self.handle.provider)
+        if self.provider is not None:
+            check_learned(self.optimizer, self.provider)
             if accelerator is not None:
-                self.handle.provider.to(accelerator.device)
-            self._learned = held_by(self.optimizer, self.handle.provider.parameters())
+                self.provider.to(accelerator.device)
+            self._learned = held_by(self.optimizer, self.provider.parameters())
             if self._learned:
-                self.updater.share(self.handle.provider)
+                self.updater.share(self.provider)
+
+    def _check_parts(self, provider: Regularizer) -> None:
+        """Check that each part of a provider fits the loss, and masks each row by itself if batches are split."""
+        for each in provider.parts():
+            if each.uses_model_loss and self.loss_function is not None:
+                raise InputError(
+                    f"{type(each).__name__} learns by the model's own loss, but training has another `loss_function`: "
+                    "give the function to the provider, too, as `loss`."
+                )
+            if each.decides_for_batch and self.micro_batches > 1:
+                raise InputError(
+                    f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
+                    "train on whole batches, without gradient accumulation."
+                )
 
     @property
     @override
@@ -171,8 +193,7 @@ class FineTuning(TrainingMethod):
 
     def _backward(self, batch: Batch, weight: float | None = None) -> Tensor:
         """Accumulate the gradients of a batch, or of a part of it with its weight."""
-        if self.handle is not None and self.handle.active:
-            self.handle.provider.attribute(self.model, batch)  # first pass, for providers that need one
+        look_at(self.handle, self.model, batch)
         loss = self.loss(batch)
         if weight is not None:
             loss = weight * loss
@@ -185,13 +206,13 @@ class FineTuning(TrainingMethod):
         """Make a forward pass; return its loss, with the provider's penalty, and the output of the model."""
         output = self._network(**a_batch(self.model, batch))
         loss = loss_of(output, batch, self.loss_function)
-        penalty = self.handle.provider.penalty() if self.handle is not None and self.handle.active else None
+        penalty = penalty_of(self.handle)
         return (loss if penalty is None else loss + penalty), output
 
     @override
     def on_epoch(self, epoch: int) -> None:
-        if self.handle is not None:
-            self.handle.provider.on_epoch(epoch)
+        if self.provider is not None:
+            self.provider.on_epoch(epoch)
 
     @override
     def drop_rates(self) -> dict[str, Tensor]:
@@ -201,8 +222,7 @@ class FineTuning(TrainingMethod):
 
     @property
     def _parts(self) -> dict[str, Any]:
-        provider = None if self.handle is None else self.handle.provider
-        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler, "provider": provider}
+        return {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "provider")}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -247,13 +267,3 @@ def _terms(part: Batch, shifted: bool, rows: int) -> int:
     if labels is None or labels.is_floating_point():
         return rows
     return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())
-
-
-def check_splittable(provider: Regularizer) -> None:
-    """Check that a provider masks each row by itself, so that parts of a batch are masked as in the whole batch."""
-    for each in provider.parts():
-        if each.decides_for_batch:
-            raise InputError(
-                f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
-                "train on whole batches, without gradient accumulation."
-            )

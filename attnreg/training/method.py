@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError
+from attnreg.injection import AttachHandle
 from attnreg.outputs import LossFunction
 from attnreg.regularizer.base import Regularizer
 
@@ -117,10 +118,6 @@ class Updater:
         self.max_grad_norm = max_grad_norm
         self.accelerator = accelerator
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap a model and its optimizer for the accelerator."""
-        return (model, optimizer) if self.accelerator is None else self.accelerator.prepare(model, optimizer)
-
     @property
     def processes(self) -> int:
         """Number of processes that train the model."""
@@ -169,10 +166,6 @@ class Updater:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.mean(gradient)
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model without the accelerator's wrapper."""
-        return model if self.accelerator is None else self.accelerator.unwrap_model(model)
-
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of a loss."""
         if self.accelerator is None:
@@ -193,6 +186,17 @@ class Updater:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None:
+    """Before a training step on a batch, let an attached provider that acts look at it."""
+    if handle is not None and handle.active:
+        handle.provider.attribute(model, batch)
+
+
+def penalty_of(handle: AttachHandle | None) -> Tensor | None:
+    """Return what an attached provider that acts adds to the loss of the latest forward pass, if anything."""
+    return handle.provider.penalty() if handle is not None and handle.active else None
 
 
 def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
