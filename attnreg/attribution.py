@@ -164,10 +164,6 @@ def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     return None
 
 
-# Parts of torch's messages about a gradient with respect to a tensor that the score does not depend on.
-UNUSED = ("not have been used in the graph", "does not require grad")
-
-
 class FactoredGradient(NamedTuple):
     r"""The gradient with respect to attention weights as the product :math:`(\partial s / \partial O) V^\top`."""
 
@@ -267,7 +263,8 @@ def explain(
         try:
             found = METHODS[method](run)
         except RuntimeError as error:
-            if not any(sentence in str(error) for sentence in UNUSED):
+            # Torch's messages about a gradient with respect to a tensor that the score does not depend on.
+            if not any(part in str(error) for part in ("not have been used in the graph", "does not require grad")):
                 raise
             raise InputError(
                 f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
@@ -110,12 +111,10 @@ class ChildTuning(FineTuning):
                     gradient.mul_(mask)
             return
         seed = int(torch.randint(2**62, (), generator=self._seeds))
-        generators: dict[torch.device, torch.Generator] = {}
+        generator_on = functools.cache(lambda device: torch.Generator(device).manual_seed(seed))
         for weight in self._weights.values():
             if weight.grad is not None:
-                if weight.device not in generators:
-                    generators[weight.device] = torch.Generator(weight.device).manual_seed(seed)
-                drawn = torch.rand(weight.shape, device=weight.device, generator=generators[weight.device])
+                drawn = torch.rand(weight.shape, device=weight.device, generator=generator_on(weight.device))
                 weight.grad.mul_((drawn < self.p).to(weight.grad) / self.p)
 
     def _fisher(self, data: Iterable[Batch]) -> dict[str, Tensor]:
