@@ -54,23 +54,21 @@ def why_hidden(model: nn.Module) -> str:
     return f"{SEEN}."
 
 
-def stacks_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> dict[str, LeftOut]:
-    """Return an example from each list of blocks whose attention is all left out, by name of the list.
+def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> tuple[str, LeftOut] | None:
+    """Return the name of a list of blocks whose attention is all left out, and an example of it; ``None`` without one.
 
     ``left`` is what is left out, ``covered`` the names of the sites that were found.
     """
     attention = [each for each in left if each.is_attention]
-    whole = {}
-    for name, blocks in model.named_modules():
+    for name, blocks in model.named_modules():  # the outermost lists come first
         if not may_hold_blocks(blocks):
             continue
         inside = [each for each in attention if each.name.startswith(f"{name}." if name else "")]
         if len(blocks._modules) > 1 and inside and not any(site.startswith(f"{name}.") for site in covered):
             held = {each.name.removeprefix(f"{name}.").split(".")[0] for each in inside}
             if held == set(blocks._modules):
-                whole[name or type(model).__name__] = inside[0]
-    outermost = {name for name in whole if not any(name != other and name.startswith(f"{other}.") for other in whole)}
-    return {name: each for name, each in whole.items() if name in outermost}
+                return name or type(model).__name__, inside[0]
+    return None
 
 
 def _seen(finder: Finder) -> Iterator[LeftOut]:

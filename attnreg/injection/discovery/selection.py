@@ -11,7 +11,7 @@ from torch import nn
 
 from attnreg.errors import CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, FoundSite
-from attnreg.injection.discovery.coverage import stacks_left_out
+from attnreg.injection.discovery.coverage import stack_left_out
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
@@ -112,9 +112,9 @@ def is_chosen(
 
 def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
     """Warn of attention that cannot be masked; raise if it is all in a list of blocks, and ``everything`` is to be."""
-    whole = stacks_left_out(found.left_out, model, {site.info.name for site in found.sites})
-    if everything and whole:
-        name, example = next(iter(whole.items()))
+    whole = stack_left_out(found.left_out, model, {site.info.name for site in found.sites}) if everything else None
+    if whole is not None:
+        name, example = whole
         raise NoAttentionError(
             f"All attention in {name} would be left out, for example {example}. Pass `example_inputs` that run this "
             "attention, or choose what to mask with `modules=...`."
