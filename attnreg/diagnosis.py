@@ -25,6 +25,7 @@ from typing_extensions import Self
 from attnreg.errors import InputError, listed
 from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
+from attnreg.injection.discovery.rules import named
 from attnreg.injection.discovery.snapshot import restored, undisturbed
 from attnreg.injection.report import Report
 from attnreg.injection.running.own_draws import generator_states
@@ -122,9 +123,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
-            named = {each.name: each.default_value for each in func._schema.arguments if each.has_default_value()}
-            named |= dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | (kwargs or {})
-            rate = next((named[name] for name in ("dropout_p", "p") if isinstance(named.get(name), float)), None)
+            given = named(func, args, kwargs or {})
+            rate = next((given[name] for name in ("dropout_p", "p") if isinstance(given.get(name), float)), None)
             if rate != 0.0:  # attention without dropout has this tag, too
                 name = str(func.overloadpacket).partition(".")[2]
                 if name == "bernoulli_" and rate is not None:

@@ -46,14 +46,14 @@ class Origins:
 
     def read(self, tensor: Tensor) -> Tensor | None:
         """Return the origins ``(FIELDS, *tensor.shape)``, int32, on the CPU, read-only; ``None`` if none are known."""
-        memory = self._memory.get(_key(tensor))
+        memory = self._memory.get(key_of(tensor))
         return None if memory is None else _view(memory, tensor)
 
     def write(self, tensor: Tensor, origin: Tensor | None) -> None:
         """Set the origins of a tensor's elements, broadcastable to ``(FIELDS, *tensor.shape)``; ``None`` for none."""
         if tensor.layout != torch.strided or not tensor.numel():
             return
-        memory = self._memory.get(_key(tensor))
+        memory = self._memory.get(key_of(tensor))
         if memory is None and origin is None:
             return
         origin = blank(()).reshape(FIELDS, *[1] * tensor.dim()) if origin is None else origin
@@ -165,5 +165,6 @@ def _forget(memory: dict[int, _Memory], key: int, storage: weakref.ref[torch.Unt
     memory.pop(key, None)
 
 
-def _key(tensor: Tensor) -> int:
+def key_of(tensor: Tensor) -> int:
+    """Return what identifies a tensor's storage while that lives; 0 of a tensor without one."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -161,9 +161,15 @@ def pairs_along(origin: Tensor, dim: int) -> bool:
     return is_pair(origin) and any(varies(origin[part], dim) for part in PARTS)
 
 
+def named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, with the defaults of those that are not given."""
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+
+
 def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origins: Origins) -> Tensor:
     """Return the origins after an operation of :data:`MOVES`, by applying it to element numbers."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    given = named(func, args, kwargs)
     learned = op is aten.cat and _adds_positions(origins, *args, **kwargs)
     parts = [blank((1,))]  # number 0: an element without origin
     count = 1
@@ -176,7 +182,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
         if origin is None:
             origin = blank(value.shape)
             if learned and bool(value.any()):  # all zeros are padding
-                dim = given.get("dim", 0) % value.dim()
+                dim = given["dim"] % value.dim()
                 places = origins.fresh(value.shape[dim : dim + 1], learned=True)
                 origin[FIRST] = places.reshape(2, *(-1 if i == dim else 1 for i in range(value.dim())))
         parts.append(origin.reshape(FIELDS, -1))
@@ -187,7 +193,7 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
     for name in MOVES[op]:
         if name in given:
             given[name] = tree_map(numbered, given[name])
-    if op is aten.constant_pad_nd or "value" in given:
+    if "value" in given:
         given["value"] = 0
     for name in ("accumulate", "alpha", "unsafe"):
         given.pop(name, None)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnreg.injection.discovery import rules
-from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins, blank, compact
+from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX, VALUED, Origins, blank, compact, key_of
 
 aten = torch.ops.aten
 LARGE = 2**14  # products with larger weights are replaced by something cheap: only origins matter, not values
@@ -40,8 +40,8 @@ class Tracer(TorchDispatchMode):
         self.origins = Origins()
         for tensor in inputs:
             self.origins.seed(tensor)
-        self._inputs = {tensor.untyped_storage()._cdata for tensor in inputs if tensor.layout == torch.strided}
-        self._held = {tensor.untyped_storage()._cdata for tensor in held if tensor.layout == torch.strided}
+        self._held = {*map(key_of, held)} - {0}
+        self._restored = {*map(key_of, inputs), *self._held} - {0}
         self._weighted = weighted
         self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which origin is the keys' (0 or 1), and K
         self._together: dict[int, int] = {}  # softmaxes whose weights were combined: later to earlier
@@ -100,16 +100,13 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _is_held(self, tensor: Tensor) -> bool:
-        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._held
+        return key_of(tensor) in self._held
 
     def _before_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
-            if not argument.is_write or not isinstance(value, Tensor) or value.layout != torch.strided:
-                continue
-            storage = value.untyped_storage()
-            if storage._cdata in self._held or storage._cdata in self._inputs:
-                whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
-                self._overwritten.setdefault(storage._cdata, (whole, whole.clone()))
+            if argument.is_write and isinstance(value, Tensor) and key_of(value) in self._restored:
+                whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+                self._overwritten.setdefault(key_of(value), (whole, whole.clone()))
 
     def _instead_of_linear(self, x: Tensor, weight: Tensor) -> Tensor | None:
         if weight.dim() != 2 or weight.numel() < LARGE or not self._is_held(weight) or self._is_held(x):
@@ -163,7 +160,7 @@ class Tracer(TorchDispatchMode):
         known = [origin for origin in origins if origin is not None]
         floats = [o for t, o in zip(tensors, origins, strict=True) if o is not None and t.dtype != torch.bool]
         first = known[0]
-        name, arguments = func._schema.name, [argument.name for argument in func._schema.arguments]
+        name = func._schema.name
         if _broadcast_shape(tensors) == out.shape:
             result = rules.merged(floats or known, out.shape)
             self._put_together(known)
@@ -173,9 +170,8 @@ class Tracer(TorchDispatchMode):
         if "grid_sampler" in name:  # a sample belongs to its place in the grid, as attention output to its query
             grid = origins[1] if origins[1] is not None else rules.everywhere(known, args[1].shape)
             return rules.across(grid, args[1].shape).movedim(-1, 2)[:, :, :1].expand(FIELDS, *out.shape)
-        if "dim" in arguments or "dims" in arguments:
-            given = {argument.name: argument.default_value for argument in func._schema.arguments}
-            given |= dict(zip(arguments, args, strict=False)) | kwargs
+        given = rules.named(func, args, kwargs)
+        if "dim" in given or "dims" in given:
             dims = given.get("dim", given.get("dims"))
             dims = [] if dims is None else list(dims) if isinstance(dims, (list, tuple)) else [dims]
             if first.dim() - 1 == out.dim():
