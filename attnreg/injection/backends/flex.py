@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
 from attnreg import functional
-from attnreg.errors import NoAttentionError
+from attnreg.errors import NoAttentionError, one_line
 from attnreg.functional.attention import ScoreMod, per_head
 from attnreg.functional.validity import FORBIDDEN_BELOW, allowed
 from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, FindValid, Masking, Noting
@@ -29,13 +29,6 @@ DROPPED = -1e4
 FURTHER = -1e6
 OLDEST_TORCH = "2.13"  # of those tried: 2.9's vmap cannot index a tensor by the head, query or key
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
-
-
-class Aux(NamedTuple):
-    """What the kernel returns besides its output: of each query row, the log-sum-exp and the maximum of its scores."""
-
-    lse: Tensor
-    max_scores: Tensor | None
 
 
 class FlexAttention(Backend):
@@ -137,7 +130,7 @@ class FlexAttention(Backend):
             return run(score_mod=score_mod, **options)
         except NotImplementedError as error:
             raise NoAttentionError(
-                f"flex_attention cannot train {site.info.name} here ({' '.join(str(error).split())}). Use another "
+                f"flex_attention cannot train {site.info.name} here ({one_line(error)}). Use another "
                 "device, or attn_implementation='sdpa'."
             ) from error
 
@@ -253,13 +246,12 @@ def _in_two_passes(
     return _as_asked((out * share[..., None]).to(out.dtype), whole, options)
 
 
-def _with_aux(run: Callable[..., Any], score_mod: ScoreMod | None, options: dict[str, Any]) -> tuple[Tensor, Aux]:
-    """Run the kernel, and return its output with the log-sum-exp of scores."""
+def _with_aux(run: Callable[..., Any], score_mod: ScoreMod | None, options: dict[str, Any]) -> tuple[Tensor, Any]:
+    """Run the kernel, and return its output with an ``AuxOutput`` that has the log-sum-exp of scores."""
     rest = {name: value for name, value in options.items() if name not in ("return_lse", "return_aux")}
     asked = options.get("return_aux")
     needs_maximum = asked is not None and asked.max_scores
-    out, aux = run(score_mod=score_mod, return_aux=torchs.AuxRequest(lse=True, max_scores=needs_maximum), **rest)
-    return out, Aux(aux.lse, aux.max_scores)
+    return run(score_mod=score_mod, return_aux=torchs.AuxRequest(lse=True, max_scores=needs_maximum), **rest)
 
 
 def _drawing(score_mod: ScoreMod | None, mask: Mask, shape: tuple[int, ...]) -> ScoreMod:
@@ -300,14 +292,13 @@ def _zeros(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
 
 def _returned(out: Tensor, scores: Tensor, options: dict[str, Any]) -> Any:
     """Return the output as ``flex_attention`` does: with the logsumexp and maximum of scores, if asked for."""
-    return _as_asked(out, Aux(scores.logsumexp(-1), scores.amax(-1)), options)
+    return _as_asked(out, torchs.AuxOutput(scores.logsumexp(-1), scores.amax(-1)), options)
 
 
-def _as_asked(out: Tensor, aux: Aux, options: dict[str, Any]) -> Any:
+def _as_asked(out: Tensor, aux: torchs.AuxOutput, options: dict[str, Any]) -> Any:
     asked = options.get("return_aux")
     if asked is not None:
-        lse, largest = aux.lse if asked.lse else None, aux.max_scores if asked.max_scores else None
-        return out, torchs.AuxOutput(lse=lse, max_scores=largest)
+        return out, torchs.AuxOutput(aux.lse if asked.lse else None, aux.max_scores if asked.max_scores else None)
     return (out, aux.lse) if options["return_lse"] else out
 
 

@@ -74,11 +74,7 @@ class Layout:
         batch, heads, queries, keys = self.sizes(tuple(tensor.shape))
         tensor = tensor.permute(self._order)
         if "g" in self.dims:
-            tensor = (
-                tensor.reshape(batch, heads, queries, keys)
-                if batch == 1
-                else tensor.reshape(heads, batch, queries, keys).transpose(0, 1)
-            )
+            tensor = tensor.reshape(heads, batch, queries, keys).transpose(0, 1)
         return tensor.reshape(batch, heads, queries, keys)
 
     def restored(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

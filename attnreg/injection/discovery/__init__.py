@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from attnreg.errors import NoAttentionError
+from attnreg.errors import NoAttentionError, one_line
 from attnreg.injection.discovery.blocks import ModuleCall
 from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out, why_hidden
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
@@ -110,6 +110,6 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
         )
     problem = problems[0]
     raise NoAttentionError(
-        f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: "
-        f"{' '.join(str(problem).split())}). Pass inputs that it accepts: `attach(..., example_inputs={{...}})`."
+        f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: {one_line(problem)}). Pass "
+        "inputs that it accepts: `attach(..., example_inputs={...})`."
     ) from problem
