@@ -101,8 +101,8 @@ def attach(
     provider.check(infos, model)
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
-    names, seeds = {site.info.name for site in chosen}, own_dropout == "seeded"
-    handle = AttachHandle(model, provider, found, names, states, watches=modules is None, seeded=seeds)
+    seeds = own_dropout == "seeded"
+    handle = AttachHandle(model, provider, found, chosen, states, watches=modules is None, seeded=seeds)
     for each in provider.parts():
         _ATTACHED[each] = ref(handle)
     return handle
@@ -141,7 +141,7 @@ def seeded(model: nn.Module) -> AttachHandle:
     nothing = Compose()
     _check(model, nothing)
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-    return AttachHandle(model, nothing, Discovery((), (), (), names, (), 0, (), None), set(), seeded=True)
+    return AttachHandle(model, nothing, Discovery((), (), (), names, (), 0, (), None), (), seeded=True)
 
 
 def detach(model: nn.Module) -> None:

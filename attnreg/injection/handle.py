@@ -6,9 +6,8 @@ import copy
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
+from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
@@ -31,7 +31,6 @@ from attnreg.injection.running.shadow import (
     Shadow,
     connect,
     entries,
-    input_names,
     parts_of,
     seeded_modules,
 )
@@ -54,20 +53,19 @@ class AttachHandle:
         model: nn.Module,
         provider: Regularizer,
         found: Discovery,
-        chosen: Set[str],
+        chosen: Sequence[FoundSite],
         states: Sequence[FoundHidden] = (),
         *,
         watches: bool = True,
         seeded: bool = False,
     ) -> None:
         self.provider = provider
-        sites = [site for site in found.sites if site.info.name in chosen]
-        everywhere: list[FoundSite | FoundHidden] = [*sites, *states]
+        everywhere: list[FoundSite | FoundHidden] = [*chosen, *states]
         #: the attention sites that the provider masks, then the hidden-state sites, each in running order
         self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         #: the attention that is not masked, and what only looks like attention; each with the reason
         self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
-        calls = [site.sighting.running for site in sites]
+        calls = [site.sighting.running for site in chosen]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
         around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
         begins = entries(model, around)
@@ -281,10 +279,8 @@ class AttachHandle:
     def __enter__(self) -> AttachHandle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.detach()
         else:
             self._remove()

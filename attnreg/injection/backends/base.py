@@ -126,8 +126,8 @@ class Masking(Watching):
     taps_output: bool = False  # whether the output of a fused kernel may pass through the tap instead of the weights
 
     @abstractmethod
-    def expect(self, backend: str, call: Call) -> Asked | None:
-        """Return the site of a call that may be attention; ``None`` if the call is not to be changed.
+    def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
+        """Return the site of a call with scores of this shape; ``None`` if the call is not to be changed.
 
         It raises if there is more attention than when the model was attached.
         """

@@ -88,7 +88,7 @@ class FlexAttention(Backend):
     ) -> Any:
         """Run the kernel with a score function that drops scores, or explicit attention if weights are needed."""
         shape = (*query.shape[:-1], key.shape[-2])
-        site = mode.expect(self.name, Call(shape, query=query, key=key))
+        site = mode.expect(self.name, shape)
         options = {"return_lse": return_lse, "kernel_options": kernel_options, **options}
         run = functools.partial(func, query, key, value, block_mask=block_mask, scale=scale, enable_gqa=enable_gqa)
         if site is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from attnreg.injection.backends.base import Backend, Call, Masking, Noting
+from attnreg.injection.backends.base import Backend, Call, Noting, Watching
 
 CHECKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
 
@@ -22,15 +22,14 @@ class MultiheadAttention(Backend):
         """Return nothing; the functions that it calls are read instead."""
         return None
 
-    def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def intercept(self, mode: Watching, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run torch's own implementation under the mode, which then sees its softmax or fused attention."""
         with mode.of_heads(heads_of(args, kwargs)), mode:
             return _UNDISPATCHED(*args, **kwargs)
 
     def discover(self, finder: Noting, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run it under the finder, in the dry run."""
-        with finder.of_heads(heads_of(args, kwargs)), finder:
-            return _UNDISPATCHED(*args, **kwargs)
+        return self.intercept(finder, func, *args, **kwargs)
 
 
 def heads_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

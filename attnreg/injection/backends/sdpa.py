@@ -56,7 +56,7 @@ class FusedAttention(Backend):
             attend = functools.partial(self.intercept, mode, func)
             return unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
         shape = shape_of_scores(query, key)
-        site = mode.expect(self.name, Call(shape, query=query, key=key))
+        site = mode.expect(self.name, shape)
         if site is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout

@@ -29,11 +29,11 @@ class Softmax(Backend):
     def intercept(self, mode: Masking, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         r"""Run softmax with dropped scores at :math:`-\infty`, and apply the factors of the mask to its output."""
         call = self.read(*args, **kwargs)
-        site = None if call is None else mode.expect(self.name, call)
+        site = None if call is None else mode.expect(self.name, call.shape)
         if call is None or site is None:
             return func(*args, **kwargs)
         assert call.scores is not None
-        layout, shape = site.layout, tuple(call.scores.shape)
+        layout, shape = site.layout, call.shape
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
         valid = mode.allowed(own)

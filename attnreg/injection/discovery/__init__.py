@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,9 +35,9 @@ class Discovery:
     entries: tuple[ModuleCall, ...]  #: the calls of entries of lists, in order
     classifier: ModuleCall | None  #: the call of the linear layer that takes the pooled state, if there is one
 
-    def left_out_besides(self, chosen: Set[str]) -> tuple[LeftOut, ...]:
-        """Return what is left out if only the sites with these names are chosen."""
-        rest = [site.info for site in self.sites if site.info.name not in chosen]
+    def left_out_besides(self, chosen: Sequence[FoundSite]) -> tuple[LeftOut, ...]:
+        """Return what is left out if only these sites are chosen."""
+        rest = [site.info for site in self.sites if site not in chosen]
         return (*self.left_out, *(LeftOut(info.name, info.label, NOT_CHOSEN) for info in rest))
 
 
@@ -63,7 +63,7 @@ def discover(
     with ONE_AT_A_TIME, materialized(model):
         finder, classifier = _dry_run(model, example_inputs)
     _refuse_shuffled(finder.sightings)
-    left = left_out(finder, model)
+    left = left_out(finder)
     sites = sites_of(model, finder.names, [sighting for sighting in finder.sightings if sighting.is_attention])
     if not sites and needs_attention:
         seen = "; ".join(str(each) for each in left[:3])

@@ -42,7 +42,7 @@ class ModuleCall:
         """End the call."""
         if not (self.attentions or self.is_entry):
             return
-        self.first = next(iter(list(inspect.signature(type(self.module).forward).parameters)[1:]), "")
+        self.first = next(iter(input_names(self.module)), "")
         given = self.args[0] if self.args else self.kwargs.get(self.first)
         now = list(_leaves((self.args, self.kwargs)))
         same = len(now) == len(self._given) and all(a is b for a, b in zip(now, self._given, strict=True))
@@ -51,6 +51,11 @@ class ModuleCall:
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and given.is_floating_point()):
             return
         self.is_block, self.shape = given.shape == out.shape, tuple(given.shape)
+
+
+def input_names(module: nn.Module) -> list[str]:
+    """Return the names of the arguments of a module's forward."""
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def _leaves(argument: Any) -> Iterator[Any]:

@@ -41,9 +41,9 @@ class LeftOut:
         return f"{self.name} ({self.seen}: {self.reason})"
 
 
-def left_out(finder: Finder, model: nn.Module) -> tuple[LeftOut, ...]:
+def left_out(finder: Finder) -> tuple[LeftOut, ...]:
     """List what a dry run has seen besides the attention that can be masked."""
-    return tuple(dict.fromkeys((*_seen(finder), *_named(finder, model))))
+    return tuple(dict.fromkeys((*_seen(finder), *_named(finder))))
 
 
 def why_hidden(model: nn.Module) -> str:
@@ -77,7 +77,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
     for sighting in finder.sightings:
         module = sighting.place.module
         name = names[module]
-        named = module not in found and _is_called_attention(type(module).__name__, name.rpartition(".")[2])
+        named = module not in found and _is_called_attention(module, name)
         if not sighting.is_attention:
             shuffled = sighting.reading is not None and not sighting.reading.in_order
             reason = SHUFFLED if shuffled else NO_PRODUCTS if sighting.reading is None else NO_VALUES
@@ -87,20 +87,19 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
             yield LeftOut(names[module], seen, reason)
 
 
-def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
+def _named(finder: Finder) -> Iterator[LeftOut]:
     """Yield modules that are named attention, but in and around which no attention was found."""
     seen = [sighting.running for sighting in finder.sightings]
     seen += finder.hidden
     places = {running[-1].module for running in seen}
     around = {call.module for running in seen for call in running}
-    waiting = [("", model)]
+    waiting = [("", finder.model)]
     while waiting:
         name, module = waiting.pop()
         if module in places:
             continue
-        own = name.rpartition(".")[2]
         is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
-        if module not in around and not is_list and _is_called_attention(type(module).__name__, own):
+        if module not in around and not is_list and _is_called_attention(module, name):
             if sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2:  # as its projections
                 run = any(each in finder.called for each in module.modules())
                 yield LeftOut(name or type(module).__name__, type(module).__name__, UNSEEN if run else NOT_RUN)
@@ -109,5 +108,6 @@ def _named(finder: Finder, model: nn.Module) -> Iterator[LeftOut]:
         waiting += reversed(children)
 
 
-def _is_called_attention(*names: str) -> bool:
+def _is_called_attention(module: nn.Module, path: str) -> bool:
+    names = type(module).__name__, path.rpartition(".")[2]
     return any(_NAMED.search(name) for name in names) and not any(_PART.search(name) for name in names)

@@ -49,7 +49,7 @@ def hidden_sites(
     states in their input shape. If no attention is found (a kernel hides it), they are the entries of the model's lists
     that do. ``is_chosen`` tells of a block without attention.
     """
-    places = _around_attention(found, {site.info.name for site in chosen})
+    places = _around_attention(found, chosen)
     places += list(_beside(found, places, is_chosen) if places else _without_attention(model, found, is_chosen))
     order = {id(call): number for number, call in enumerate(found.entries)}
     places.sort(key=lambda place: order.get(id(place.call), -1))
@@ -60,7 +60,7 @@ def hidden_sites(
         wheres: tuple[Where, ...] = ("input", "output", "residual")
         wheres = wheres if held in first else ("embeddings", *wheres)
         first.add(held)
-        if is_asked and call.is_block:
+        if is_asked:
             sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call, axes) for where in wheres]
     classifier = found.classifier
     if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
@@ -74,7 +74,7 @@ def _named(found: Discovery, call: ModuleCall) -> str:
     return found.names[call.module] + (f"#{call.index + 1}" if call.index else "")
 
 
-def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
+def _around_attention(found: Discovery, chosen: Sequence[FoundSite]) -> list[_Place]:
     places: dict[int, _Place] = {}
     for site in found.sites:
         block, info = site.block, site.info
@@ -83,7 +83,7 @@ def _around_attention(found: Discovery, chosen: set[str]) -> list[_Place]:
         if id(block) not in places:
             name = _named(found, block)
             place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
-            places[id(block)] = _Place(place, block, _axes(site, block.shape, found.samples), info.name in chosen)
+            places[id(block)] = _Place(place, block, _axes(site, block.shape, found.samples), site in chosen)
     return list(places.values())
 
 

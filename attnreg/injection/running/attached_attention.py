@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from typing_extensions import override
 from attnreg.draws import Draws
 from attnreg.errors import InputError, NoAttentionError
 from attnreg.functional.seeded import is_traced
-from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked, Call
+from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked
 from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
-from attnreg.injection.discovery import Discovery
+from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import checkpoint_around, foreign_function
@@ -36,12 +36,12 @@ class Planned:
 
     backend: str  # name of the backend that saw it
     rank: int  # number of dimensions of its scores
-    info: SiteInfo | None = None  # its site; ``None`` if it is not attention, or not chosen
-    layout: Layout = field(default_factory=Layout)  # layout of its scores
+    info: SiteInfo | None  # its site; ``None`` if it is not attention, or not chosen
+    layout: Layout  # layout of its scores
     # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` and
     # ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately
-    parts: Parts | None = None
-    methods: frozenset[Method] = frozenset()  # the methods through which the module's forward reached it
+    parts: Parts | None
+    methods: frozenset[Method]  # the methods through which the module's forward reached it
 
 
 class AttentionMode(Masking):
@@ -60,9 +60,8 @@ class AttentionMode(Masking):
         self._latest: Mask | None = None
         self._soft_masks = SoftMasks()
         self._had_gradients = torch.is_grad_enabled()
-        self._around = None if torch.compiler.is_compiling() else checkpoint_around()
-        self._draws: dict[str, Draws] = {}
-        self._parts: dict[str, tuple[int, int]] = {}  # the numbers of parts and of their queries so far
+        self._around = checkpoint_around()
+        self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a forward under this mode."""
@@ -87,8 +86,8 @@ class AttentionMode(Masking):
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
     @override
-    def expect(self, backend: str, call: Call) -> Asked | None:
-        rank, heads = len(call.shape), self.heads
+    def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
+        rank, heads = len(shape), self.heads
         rest = range(self._at, len(self._plan))
         matching = [i for i in rest if heads is not None or _is_as_planned(self._plan[i], backend, rank)]
         if not matching:
@@ -109,8 +108,8 @@ class AttentionMode(Masking):
         if self.passes.taps and self.tap is None:
             return None
         self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
-        layout = planned.layout.of_pass(call.shape)
-        self._check_heads(planned.info, layout, call.shape, heads)
+        layout = planned.layout.of_pass(shape)
+        self._check_heads(planned.info, layout, shape, heads)
         if heads is not None:
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         return Asked(planned.info, layout, again, planned.parts)
@@ -184,13 +183,11 @@ class AttentionMode(Masking):
 
     def _draws_of(self, site: Asked, queries: int) -> Draws:
         """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""
-        first = self._draws.get(site.info.name)
-        if first is None:
-            first = self._draws[site.info.name] = self.passes.draws_at(site.info, "attention")
-            self._parts[site.info.name] = 1, queries
+        name = site.info.name
+        first, part, query = self._draws.get(name) or (self.passes.draws_at(site.info, "attention"), 0, 0)
+        self._draws[name] = first, part + 1, query + queries
+        if not part:
             return first
-        part, query = self._parts[site.info.name]
-        self._parts[site.info.name] = part + 1, query + queries
         return first.at(part=part) if site.parts == "rows" else first.at(first_query=query)
 
     @override
@@ -239,12 +236,8 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         return None
     if mask.drops_layer:
         return mask
-    return Mask(
-        **{name: tensor.to(site.device) for name, tensor in tensors.items()},
-        detach_sum=mask.detach_sum,
-        drawn=mask.drawn,
-        drawn_weights=mask.drawn_weights,
-    )
+    moved: dict[str, Any] = {name: tensor.to(site.device) for name, tensor in tensors.items()}
+    return replace(mask, **{"scores": None, **moved})
 
 
 class AttachedModule(Shadow[tuple[Planned, ...]]):
@@ -343,9 +336,9 @@ def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[
     return [AttachedMethod(passes, *each) for each in found]
 
 
-def attached_modules(passes: Passes, found: Discovery, chosen: Set[str]) -> dict[nn.Module, AttachedModule]:
+def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[FoundSite]) -> dict[nn.Module, AttachedModule]:
     """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
-    sites = {part: site for site in found.sites if site.info.name in chosen for part in (site.sighting, *site.others)}
+    sites = {part: site for site in chosen for part in (site.sighting, *site.others)}
     again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
     modules = dict.fromkeys(sighting.place.module for sighting in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_leaves
 from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
 from attnreg.injection.running.repetition import checkpoint_around
-from attnreg.injection.running.shadow import Shadow, input_names
+from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import functions
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
@@ -51,8 +52,7 @@ class AttachedBlock(Shadow[BlockCall]):
 
     def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
         super().__init__(passes, module, whats, name)
-        names = input_names(module)
-        self._masks_at = {name: names.index(name) if name in names else len(names) for name in OF_BLOCKS}
+        self._names = input_names(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
@@ -124,7 +124,8 @@ class AttachedBlock(Shadow[BlockCall]):
             return after.transpose(0, 1) if axes == "tbc" else after
         shape, valid, unknown = tuple(before.shape), None, False
         if axes != "bc":
-            masks = {name: args[at] if at < len(args) else kwargs.get(name) for name, at in self._masks_at.items()}
+            given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+            masks = {name: given.get(name) for name in OF_BLOCKS}
             valid, unknown = (passes.latest.padding or Padding()).tokens(info.stack, shape, masks)
             valid = None if valid is None else valid.to(states.device)
         site = HiddenSite(
@@ -148,12 +149,12 @@ class AttachedBlock(Shadow[BlockCall]):
 def attached_blocks(
     passes: Passes,
     found: Discovery,
-    chosen: Set[str],
+    chosen: Sequence[FoundSite],
     states: Sequence[FoundHidden],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
-    skips = chosen if passes.provider.may_skip_blocks else frozenset()
+    skips = chosen if passes.provider.may_skip_blocks else ()
     inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
@@ -174,10 +175,10 @@ def attached_blocks(
 def _call(
     sites: Sequence[FoundSite],
     states: Mapping[Where, FoundHidden],
-    chosen: Set[str],
+    chosen: Sequence[FoundSite],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> BlockCall | None:
-    inside = [site for site in sites if site.info.name in chosen]
+    inside = [site for site in sites if site in chosen]
     own = next((site for site in inside if site.info.stack != "cross"), None)
     block = next((each.call for each in states.values()), None) if own is None else own.block
     if block is None:
@@ -221,7 +222,7 @@ class _ResidualConnections(TorchFunctionMode):
         super().__init__()
         self._name, self._change = name, change
         self._here = [states]  # the hidden states now, and normalized
-        self._around = None if torch.compiler.is_compiling() else checkpoint_around()
+        self._around = checkpoint_around()
         self._is_inside = False  # whether a checkpoint within the block would repeat an addition
         self._count = 0
 
@@ -232,8 +233,7 @@ class _ResidualConnections(TorchFunctionMode):
         if func in ADDS and len(args) == 2 and not kwargs:
             at = next((at for at in (0, 1) if self._holds(args[at])), None)
             if at is not None and isinstance(args[1 - at], Tensor) and args[1 - at].shape == args[at].shape:
-                if not torch.compiler.is_compiling():
-                    self._is_inside |= checkpoint_around() is not self._around
+                self._is_inside |= checkpoint_around() is not self._around
                 update = self._change(args[1 - at])
                 self._here = [func(update, args[1]) if at else func(args[0], update)]
                 self._count += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from attnreg.draws import Batch
 from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
-from attnreg.injection.discovery.blocks import ModuleCall
+from attnreg.injection.discovery.blocks import ModuleCall, input_names
 from attnreg.injection.discovery.sites import FoundSite
 from attnreg.sites import Stack
 
@@ -151,8 +150,7 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[s
 def _masks(call: ModuleCall) -> dict[str, Tensor]:
     if hasattr(call.module, "config"):  # of transformers
         return {}
-    names = list(inspect.signature(type(call.module).forward).parameters)[1:]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    given = {**dict(zip(input_names(call.module), call.args, strict=False)), **call.kwargs}
     return {name: given[name] for name in NAMES if isinstance(given.get(name), Tensor)}
 
 

@@ -42,8 +42,10 @@ def in_hook() -> bool:
 def checkpoints_around() -> list[tuple[Any, str]]:
     """Return what stands for each checkpoint that runs now, and its attribute that holds the function to run again.
 
-    It lives as long as the checkpoint may be repeated.
+    It lives as long as the checkpoint may be repeated. Compiled code needs none: torch repeats what it has compiled.
     """
+    if torch.compiler.is_compiling():
+        return []
     hooks: Any = torch._C._autograd
     found: list[tuple[Any, str]] = []
     stack: list[Any] = []
@@ -181,8 +183,6 @@ class Repeatable(State):
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the gradient checkpoints that run now; each will repeat what follows from the present state."""
-        if torch.compiler.is_compiling():
-            return []
         found = []
         for holder, attribute in checkpoints_around():
             checkpoint = self._checkpoints.get(holder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -15,6 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
+from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.running.forward_pass import Calls
 from attnreg.injection.running.padding import rooms_of
 from attnreg.injection.running.passes import Passes
@@ -228,11 +228,6 @@ def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[Seede
         if type(module).forward is not nn.Module.forward
         and (isinstance(module, MAY_DRAW) or module._modules or not type(module).__module__.startswith("torch.nn."))
     ]
-
-
-def input_names(module: nn.Module) -> list[str]:
-    """Return the names of the arguments of a module's forward."""
-    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
