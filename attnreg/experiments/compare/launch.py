@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +20,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import say
+from attnreg.experiments.runs.signals import interruptible
 
 _DAY = 86_400.0  # of runs that the estimate of the time left is from
 
@@ -80,20 +81,20 @@ Launcher = Callable[[Sequence[PlannedRun], Board], None]
 
 
 def _make(
-    words: Sequence[str],
-    log: str,
-    threads: int,
-    begun: Callable[[subprocess.Popen[bytes]], None] | None = None,
-    folder: str | None = None,
+    words: Sequence[str], log: str, threads: int, folder: str | None = None, stopped: Sequence[object] = ()
 ) -> None:
-    """Run one command in a child process, which ends when this process ends."""
+    """Run one command in a child process, which is told to end when something is in ``stopped``.
+
+    It also ends when this process ends.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "attnreg.experiments.cli.child", *words]
     with Path(log).open("wb") as file:
         stdin, stderr = subprocess.PIPE, subprocess.STDOUT
         child = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder)
-        if begun is not None:
-            begun(child)
+        while child.poll() is None and not stopped:
+            time.sleep(0.05)
+        child.terminate()  # so that it keeps a checkpoint; nothing happens if it has ended
         child.wait()
     assert child.stdin is not None
     child.stdin.close()
@@ -112,42 +113,27 @@ def local(jobs: int, threads: int) -> Launcher:
     """Return a launcher that runs several processes at a time on this machine, each with so many threads."""
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
-        children: list[subprocess.Popen[bytes]] = []
-        stopped = threading.Event()
         broken: set[Method] = set()  # if a method's first run fails, its others probably would
 
-        def begun(child: subprocess.Popen[bytes]) -> None:
-            children.append(child)
-            if stopped.is_set():  # perhaps after all others were ended
-                child.terminate()
-
         def make(run: PlannedRun) -> None:
-            if run.method in broken or stopped.is_set():
+            if run.method in broken or stopped:
                 return
             board.started(run)
             run.prepare()
-            _make(run.command_line(), str(run.log), threads, begun)
+            _make(run.command_line(), str(run.log), threads, stopped=stopped)
             run.tidy()
             board.ended(run)
             if not any(other.finished for other in runs if other.method == run.method):
                 broken.add(run.method)
 
-        in_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
-        before = signal.getsignal(signal.SIGTERM)
-        if in_main:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that runs keep checkpoints
-        with ThreadPoolExecutor(jobs) as pool:
+        with interruptible() as stopped, ThreadPoolExecutor(jobs) as pool:
             try:
                 list(pool.map(make, runs))
             except BaseException:
-                stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                for child in children:
-                    child.terminate()
+                stopped.append(signal.SIGTERM)  # for the other runs
                 raise
-            finally:
-                if in_main:
-                    signal.signal(signal.SIGTERM, before)
+        if stopped:
+            raise KeyboardInterrupt
 
     return launch
 
@@ -170,7 +156,7 @@ def ray(threads: int, on_cpu: bool) -> Launcher:
         waiting: dict[Any, PlannedRun] = {}
         for run in runs:
             run.prepare()
-            waiting[make.remote(run.command_line(), str(run.log.resolve()), threads, None, here)] = run
+            waiting[make.remote(run.command_line(), str(run.log.resolve()), threads, here)] = run
             board.started(run)
         while waiting:
             (done,), _ = engine.wait(list(waiting))

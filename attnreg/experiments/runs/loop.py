@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from statistics import fmean
-from types import FrameType
 from typing import Any, NoReturn
 
 from accelerate.utils import gather_object, set_seed
@@ -28,6 +25,7 @@ from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
+from attnreg.experiments.runs.signals import interruptible
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry, growing_loss
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
@@ -279,28 +277,3 @@ class Progress:
             return ""
         seconds = (time.monotonic() - self._clock) * left / done
         return f"  about {seconds:.0f} s left" if seconds < 100 else f"  about {seconds / 60:.0f} min left"
-
-
-@contextmanager
-def interruptible() -> Iterator[list[signal.Signals]]:
-    """Collect the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
-
-    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
-    """
-    seen: list[signal.Signals] = []
-    before: dict[int, Any] = {}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number))
-        signal.signal(number, before[number])
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # None means that the handler was not installed from Python, so it could not be restored.
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, note)
-    try:
-        yield seen
-    finally:
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
