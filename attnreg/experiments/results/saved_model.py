@@ -85,12 +85,12 @@ class SavedModel:
         if rows_of not in splits:
             raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
         model, kind = self._load(task)
-        further = [name for name in task.validation[1:] if name in splits and split == "validation"]
         where = "" if folder is None else f" of {Path(folder).name}"
-        _warn_of_inputs(kind, {f"{split} inputs{where}": splits[rows_of]})
-        _warn_of_inputs(kind, {f"{name} inputs{where}": splits[name] for name in further})
-        names = {"": rows_of, **{name.removeprefix("validation_"): name for name in further}}
-        sets = {name: self._batches(kind, splits[theirs]) for name, theirs in names.items()}
+        sets = {"": self._batches(kind, splits[rows_of], f"{split} inputs{where}")}
+        for further in task.validation[1:] if split == "validation" else ():
+            if further in splits:
+                rows = self._batches(kind, splits[further], f"{further} inputs{where}")
+                sets[further.removeprefix("validation_")] = rows
         what = {"task": task.name, "split": split, "data_dir": absolute(folder), "max_length": kind.max_length}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
         if not (reader := RunReader(self.run)).finished:
@@ -117,10 +117,10 @@ class SavedModel:
             raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
         tests = {file: load_inputs(task, split, source) for split, file in files.items()}
         model, kind = self._load(task)
-        _warn_of_inputs(kind, {f"test inputs for {file}": rows for file, rows in tests.items()})
         folder.mkdir(parents=True, exist_ok=True)
         for file, rows in tests.items():
-            write_text(folder / file, _submission(task, rows, self._predictions(model, kind, rows)))
+            found = self._predictions(model, kind, rows, f"test inputs for {file}")
+            write_text(folder / file, _submission(task, rows, found))
         return {folder / file: len(rows) for file, rows in tests.items()}
 
     def predict(self, file: Path, split: str = "test") -> int:
@@ -139,9 +139,8 @@ class SavedModel:
                 f"The rows to predict have a column `prediction` already, which {file} would hold: rename it."
             )
         model, kind = self._load(task)
-        _warn_of_inputs(kind, {"inputs": rows})
         table = rows.remove_columns(task.label).to_pandas()
-        found = self._predictions(model, kind, rows)
+        found = self._predictions(model, kind, rows, "inputs")
         table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
         lines = {"orient": "records", "lines": True, "force_ascii": False}
         write_text(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
@@ -157,11 +156,14 @@ class SavedModel:
         length = longest_input(model, self.max_length, self._config["max_length"])
         return model.to(self._place), kind_class(task.kind)(task, tokenizer, length, reading)
 
-    def _batches(self, kind: Kind, rows: Dataset) -> Labelled:
+    def _batches(self, kind: Kind, rows: Dataset, name: str) -> Labelled:
+        """Encode rows; warn, by this name of them, of what the model will not see."""
+        for sentence in input_warnings(kind, rows, name):
+            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
         return to_score(kind.encode(rows), self.batch_size, kind, self._place)
 
-    def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset) -> list[Any]:
-        return [record["prediction"] for record in predict(model, self._batches(kind, rows), kind).records]
+    def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset, name: str) -> list[Any]:
+        return [record["prediction"] for record in predict(model, self._batches(kind, rows, name), kind).records]
 
 
 def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
@@ -175,12 +177,6 @@ def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
         predictions = [task.labels[number] for number in predictions]
     lines = sorted(zip(index, predictions, strict=True))
     return "".join(f"{number}\t{text}\n" for number, text in [("index", "prediction"), *lines])
-
-
-def _warn_of_inputs(kind: Kind, sets: Mapping[str, Dataset]) -> None:
-    for name, rows in sets.items():
-        for sentence in input_warnings(kind, rows, name):
-            warnings.warn(sentence, AttnRegWarning, stacklevel=3)
 
 
 def _config(run: Path) -> dict[str, Any]:
