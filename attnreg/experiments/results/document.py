@@ -47,11 +47,8 @@ class Paragraph(str):
     """A paragraph of text."""
 
 
-@dataclass(frozen=True)
-class Code:
-    """A code block: lines to type in a shell."""
-
-    lines: Sequence[str]
+class Code(str):
+    """A code block: what to type in a shell."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,12 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     texts: Collection[int] = (0,)
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]], texts: Collection[int] = (0,)) -> Table:
+        """Return a table of rows by column; what a row lacks is "none"."""
+        header = list(dict.fromkeys(column for row in rows for column in row))
+        return cls(header, [[row.get(column, "none") for column in header] for row in rows], texts)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             case Paragraph():
                 parts.append(block)
             case Code():
-                parts.append("\n".join(["```", *block.lines, "```"]))
+                parts.append(f"```\n{block}\n```")
             case Table():
                 rule = ["---" if column in block.texts else "---:" for column in range(len(block.header))]
                 rows = ([cell.replace("|", "\\|") for cell in row] for row in (block.header, rule, *block.rows))

@@ -63,7 +63,7 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
         **{name: getattr(history, name) for name in _OF_HISTORY},
-        "best_epoch": best_of(history.of(method.returned_name), run.task.metric),
+        "best_epoch": best_of(records, run.task.metric),
         "rows": len(run.train_rows),
         "parameters": run.parameters,
         "steps": history.step,

@@ -38,18 +38,17 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
         best, last = best_of(records, metric), records[-1]
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
-        is_returned = network == its_history.returned  # or it is the other one of a game
-        returned = _at(its_run.selection().returned(records), metric) if is_returned else "not returned"
-        size, seconds = str(len(its_run.train_rows)), f"{its_history.seconds:.0f}"
-        rows.append([name, returned, ended, _at(best, metric), f"{last['loss']:.4f}", size, seconds])
+        row = {"network": name}
+        if run.settings.stop_on is not None:
+            is_returned = network == its_history.returned  # or it is the other one of a game
+            returned = _at(its_run.selection().returned(records), metric) if is_returned else "not returned"
+            row["returned epoch"] = returned
+        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{last['loss']:.4f}"}
+        rows.append({**row, "rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
     if (trivial := history.trivial) is not None:
         score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
-        rows.append([trivial["predictor"], "none", score, "none", "none", size, "0"])
-    header = ["network", "returned epoch", "last epoch", "best epoch", "loss", "rows", "time (s)"]
-    left_out = slice(1, 1) if run.settings.stop_on is not None else slice(1, 2)  # without a choice of epochs
-    for row in (header, *rows):
-        del row[left_out]
-    return Table(header, rows)
+        rows.append({"network": trivial["predictor"], "last epoch": score, "rows": size, "time (s)": "0"})
+    return Table.of(rows)
 
 
 def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:

@@ -66,7 +66,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     blocks: list[Block] = [
         Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on dev"),
         *map(Paragraph, (*opening, *comparison.missing())),
-        Code([_command(comparison)]),
+        Code(_command(comparison)),
         *map(Paragraph, _setting(comparison, groups, baseline)),
         Contents(),
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),

@@ -38,16 +38,16 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     compare = shlex.join(["attnreg", "compare", "finetune", f"best=@{folder}", *typed_words(held_out.options)])
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
-        Code([shlex.join(command)]),
+        Code(shlex.join(command)),
         Paragraph(said),
         Paragraph(
             f"Each trial is scored on {held_out.rows} rows held out from train, with seeds from "
             f"{FIRST_SEED} on ({held_out.seeds} in all). Dev was not used. The sampler's seed is {search.sampler_seed}."
         ),
         Heading("Winner"),
-        Code([winner.method]),
+        Code(winner.method),
         Paragraph("The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"),
-        Code([compare]),
+        Code(compare),
         Heading("All trials"),
         _table(ranked),
         *map(Paragraph, failures),

@@ -10,7 +10,6 @@ import numpy as np
 from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.report import figures
-from attnreg.experiments.compare.report.tables import table
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.statistics import mean_over_tasks
 from attnreg.experiments.compare.study import Study
@@ -97,7 +96,7 @@ def _scores(study: Study, groups: Groups) -> Table:
         means = {name: _mean(methods[name].scores) if name in methods else "not run" for name in names}
         trivial = "none" if first.trivial is None or study.report_on else _mean(first.trivial[1])
         rows.append({"task": task, "metric": first.metric.replace("_", " "), **means, "trivial": trivial})
-    return table(rows, texts=(0, 1))
+    return Table.of(rows, texts=(0, 1))
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -120,7 +119,7 @@ def _differences(declared: Declared) -> Table:
     """The declared differences on each task, with one correction over all of them."""
     found = declared.items()
     rows = [{"difference of": " - ".join(pair), "task": task, **each.cells} for (pair, task), each in found]
-    return table(rows, texts=(0, 1))
+    return Table.of(rows, texts=(0, 1))
 
 
 def _against_best_rung(study: Study, groups: Groups) -> Table:
@@ -133,7 +132,7 @@ def _against_best_rung(study: Study, groups: Groups) -> Table:
     for (task, name), each in found.items():
         time = f"{groups[task][name].training_time / rungs[task].training_time:.2f}"
         rows.append({"task": task, "method": name, "best rung": each.other.name, "time / rung's": time, **each.cells})
-    return table(rows, texts=(0, 1, 2))
+    return Table.of(rows, texts=(0, 1, 2))
 
 
 def _across(study: Study, groups: Groups) -> Table:
@@ -146,7 +145,7 @@ def _across(study: Study, groups: Groups) -> Table:
             mean, low, high = mean_over_tasks([each.gaps for each in found.values()])
             interval = {"95 % over tasks and seeds": f"[{low:+.4f}, {high:+.4f}]"}
             rows.append({"method": name, "mean difference": f"{mean:+.4f}", **interval})
-    return table(rows)
+    return Table.of(rows)
 
 
 def _measured(group: Group, scoring: Scoring | None, metric: str) -> list[float]:
@@ -164,7 +163,7 @@ def _further(study: Study, groups: Groups) -> Table:
                 row = {"task": task, "scored on": scoring.name, "method": name}
                 row |= {"mean": _mean(known) if known else "not scored", "seeds": f"{len(known)} of {len(group.runs)}"}
                 rows.append(row | {"on dev": _mean(group.scores)})
-    return table(rows, texts=(0, 1, 2))
+    return Table.of(rows, texts=(0, 1, 2))
 
 
 def _published(study: Study, groups: Groups) -> Table:
@@ -182,7 +181,7 @@ def _published(study: Study, groups: Groups) -> Table:
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
                 rows.append({**row, "measured": mean, "seeds": str(len(values))})
-    return table(rows, texts=(0, 1, 2))
+    return Table.of(rows, texts=(0, 1, 2))
 
 
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.held_out import score_cells
+from attnreg.experiments.compare.held_out import FIRST_SEED, score_cells
 from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION
-
-
-def table(rows: Sequence[Mapping[str, str]], texts: Collection[int] = (0,)) -> Table:
-    """Return a table of rows by column; what a row lacks is "none"."""
-    header = list(dict.fromkeys(column for row in rows for column in row))
-    return Table(header, [[row.get(column, "none") for column in header] for row in rows], texts)
 
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
@@ -30,7 +24,7 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
         mean, each = score_cells(values)
         deviation = f"{stdev(values):.4f}" if len(values) > 1 else "1 seed"
         rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {groups[0].runs[0].seed}": each})
-    return table(rows, texts=(0, 3))
+    return Table.of(rows, texts=(0, 3))
 
 
 def differences(found: Sequence[Contrast], baseline: Group) -> Table:
@@ -47,7 +41,7 @@ def differences(found: Sequence[Contrast], baseline: Group) -> Table:
         known = deviation > 1e-12  # equal differences say nothing about other seeds
         row["detectable"] = f"{detectable(deviation, len(each.gaps)):.4f}" if known else each.cells["p"]
         rows.append(row)
-    return table(rows)
+    return Table.of(rows)
 
 
 def fit(groups: Sequence[Group]) -> Table:
@@ -65,7 +59,7 @@ def fit(groups: Sequence[Group]) -> Table:
         for name in ("memorized", "recovered") if noisy else ():
             row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
-    return table(rows)
+    return Table.of(rows)
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
@@ -84,7 +78,7 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
         acted = {"active steps": f"{group.mean('active_steps') / group.mean('steps'):.0%}"}
         acted |= {"layers": f"{len(layers)} of {len(by_layer[0])}", "drop rate": f"{fmean(rates):.3f}"}
         rows.append(row | (acted if any(by_layer) else dict.fromkeys(acted, "none")))
-    return table(rows)
+    return Table.of(rows)
 
 
 def equal_time(found: Sequence[Contrast]) -> Table:
@@ -96,7 +90,7 @@ def equal_time(found: Sequence[Contrast]) -> Table:
         times["time ratio"] = f"{longer.training_time / mine.training_time:.2f}"
         means = {"baseline mean": f"{fmean(longer.scores):.4f}", **each.cells}
         rows.append({"method": mine.name, "longer baseline": longer.name, **times, **means})
-    return table(rows, texts=(0, 1))
+    return Table.of(rows, texts=(0, 1))
 
 
 def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
@@ -111,7 +105,7 @@ def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
         tries = str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
         given = {"as given": method.text} if has_aliases else {}
         rows.append({"method": method.name, **given, "options": told or "none", "tries": tries})
-    return table(rows, texts=(0, 1, 2) if has_aliases else (0, 1))
+    return Table.of(rows, texts=(0, 1, 2) if has_aliases else (0, 1))
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:
@@ -123,11 +117,11 @@ def not_common(groups: Sequence[Group]) -> list[str]:
 
 def tries(comparison: Comparison) -> Table | None:
     """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
-    chosen = {method: comparison.chosen(method) for method in comparison.methods}
-    rows = [
-        [each.method.name, *score_cells(each.scores), "chosen" if each.method == one else "no"]
-        for method, one in chosen.items()
-        for each in comparison.trials(method)
-    ]
-    columns = ("tried", "mean on held-out rows", "seeds, from 1000", "choice")
-    return Table(columns, rows, texts=(0, 3)) if rows else None
+    rows = []
+    for method in comparison.methods:
+        chosen = comparison.chosen(method)
+        for each in comparison.trials(method):
+            mean, scores = score_cells(each.scores)
+            row = {"tried": each.method.name, "mean on held-out rows": mean, f"seeds, from {FIRST_SEED}": scores}
+            rows.append({**row, "choice": "chosen" if each.method == chosen else "no"})
+    return Table.of(rows, texts=(0, 3)) if rows else None
