@@ -15,6 +15,7 @@ from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import PlannedRun, Role
+from attnreg.experiments.options.option import flag_of
 
 EQUAL_TIME_FROM = 1.1
 
@@ -50,7 +51,7 @@ class Comparison:
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        own = [self.search_seeds for method in self.methods if len(method.variants) > 1]
+        own = [self.search_seeds for method in self.methods if method.candidates]
         most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
         searched = range(FIRST_SEED, FIRST_SEED + most)
         if any(seed in searched for seed in self._seeds):
@@ -61,8 +62,8 @@ class Comparison:
             )
         for variant in (variant for method in self.methods for variant in method.variants):
             if common := variant.command.given(variant.options) & OF_ALL:
-                option = min(common).replace("_", "-")
-                raise UsageError(f"--{option} must be the same for all methods: remove it from {variant.text!r}.")
+                flag = flag_of(min(common))
+                raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         self._output.check()
         for run in self.runs():
@@ -84,18 +85,18 @@ class Comparison:
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
         """Return the runs that select a method's values."""
-        tried = method.variants if len(method.variants) > 1 else []
-        return [run for variant in tried for run in self._held_out.runs(variant)]
+        return [run for variant in method.candidates for run in self._held_out.runs(variant)]
 
     def trials(self, method: Method) -> list[Trial]:
         """Return a trial for each combination of a method's values in braces; none if there are no braces."""
-        return self._held_out.grid(method.variants) if len(method.variants) > 1 else []
+        return self._held_out.grid(method.candidates)
 
     def chosen(self, method: Method) -> Method | None:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
-        trials = self.trials(method)
+        if not (trials := self.trials(method)):
+            return method.variants[0]
         first = best(trials) if all(trial.state == "complete" for trial in trials) else None
-        return (None if first is None else first.method) if trials else method.variants[0]
+        return None if first is None else first.method
 
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
@@ -115,7 +116,8 @@ class Comparison:
         """Return the finished runs that are reported, of each method that has some."""
         chosen = {method: self.chosen(method) for method in self.methods}
         runs = {method: self.final_runs(one) for method, one in chosen.items() if one is not None}
-        return {method: group for method, some in runs.items() if (group := Group.of(method.name, some)) is not None}
+        found = {method: Group.of(method.name, some) for method, some in runs.items()}
+        return {method: group for method, group in found.items() if group.runs}
 
     def missing(self) -> Iterator[str]:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""

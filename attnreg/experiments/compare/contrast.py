@@ -34,6 +34,16 @@ class Contrast:
         return [a - b for a, b in zip(self.mine.scores, self.other.scores, strict=True)]
 
     @property
+    def holds(self) -> bool:
+        """Whether the difference is significant after correction."""
+        return self.p < LEVEL
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference that a test over these seeds would probably find; ``None`` without a test."""
+        return None if math.isnan(self.difference.p) else detectable(stdev(self.gaps), len(self.gaps))
+
+    @property
     def cells(self) -> dict[str, str]:
         """The cells of a table of differences, by column."""
         columns = ("difference", "95 % over seeds", "p", "p (Holm)")
@@ -42,8 +52,10 @@ class Contrast:
 
 def contrasts(pairs: Mapping[Label, tuple[Group, Group]]) -> dict[Label, Contrast]:
     """Compare the groups of each pair on the seeds that both have; leave out pairs without a common seed."""
-    both = {label: (mine.on(other), other.on(mine)) for label, (mine, other) in pairs.items()}
-    known = {label: (mine, other) for label, (mine, other) in both.items() if mine is not None and other is not None}
+    known: dict[Label, tuple[Group, Group]] = {}
+    for label, (mine, other) in pairs.items():
+        if common := {run.seed for run in mine.runs} & {run.seed for run in other.runs}:
+            known[label] = mine.on(common), other.on(common)
     differences = [paired_difference(mine.scores, other.scores) for mine, other in known.values()]
     tested = zip(known.items(), differences, holm([each.p for each in differences]), strict=True)
     return {label: Contrast(*groups, difference, p) for (label, groups), difference, p in tested}
@@ -74,20 +86,20 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
     if max(len(each.gaps) for each in found) < 2:
         return ONE_SEED
     baseline, said = found[0].other.name, list[str]()
-    hold = [each for each in found if each.p < LEVEL]
+    hold = [each for each in found if each.holds]
     for each in hold:
         gap = each.difference
         side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {baseline}"
         interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
         said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
     better = [each.mine.name for each in hold if each.difference.mean > 0]
-    if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.p < LEVEL):
+    if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.holds):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
     if rest := [each for each in found if each not in hold]:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
-        known = [(detectable(stdev(each.gaps), len(each.gaps)), len(each.gaps)) for each in rest if len(each.gaps) > 1]
-        largest, seeds = max(known, default=(math.nan, 0))
-        detects = f"; {seeds} seeds detect one of {largest:.2g}" if largest > 1e-12 else ""
+        known = [(each.detectable, len(each.gaps)) for each in rest if each.detectable is not None]
+        largest, seeds = max(known, default=(0.0, 0))
+        detects = f"; {seeds} seeds detect one of {largest:.2g}" if known else ""
         said.append(f"No difference to {baseline} found{names}{detects}.")
     return " ".join(said)
 

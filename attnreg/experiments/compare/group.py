@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import getitem
@@ -28,16 +28,13 @@ class Group:
     further: Mapping[int, float] | None = None
 
     @classmethod
-    def of(cls, name: str, runs: Iterable[PlannedRun]) -> Group | None:
-        """Return the finished ones of these runs, if there are any."""
-        finished = [run for run in runs if run.finished]
-        return cls(name, finished) if finished else None
+    def of(cls, name: str, runs: Iterable[PlannedRun]) -> Group:
+        """Return the finished ones of these runs; there may be none."""
+        return cls(name, [run for run in runs if run.finished])
 
-    def on(self, other: Group) -> Group | None:
-        """Return these runs with only the seeds that another method has too, if there are any."""
-        seeds = {run.seed for run in other.runs}
-        common = [run for run in self.runs if run.seed in seeds]
-        return replace(self, runs=common) if common else None
+    def on(self, seeds: Collection[int]) -> Group:
+        """Return the runs with these seeds; there may be none."""
+        return replace(self, runs=[run for run in self.runs if run.seed in seeds])
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
 from attnreg.experiments.results.document import say
 
+STOPPED = "Stopped. Repeat the command to continue."
+
 
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
     """Make the runs of comparisons that have not finished, and show the results; a study file has its own report.
@@ -24,7 +26,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
     Raises an ``InputError`` in the end if runs have failed or were stopped by hand.
     """
     # What is printed beside commands must not be taken for one.
-    console, troubles, stopped = Console(stderr=launcher == "commands"), list[str](), False
+    console, troubles = Console(stderr=launcher == "commands"), list[str]()
     for comparison in study.comparisons.values():
         if not all(run.finished for run in comparison.runs()):
             final = comparison.final_runs(comparison.baseline.variants[0])
@@ -39,16 +41,14 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
                     continue
             elif (trouble := _make_runs(comparison, launcher, jobs, threads, console)) is not None:
                 troubles.append(trouble)
-                stopped = trouble.startswith("Stopped.")
             for run in comparison.runs():
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
-            if not stopped:
-                device = comparison.options.get("device")
-                troubles += score_further(comparison, study.score_on.get(name, ()), device)
+            if STOPPED not in troubles:
+                troubles += score_further(comparison, study.score_on.get(name, ()))
             if shown := write_report(comparison):
                 saved = f"Report saved to {comparison.folder}/report.md and {comparison.folder}/report.html."
                 say(console, *shown, *comparison.missing(), saved)
-        if stopped:
+        if STOPPED in troubles:
             break
     if of_file and (tables := write_study_report(study)):
         say(console, *tables, f"Report of the study saved to {study.folder}/report.md and report.html.")
@@ -73,7 +73,7 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
             try:
                 start(runs, board)
             except KeyboardInterrupt:
-                return "Stopped. Repeat the command to continue."
+                return STOPPED
         comparison.decide()
     failed = [run for run in comparison.runs() if run.failure is not None]
     if not failed:

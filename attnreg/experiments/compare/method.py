@@ -14,6 +14,7 @@ from typing import Any
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.runs.command import RecipeCommand, load_command
 
@@ -146,6 +147,11 @@ class Method:
         ]
 
     @property
+    def candidates(self) -> list[Method]:
+        """The variants that a search chooses from; none if there is only one."""
+        return variants if len(variants := self.variants) > 1 else []
+
+    @property
     def searched(self) -> dict[str, list[str]]:
         """The values in braces by option, in their order; empty if braces hold only part of a value.
 
@@ -189,5 +195,5 @@ def typed_words(options: Mapping[str, object]) -> list[str]:
         ['--train-size', '500', '--stratified', '--report-to', 'a', '--report-to', 'b']
     """
     pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
-    given = [(f"--{name.replace('_', '-')}", each) for name, each in pairs if each is not None and each is not False]
+    given = [(flag_of(name), each) for name, each in pairs if each is not None and each is not False]
     return [word for flag, each in given for word in ([flag] if each is True else [flag, str(each)])]

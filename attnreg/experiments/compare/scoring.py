@@ -12,6 +12,7 @@ from typing import Any
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.results.saved_model import SavedModel, request
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ class Scoring:
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
         """Return the metrics of a run on these data; ``None`` until it is scored on them."""
-        from attnreg.experiments.results.saved_model import request  # late: it imports torch
-
         path = run.folder / "evaluations" / f"{self.file}.json"
         names = ("data_dir", "split", "max_length", "classes")
         asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
@@ -51,15 +50,13 @@ class Scoring:
             if not path.is_file():
                 return None
             content = json.loads(path.read_text(encoding="utf-8"))
-            is_same = {**asked, **content.get("request", {})} == asked  # older ones do not tell the content
-            return dict(content["metrics"]) if is_same and "request" in content else None
+            is_same = "request" in content and content["request"].items() <= asked.items()  # older ones tell less
+            return dict(content["metrics"]) if is_same else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
 
     def score(self, run: PlannedRun, device: str | None) -> str | None:
         """Score a run; return why it failed, if so."""
-        from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
-
         try:
             saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
             saved.score(self.split, self.file, self.classes)
@@ -68,11 +65,11 @@ class Scoring:
         return None
 
 
-def score_further(comparison: Comparison, scorings: Sequence[Scoring], device: str | None = None) -> list[str]:
+def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[str]:
     """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails."""
     runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
-        failures = [scoring.score(run, device) for run, scoring in missing]
+        failures = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
     return [failure for failure in failures if failure is not None]

@@ -16,7 +16,7 @@ from attnreg.experiments.compare.comparison import DESIGN, Comparison
 from attnreg.experiments.compare.method import Method, default_baseline, texts_of
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.yaml_file import load_yaml, mapping
-from attnreg.experiments.options.option import as_typed
+from attnreg.experiments.options.option import as_typed, flag_of
 from attnreg.experiments.options.settings import SHARED
 from attnreg.experiments.tasks.built_in import get_task
 
@@ -157,8 +157,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
 
 
 def _shown(name: str, value: Any) -> str:
-    flag = name.replace("_", "-")
-    return as_typed(f"--{flag}", value) or f"--no-{flag}"
+    return as_typed(flag_of(name), value) or f"--no-{flag_of(name)[2:]}"
 
 
 def _is_scored(whole: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
@@ -235,15 +234,12 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
         _check(report_on in names, "report_on", known, report_on)
     primary = whole.get("primary")
     if primary is not None:
-        right = (
-            isinstance(primary, list) and len({named("primary", name).name for name in primary}) == len(primary) == 2
-        )
-        _check(right, "primary", "a list of two different methods", primary)
-        primary = tuple(named("primary", name).name for name in primary)
+        pair = [named("primary", name).name for name in primary] if isinstance(primary, list) else []
+        _check(len({*pair}) == len(pair) == 2, "primary", "a list of two different methods", primary)
+        primary = tuple(pair)
     rungs = [named("rungs", name) for name in _list(whole, "rungs")]
     for rung in rungs:
-        searched = "methods with values in braces, which held-out rows choose from"
-        _check(len(rung.variants) > 1, "rungs", searched, rung.name)
+        _check(rung.candidates, "rungs", "methods with values in braces, which held-out rows choose from", rung.name)
     names = [rung.name for rung in rungs]
     published = whole.get("published")
     return Study(comparisons, folder, primary, score_on, report_on, published, figures, metrics, names, notes)

@@ -42,17 +42,18 @@ _FIT = (
 
 def write_report(comparison: Comparison) -> list[str | Table]:
     """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
-    groups = list(comparison.groups().values())
-    if not groups:
+    found = comparison.groups()
+    if not found:
         return []
-    baseline = next((group for group in groups if group.name == comparison.baseline.name), groups[0])
-    others = [group for group in groups if group is not baseline] if baseline.name == comparison.baseline.name else []
+    groups = list(found.values())
+    baseline = found.get(comparison.baseline, groups[0])
+    others = [group for group in groups if group is not baseline and comparison.baseline in found]
     compared = list(contrasts({group.name: (group, baseline) for group in others}).values())
     longer = {
         method.name: Group.of(more.name, comparison.final_runs(more, "equal time"))
         for method, more in comparison.equal_time_methods().items()
     }
-    plain = {name: group for name, group in longer.items() if group is not None}
+    plain = {name: group for name, group in longer.items() if group.runs}
     same_time = {group.name: (group, plain[group.name]) for group in others if group.name in plain}
     equal = list(contrasts(same_time).values())
     if baseline.has_classes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 import numpy as np
 
-from attnreg.experiments.compare.contrast import LEVEL, ONE_SEED, Contrast, contrasts
+from attnreg.experiments.compare.contrast import ONE_SEED, Contrast, contrasts
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.report import figures
 from attnreg.experiments.compare.scoring import Scoring
@@ -71,11 +72,8 @@ def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
     for task, methods in groups.items():
         scoring = next(each for each in study.score_on[task] if each.name == name)
         for method, group in methods.items():
-            found = {run.seed: scoring.of(run) for run in group.runs}
-            scores = {seed: float(metrics[group.metric]) for seed, metrics in found.items() if metrics is not None}
-            if scores:
-                runs = [run for run in group.runs if run.seed in scores]
-                made.setdefault(task, {})[method] = Group(method, runs, scores)
+            if scores := _measured(group, scoring, group.metric):
+                made.setdefault(task, {})[method] = replace(group.on(scores), further=scores)
     return made
 
 
@@ -105,7 +103,7 @@ def _mean(values: Sequence[float]) -> str:
 
 def _verdict(declared: Declared) -> Iterator[str]:
     """Say in one sentence which of the declared differences hold."""
-    hold = {label: each for label, each in declared.items() if each.p < LEVEL}
+    hold = {label: each for label, each in declared.items() if each.holds}
     if declared and max(len(each.gaps) for each in declared.values()) < 2:
         yield ONE_SEED
     elif hold:
@@ -148,10 +146,10 @@ def _across(study: Study, groups: Groups) -> Table:
     return Table.of(rows)
 
 
-def _measured(group: Group, scoring: Scoring | None, metric: str) -> list[float]:
-    """Return the scores of the runs that are scored on further data, or on dev without any."""
-    found = [run.result["dev"] if scoring is None else scoring.of(run) for run in group.runs]
-    return [each[metric] for each in found if each is not None and metric in each]
+def _measured(group: Group, scoring: Scoring | None, metric: str) -> dict[int, float]:
+    """Return the scores, by seed, of the runs that are scored on further data, or on dev without any."""
+    found = {run.seed: run.result["dev"] if scoring is None else scoring.of(run) for run in group.runs}
+    return {seed: float(each[metric]) for seed, each in found.items() if each is not None and metric in each}
 
 
 def _further(study: Study, groups: Groups) -> Table:
@@ -159,7 +157,7 @@ def _further(study: Study, groups: Groups) -> Table:
     for task, methods in groups.items():
         for scoring in study.score_on.get(task, ()):
             for name, group in methods.items():
-                known = _measured(group, scoring, group.metric)
+                known = [*_measured(group, scoring, group.metric).values()]
                 row = {"task": task, "scored on": scoring.name, "method": name}
                 row |= {"mean": _mean(known) if known else "not scored", "seeds": f"{len(known)} of {len(group.runs)}"}
                 rows.append(row | {"on dev": _mean(group.scores)})
@@ -176,7 +174,8 @@ def _published(study: Study, groups: Groups) -> Table:
                 mean, values = "not run", list[float]()
                 if (group := methods.get(method)) is not None:
                     if data in scorings:
-                        values = _measured(group, scorings[data], study.metrics.get(task) or group.metric)
+                        metric = study.metrics.get(task, group.metric)
+                        values = [*_measured(group, scorings[data], metric).values()]
                     scale = 1 if group.metric in METRICS and METRICS[group.metric].bounds[1] == 100 else 100
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}

@@ -9,7 +9,7 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, score_cells
-from attnreg.experiments.compare.statistics import bootstrap_over_rows, detectable
+from attnreg.experiments.compare.statistics import bootstrap_over_rows
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION
@@ -37,10 +37,7 @@ def differences(found: Sequence[Contrast], baseline: Group) -> Table:
             sides = ([[row["prediction"] for row in run] for run in group.records] for group in (each.mine, each.other))
             low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], labels, *sides)
             row["95 % over dev rows"] = f"[{low:+.4f}, {high:+.4f}]"
-        deviation = stdev(each.gaps) if len(each.gaps) > 1 else 0.0
-        known = deviation > 1e-12  # equal differences say nothing about other seeds
-        row["detectable"] = f"{detectable(deviation, len(each.gaps)):.4f}" if known else each.cells["p"]
-        rows.append(row)
+        rows.append({**row, "detectable": each.cells["p"] if each.detectable is None else f"{each.detectable:.4f}"})
     return Table.of(rows)
 
 
