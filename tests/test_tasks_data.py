@@ -168,6 +168,19 @@ def test_a_class_that_the_data_names_may_be_absent_from_train(tmp_path):
     assert load_data(choose_task("custom", text_columns="text"), folder)[0].labels == ("x", "y", "z")
 
 
+def test_a_number_that_no_class_has_is_refused_also_where_classes_are_renamed(tmp_path):
+    rows = datasets.Dataset.from_list(
+        [{"text": text, "label": label} for text, label in zip("abc", (0, 1, -1), strict=True)]
+    )
+    rows = rows.cast_column("label", datasets.ClassLabel(names=["x", "y"]))
+    folder = made.write_splits(tmp_path, train=rows, validation=rows.select([0, 1]))
+    task = choose_task("custom", text_columns="text")
+    with pytest.raises(InputError, match=r"^Expected a class of x, y, got label -1 in row 3 of split train\.$"):
+        load_data(task, folder, classes={"x": "bad"})
+    with pytest.raises(InputError, match=r"got -1 in row 3 of split train"):
+        load_data(task, folder)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_the_bad_label_of_a_column_is_the_one_that_is_named(tmp_path, suffix):
     good, bad = ([{"sentence": "red", "label": label} for label in labels] for labels in ("01", "0110?"))

@@ -187,7 +187,8 @@ class Kind(ABC):
         kept, scores = list(records), dict[str, float]()
         for name in self.task.metrics:
             predictions, references = self.compared(name, kept)
-            scores |= METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
+            result = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
+            scores |= {key: float(value) for key, value in result.items()}
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:

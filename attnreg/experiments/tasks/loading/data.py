@@ -12,7 +12,7 @@ from pathlib import Path
 
 import datasets
 
-from attnreg.errors import InputError, did_you_mean, one_line
+from attnreg.errors import InputError, did_you_mean, listed, one_line
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.columns import class_names, column_of, names_of, plain_label, top_column
 from attnreg.experiments.tasks.kinds import kind_class
@@ -223,9 +223,14 @@ def _renamed(
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
-        declared = class_names(rows, task.label)
-        values = (declared[each] if declared and isinstance(each, int) else each for each in rows[task.label][:])
-        labels = [str(plain_label(value)) for value in values]
+        declared, labels = class_names(rows, task.label) or [], []
+        for row, value in enumerate(rows[task.label][:], 1):
+            if declared and isinstance(value, int):
+                if value not in range(len(declared)):
+                    known = listed(declared, 20)
+                    raise InputError(f"Expected a class of {known}, got label {value} in row {row} of split {split}.")
+                value = declared[value]
+            labels.append(str(plain_label(value)))
         met.update(labels)
         labels = [names.get(label, label) for label in labels]
         renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
