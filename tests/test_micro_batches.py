@@ -80,8 +80,10 @@ def test_parts_without_labels_are_left_out():
     torch.testing.assert_close(weights(whole), weights(split), rtol=0, atol=1e-12)
 
 
-def test_labels_of_a_class_of_ones_own_are_shifted_too():
-    assert shifts_labels(type("Mine", (hf.GPT2LMHeadModel,), {})(hf.GPT2Config(**SIZES)))
+def test_labels_of_a_class_of_ones_own_are_shifted_too_and_of_a_model_that_is_wrapped():
+    own = type("Mine", (hf.GPT2LMHeadModel,), {})(hf.GPT2Config(**SIZES))
+    assert shifts_labels(own)
+    assert shifts_labels(nn.ModuleList([own]))  # as peft wraps it
     assert not shifts_labels(bert(hf.BertForTokenClassification))
 
 

@@ -11,6 +11,7 @@ from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
 from tests.method_cases import sgd, without_chance
 from tests.test_integrations import Rows, arguments, bert, column, weights
+from tests.test_own_loss import Priced
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -26,13 +27,6 @@ class Larger(Objective):
 
     def __call__(self, forward, batch):
         return 3 * forward(batch)[0]
-
-
-class Priced(attnreg.AttentionDropout):
-    """Costs a quarter in each pass."""
-
-    def penalty(self):
-        return torch.tensor(0.25)
 
 
 OBJECTIVES = {
@@ -58,7 +52,7 @@ def as_batch(rows):
 def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     without_chance(monkeypatch)
     methods = bert(dropout=0.0)
-    method = FineTuning(methods, sgd(methods), Priced(0.0), objective=OBJECTIVES[name], max_grad_norm=None)
+    method = FineTuning(methods, sgd(methods), Priced(), objective=OBJECTIVES[name], max_grad_norm=None)
     loss = float(method.step(as_batch(rows())).loss)
     trainers = bert(dropout=0.0)
 
@@ -71,7 +65,7 @@ def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
         trainers,
         arguments(tmp_path, **options),
         train_dataset=rows(),
-        provider=Priced(0.0),
+        provider=Priced(),
         objective=OBJECTIVES[name],
         compute_loss_func=summed if counts else None,
     )

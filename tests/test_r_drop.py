@@ -121,6 +121,15 @@ def test_a_model_without_logits_is_refused():
         FineTuning(model, sgd(model), objective=RDropLoss()).step({"x": torch.ones(1, 2), "labels": torch.zeros(1)})
 
 
+def test_a_batch_without_labels_is_refused():
+    model = bert()
+    method = FineTuning(
+        model, sgd(model), objective=RDropLoss(), loss_function=lambda output, batch: output.logits.sum()
+    )
+    with pytest.raises(ValueError, match="The batch has no labels, got input_ids"):
+        method.step({"input_ids": IDS})
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
 @pytest.mark.parametrize(
     "make",

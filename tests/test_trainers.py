@@ -132,13 +132,13 @@ def in_sentence_transformers(provider, folder, models):
 def in_setfit(provider, folder, models):
     setfit = pytest.importorskip("setfit", reason=EXTRA)
     model = setfit.SetFitModel.from_pretrained(str(models / "bert"))
-    handle = attnreg.attach(model.model_body[0].auto_model, provider)
     options = {"num_epochs": 2, "batch_size": 4, "logging_steps": 1, "max_steps": 4, "report_to": "none"}
     rows = Dataset.from_dict({"text": WORDS, "label": [0, 1, 0, 1]})
     trainer = setfit.Trainer(model, setfit.TrainingArguments(str(folder), **options), train_dataset=rows)
+    callback = AttnRegCallback(provider)
     with pytest.raises(ValueError, match=r"Expected a transformers Trainer, got a Trainer from setfit.trainer. Pass"):
-        AttnRegCallback(handle).add_to(trainer)
-    AttnRegCallback(handle).add_to(trainer.st_trainer)
+        callback.add_to(trainer)
+    callback.add_to(trainer.st_trainer)
 
     def train():
         trainer.train()
@@ -146,7 +146,7 @@ def in_setfit(provider, folder, models):
         assert all(log["drop_rate/encoder.0"] >= 0 for log in logs)
         assert len(logs) == 4
 
-    return handle, train, lambda: model.predict(WORDS)
+    return callback.handle, train, lambda: model.predict(WORDS)
 
 
 def in_lightning(provider, folder, models):
