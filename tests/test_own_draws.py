@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers as hf
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -223,27 +222,3 @@ def test_draws_into_a_tensor_and_draws_that_are_refused():
 def test_nothing_is_said_of_a_regularizer_where_there_is_none():
     model = build("bert")
     assert "does not act" not in attnreg.seeded(model).report()
-
-
-@pytest.mark.parametrize(
-    "provider", [None, "DropHead(0.5)", "AttentionDropout(0.5)", "AttentionDropout(0.5, placement='scores')"]
-)
-def test_a_token_whose_heads_are_packed_is_masked_as_in_the_whole_text(provider):
-    """For one token, transformers computes the heads that share keys as queries, ``(B, H_kv, H / H_kv, D)``."""
-    config = hf.LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, attention_dropout=0.3,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(config).double().train()
-    ids, mask = torch.randint(2, 40, (2, 8)), torch.ones(2, 8, dtype=torch.long)
-    mask[0, :2] = 0
-    parsed = provider and attnreg.parse_provider(provider, model)
-    handle = attnreg.attach(model, parsed, own_dropout="seeded") if parsed else attnreg.seeded(model)
-    cache, parts = hf.DynamicCache(config=config), []
-    with torch.no_grad(), handle.replay(7):
-        whole = model(input_ids=ids, attention_mask=mask).logits
-        for begin, end in ((0, 4), (4, 5), (5, 6), (6, 8)):
-            given = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
-            parts.append(model(**given, past_key_values=cache, use_cache=True).logits)
-    torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], whole[mask.bool()])

@@ -1,6 +1,5 @@
 """What the dry run measured, and what scores look like, is read off each pass."""
 
-import copy
 import functools
 
 import pytest
@@ -68,19 +67,13 @@ def test_a_mask_of_low_numbers_is_the_models_own(way):
         assert torch.allclose(model(ids), model.words(ids)[:, :6].mean(1, keepdim=True), atol=1e-6)
 
 
-class PaddedKeys(nn.Module):
-    """Attention that pads its keys to a multiple of 8."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = nn.Embedding(50, 32)
-
-    def forward(self, ids):
-        x = self.words(ids)
-        keys = F.pad(x, (0, 0, 0, -ids.shape[1] % 8))
-        scores = x @ keys.mT
-        scores[..., ids.shape[1] :] = -1e9
-        return scores.softmax(-1) @ keys
+def padded_keys(a, x, y):
+    """Keys are padded to a multiple of 8."""
+    x = a.q(x)
+    keys = F.pad(x, (0, 0, 0, -x.shape[1] % 8))
+    scores = x @ keys.mT
+    scores[..., x.shape[1] :] = -1e9
+    return scores.softmax(-1) @ keys
 
 
 def test_padded_keys_are_no_sinks():
@@ -92,57 +85,44 @@ def test_padded_keys_are_no_sinks():
         keep[..., -1] = False
         return attnreg.Mask(scores=keep)
 
-    model = PaddedKeys().train()
-    with attnreg.attach(model, Answer(last), example_inputs=(torch.randint(0, 50, (2, 5)),)) as handle:
+    model = handwritten.Attention(padded_keys)
+    with attnreg.attach(model, Answer(last), example_inputs=(torch.randn(2, 5, 16),)) as handle:
         for length, keys in ((8, 8), (5, 8), (11, 16)):
-            model(torch.randint(0, 50, (4, length)))
+            model(torch.randn(4, length, 16))
             assert shapes[-1] == (4, 1, length, keys)
             assert handle.drop_rates() == {"encoder.0": 1 / 8 if length == 8 else 0}
 
 
-class Prefixed(nn.Module):
-    """Attention to learned keys before those of the tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.prefix, self.number = nn.Embedding(50, 32), nn.Parameter(torch.randn(1, 3, 32)), 3
-
-    def forward(self, ids):
-        x = self.words(ids)
-        keys = torch.cat([self.prefix[:, : self.number].expand(len(x), -1, -1), x], 1)
-        return (x @ keys.mT).softmax(-1) @ keys
+def prefixed(a, x, y):
+    """Learned keys come before those of the tokens."""
+    x = a.q(x)
+    keys = torch.cat([a.probe[:, : a.number].expand(len(x), -1, -1), x], 1)
+    return (x @ keys.mT).softmax(-1) @ keys
 
 
 def test_the_number_of_sinks_is_read_off_each_pass():
-    shapes = []
-    model = Prefixed().train()
-    provider = Answer(lambda site: shapes.append(site.shape))
-    with attnreg.attach(model, provider, example_inputs=(torch.randint(0, 50, (2, 5)),)):
+    model, provider = handwritten.Attention(prefixed), Answer(lambda site: None)
+    model.number = 3
+    with attnreg.attach(model, provider, example_inputs=(torch.randn(2, 5, 16),)):
         for model.number in (3, 0):
-            model(torch.randint(0, 50, (4, 8)))
-        assert shapes == [(4, 1, 8, 8)] * 2
+            model(torch.randn(4, 8, 16))
+        assert [site.shape for site in provider.asked] == [(4, 1, 8, 8)] * 2
         model.number = 2
         with pytest.raises(NoAttentionError, match="2 columns that belong to no query, but 3 when the model was att"):
-            model(torch.randint(0, 50, (4, 8)))
+            model(torch.randn(4, 8, 16))
 
 
-class Chunked(nn.Module):
-    """Attention with queries in chunks of 2 that save memory; or at once. With ``causal``, a chunk sees fewer keys."""
-
-    def __init__(self, causal=False):
-        super().__init__()
-        self.qkv, self.size, self.causal = nn.Linear(32, 96).double(), 2, causal
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        out, length = [], x.shape[1]
-        for begin in range(0, length, self.size):
-            end = min(begin + self.size, length)
-            seen = end if self.causal else length
-            later = torch.arange(seen) > torch.arange(begin, end)[:, None] if self.causal else torch.tensor(False)
-            scores = (q[:, :, begin:end] @ k[:, :, :seen].mT).masked_fill(later, -torch.inf)
-            out.append(scores.softmax(-1) @ v[:, :, :seen])
-        return torch.cat(out, 2)
+def chunked(a, x, y):
+    """Queries come in chunks of 2 that save memory; or at once. With ``causal``, a chunk sees fewer keys."""
+    q, k, v = a.heads(x, y)
+    out, length = [], x.shape[1]
+    for begin in range(0, length, a.size):
+        end = min(begin + a.size, length)
+        seen = end if a.causal else length
+        later = torch.arange(seen) > torch.arange(begin, end)[:, None] if a.causal else torch.tensor(False)
+        scores = (q[:, :, begin:end] @ k[:, :, :seen].mT).masked_fill(later, -torch.inf)
+        out.append(scores.softmax(-1) @ v[:, :, :seen])
+    return torch.cat(out, 2)
 
 
 ALIKE = {
@@ -159,11 +139,10 @@ ALIKE = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_queries_in_chunks_are_masked_as_at_once(name, causal):
     torch.manual_seed(0)
-    chunked, x = Chunked(causal).train(), torch.randn(2, 6, 32).double()
-    whole = copy.deepcopy(chunked)
-    whole.size = 100
+    model, x = handwritten.Attention(chunked).double(), torch.randn(2, 6, 16).double()
+    model.causal = causal
     outs, rates = [], []
-    for model in (chunked, whole):
+    for model.size in (2, 100):
         with attnreg.attach(model, ALIKE[name](), example_inputs=(x,)) as handle:
             torch.manual_seed(1)
             outs.append(torch.stack([model(x), model(torch.cat([x, x], 1))[:, :, :6], model(x)]))
@@ -214,12 +193,14 @@ CACHED = {
 }
 
 
+@pytest.mark.parametrize("groups", [4, 2])  # for one token, transformers packs heads that share keys as queries
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", CACHED)
-def test_a_cached_continuation_equals_the_full_pass(name, kernel):
+def test_a_cached_continuation_equals_the_full_pass(name, kernel, groups):
     torch.manual_seed(0)
     sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = LlamaConfig(**sizes, num_attention_heads=4, initializer_range=0.3, attn_implementation=kernel)
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": groups}
+    config = LlamaConfig(**sizes, initializer_range=0.3, attn_implementation=kernel)
     model, ids = LlamaForCausalLM(config).eval(), torch.randint(1, 99, (2, 8))
     padding = torch.ones(2, 8, dtype=torch.long)
     padding[1, :2] = 0
@@ -285,17 +266,8 @@ def unused(q, k, v):
         return core(q, k, v) + 0 * q.sum()
 
 
-class Calling(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.core = nn.Linear(32, 96).double(), core
-
-    def forward(self, x):
-        return self.core(*(t.unflatten(-1, (4, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)))
-
-
-OWN = r"Calling computes its attention in an autograd.Function \(.*forward\)"
-INSIDE = "Calling runs gradient checkpointing inside its own forward"
+OWN = r"Attention computes its attention in an autograd.Function \(.*forward\)"
+INSIDE = "Attention runs gradient checkpointing inside its own forward"
 REFUSED = {
     "reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=True), INSIDE),
     "not reentrant": (lambda *given: checkpoint(core, *given, use_reentrant=False), INSIDE),
@@ -307,7 +279,8 @@ REFUSED = {
 @pytest.mark.parametrize("placement", ["scores", "weights"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_attention_whose_backward_pass_does_not_know_the_masks_is_refused(name, placement):
-    model, x = Calling().train(), torch.randn(2, 6, 32).double()
+    model, x = handwritten.Attention(lambda a, x, y: a.core(*a.heads(x, y))), torch.randn(2, 6, 16)
+    model.core = core
     with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement), example_inputs=(x,)) as handle:
         model.core, message = REFUSED[name]
         with handle.disabled():
