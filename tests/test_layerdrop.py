@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection import discover
-from tests.cases import FEW, MODELS, model_case, output
+from tests.cases import FEW, MODELS, model_case, output, refused
+from tests.handwritten import Attention, merge
 from tests.test_contract import checkpointed, models, run, same, without_dropout
 
 CROSS = [case for case in MODELS if "cross" in case.stacks]
@@ -144,14 +145,6 @@ def test_layers_and_composition_are_those_of_every_provider():
     assert rates_of(encoder(), drop.eval() & attnreg.AttentionDropout(0.0)) == none
 
 
-def test_blocks_of_other_providers_are_left_alone():
-    model = encoder()
-    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0)):
-        assert all("forward" not in vars(layer) for layer in model.layers)
-    with attnreg.attach(model, attnreg.LayerDrop(1.0), layers=[0]):
-        assert ["forward" in vars(layer) for layer in model.layers] == [True, False, False]
-
-
 def test_a_single_block_may_be_the_model():
     model, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).train(), torch.randn(2, 3, 8)
     with attnreg.attach(model, attnreg.LayerDrop(1.0)):
@@ -228,25 +221,17 @@ def test_the_block_is_found_within_stages_that_change_the_shape():
     assert [site.block.module for site in sites] == [stage[0] for stage in model.stages]
 
 
-class SharingAttention(nn.Module):
-    """Keeps its keys for later blocks, or attends to kept ones."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.first, self.qkv = first, nn.Linear(8, 24)
-
-    def forward(self, x, shared):
-        q, *kept = self.qkv(x).chunk(3, -1)
-        if self.first:
-            shared["keys"] = kept
-        k, v = shared["keys"]
-        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+def sharing(a, x, shared):
+    """The first block keeps its keys for later ones, which attend to these."""
+    q, *kept = a.heads(x, x)
+    k, v = shared.setdefault("keys", kept)
+    return a.o(merge((q @ k.mT).softmax(-1) @ v))
 
 
 class SharingBlock(nn.Module):
-    def __init__(self, first):
+    def __init__(self):
         super().__init__()
-        self.attention = SharingAttention(first)
+        self.attention = Attention(sharing)
 
     def forward(self, x, shared):
         return x + self.attention(x, shared)
@@ -255,7 +240,7 @@ class SharingBlock(nn.Module):
 class Sharing(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(SharingBlock(first=i == 0) for i in range(3))
+        self.blocks = nn.ModuleList(SharingBlock() for _ in range(3))
 
     def forward(self, x):
         shared = {}
@@ -266,7 +251,7 @@ class Sharing(nn.Module):
 
 def test_what_a_skipped_block_leaves_for_later_ones_is_computed():
     torch.manual_seed(0)
-    model, x = Sharing().train(), torch.randn(2, 5, 8)
+    model, x = Sharing().train(), torch.randn(2, 5, 16)
     with attnreg.attach(model, attnreg.LayerDrop(1.0), example_inputs=(x,)) as handle:
         assert torch.equal(model(x), x)
         assert handle.drop_rates() == {site.label: 1.0 for site in handle.sites}
@@ -276,19 +261,15 @@ def test_what_a_skipped_block_leaves_for_later_ones_is_computed():
         assert same(run(model, {"x": x}), run(reference, {"x": x}))
 
 
-def test_cross_attention_alone_is_refused():
-    with pytest.raises(ValueError, match="but all sites are cross-attention"):
-        attnreg.attach(model_case("bart").build(), attnreg.LayerDrop(0.1), stacks=["cross"])
-
-
 class Wrong(Skip):
     def skips_block(self, site, draws):
         return torch.tensor([True])
 
 
-def test_what_is_no_decision_is_refused():
-    with pytest.raises(ValueError, match="`skips_block` of Wrong to return a 0-d bool"):
-        rates_of(encoder(), Wrong())
+test_what_skips_no_block_is_refused = refused(
+    (lambda: rates_of(model_case("bart").build(), attnreg.LayerDrop(0.1), stacks=["cross"]), "but all sites are cross-attention"),
+    (lambda: rates_of(encoder(), Wrong()), "`skips_block` of Wrong to return a 0-d bool"),
+)  # fmt: skip
 
 
 class Everything(attnreg.MaskProvider):

@@ -4,18 +4,17 @@ import copy
 import inspect
 import itertools
 import math
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
 from tests.cases import refused
 from tests.provider_cases import BUILT_IN
 from tests.reference import close
+from tests.test_layerdrop import encoder
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
 
@@ -62,11 +61,6 @@ def test_an_argument_follows_its_knots_over_depth(knots, rates):
     assert float((~only).float().mean()) == pytest.approx(rates[0], abs=0.1)
 
 
-def encoder(depth=3):
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-
-
 @pytest.mark.parametrize(
     ("inner", "knots", "ends"),
     [
@@ -100,18 +94,6 @@ def test_progressive_layer_dropping_is_the_papers_schedule(inner):
         provider.step()
 
 
-def test_progressive_layer_dropping_in_a_model():
-    model = encoder()
-    text = "Scheduled(LayerDrop(), over='depth', growth=9, p=[(0, 0), (1, 1)])"
-    with attnreg.attach(model, attnreg.parse_provider(text, total_steps=1)) as handle:
-        rates = []
-        for _ in range(5):
-            model(torch.randn(2, 4, 8))
-            rates.append(list(handle.drop_rates().values())[::2])
-            handle.step()
-    assert rates == [[0.0, 0.0]] + [[0.0, 1.0]] * 4
-
-
 def test_several_arguments_at_once_and_within_a_composition():
     inner = attnreg.AttributionProvider(method="random")
     provider = attnreg.OnLayers(attnreg.Scheduled(inner, 4, p=[(0, 0.1), (1, 0.5)], q=[(0, 1), (1, 0)]), [0])
@@ -132,16 +114,12 @@ def test_a_schedule_continues_after_saving_and_copying(tmp_path, knots, growth):
         assert float(again.provider.p) == pytest.approx(interpolated(knots, 6 / 8) * share)
 
 
-def test_a_schedule_that_nobody_advances_is_noticed():
-    model, x = encoder(1), torch.randn(2, 3, 8)
-    for over, says in (
-        ("training", pytest.warns(UserWarning, match="schedule of Scheduled")),
-        ("depth", nullcontext()),
-    ):
-        scheduled = attnreg.Scheduled(attnreg.DropHead(), 9, over, p=[(0, 0.2), (1, 0)])
-        with attnreg.attach(model, scheduled), says:
-            for _ in range(PATIENCE + 1):
-                model(x)
+def test_only_a_schedule_over_training_waits_for_steps():
+    over_training, over_depth = (
+        attnreg.Scheduled(attnreg.DropHead(), 9, over, p=[(0, 0.2), (1, 0)]) for over in ("training", "depth")
+    )
+    assert "schedule of Scheduled" in over_training.why_asleep(PATIENCE)
+    assert over_depth.why_asleep(PATIENCE) is None
 
 
 test_what_cannot_be_scheduled_is_refused = refused(
