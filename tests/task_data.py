@@ -54,6 +54,16 @@ def translation(rng):
     return {"translation": {"en": " ".join(source), "ro": " ".join(GERMAN[word] for word in source)}}
 
 
+#: a built-in task of each kind, with the maker of its rows and the name of the tiny model for it
+KINDS = {
+    "mnli": (pair, "bert"),
+    "stsb": (similarity, "bert"),
+    "conll2003": (entities, "bert"),
+    "swag": (endings, "bert"),
+    "wmt16-en-ro": (translation, "marian"),
+}
+
+
 def make(maker, count, seed):
     rng = random.Random(seed)
     return [maker(rng) for _ in range(count)]

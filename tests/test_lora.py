@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import sys
 
 import peft
@@ -12,12 +13,13 @@ import transformers as hf
 from safetensors.torch import load_file
 
 from attnreg.errors import InputError
-from attnreg.experiments.runs import loop
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.models.lora import parameter_counts, with_lora
 from attnreg.experiments.tasks.models.pretrained import load_pretrained
 from tests import task_data as made
 from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.method_cases import same
+from tests.test_stopping import assert_goes_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 SMALL = ["--device", "cpu", "--epochs", 2, "--batch-size", 16, "--learning-rate", 1e-2, "--max-length", 32]
@@ -75,10 +77,7 @@ def test_a_new_pooler_trains_too(tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     hf.BertForMaskedLM(hf.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model, _, new, said = load_pretrained(get_task("rte"), str(tmp_path))
-    assert said == (
-        f"--model {tmp_path} lacks pretrained weights of the right size, which are newly initialized: bert.pooler.dense.",
-    )
+    model, _, new, _ = load_pretrained(get_task("rte"), str(tmp_path))
     adapted = with_lora(model, "AutoModelForSequenceClassification", new, rank=1)
     assert {"bert.pooler.dense.weight", "classifier.weight"} <= trained_names(adapted)
 
@@ -154,19 +153,11 @@ def test_a_resumed_run_ends_as_an_unbroken_one(cli, tmp_path, places, case, monk
     data = [] if is_built_in else ["--data-dir", places / folder]
     data += ["--model", places / ("gpt2" if is_built_in else "bert")]
     args = ["recipe", recipe, *options, *data, *SMALL, "--lora-rank", 2, "--lora-targets", "all-linear"]
-    args += ["--lora-dropout", 0.1, "--select", "best", "--save-steps", 1]
-    ran(cli(*args, "--output-dir", "whole"))
-    monkeypatch.setattr(loop._Loop, "_is_to_stop", lambda self: self.history.step == 3)
-    stopped = cli(*args, "--output-dir", "parts")
-    assert "Stopped by SIGTERM after step 3" in stopped.output
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    ran(cli(*args, "--output-dir", "parts", "--resume"))
-    for name in ("metrics.jsonl", "predictions.jsonl"):
-        assert read_lines(tmp_path / "parts" / name) == read_lines(tmp_path / "whole" / name)
-    one, other = (load_file(tmp_path / name / "model" / "adapter_model.safetensors") for name in ("whole", "parts"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    args += ["--lora-dropout", 0.1, "--select", "best", "--keep-checkpoints", "--output-dir"]
+    ran(cli(*args, "whole"))
+    assert_goes_on(cli, monkeypatch, [*args, "out"], 3, tmp_path / "whole", signal.SIGTERM)
+    one, other = (load_file(tmp_path / name / "model" / "adapter_model.safetensors") for name in ("whole", "out"))
+    assert same(one, other)
 
 
 @pytest.mark.parametrize(

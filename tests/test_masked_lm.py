@@ -12,7 +12,7 @@ from attnreg.experiments.setup.batches import TrainBatches, in_order
 from attnreg.experiments.tasks import agreement, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.commands import assert_sentence, ran, read_lines
 from tests.reference import close
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
@@ -84,14 +84,6 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    """A model that was pre-trained here."""
-    folder = tmp_path_factory.mktemp("pretrained") / "out"
-    ran(invoke("recipe", "pretrain", *SMALL[:-1], folder))
-    return folder / "model"
-
-
 def test_other_tasks_and_models_are_one_sentence(cli, tmp_path):
     result = cli("recipe", "pretrain", "--task", "agreement", *SMALL)
     assert_sentence(result, 2, "Pre-training needs a task of plain text, got agreement")
@@ -109,7 +101,9 @@ def test_empty_lines_are_left_out(masked):
         masked.encode(texts.select([0, 2]))
 
 
-def test_a_corpus_of_ones_own_with_empty_lines(cli, pretrained, tmp_path):
+def test_a_corpus_of_ones_own_with_empty_lines(cli, tmp_path):
+    ran(cli("recipe", "pretrain", *SMALL))
+    pretrained = tmp_path / "out" / "model"
     own = ["--task", "custom", "--kind", "masked-lm", "--text-columns", "text", "--data-dir", tmp_path, "--epochs", 1]
     own += ["--model", pretrained, "--max-length", 32, "--batch-size", 2]
     for split in ("train", "validation"):

@@ -1,14 +1,11 @@
 """Multiple-choice data as it is published: forms of choices, forms of answers, and what is refused."""
 
-import random
-
 import pytest
 
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
-from tests.commands import ran, read_lines
 
 TEXTS = [["one", "red", "blue"], ["two", "near", "far"], ["three", "go", "green"], ["a", "b", "c"]]
 RIGHT = [1, 0, 2, 1]
@@ -117,19 +114,3 @@ def plain(choices, *answers):
 def test_bad_rows_are_named(tmp_path, rows, says):
     with pytest.raises(InputError, match=says):
         load(tmp_path / "data", rows, **LISTED)
-
-
-def test_a_run_on_lists_with_letters(cli, tmp_path):
-    made.tiny_bert(tmp_path / "bert")
-    rng = random.Random(0)
-    for split in ("train", "test"):
-        rows = []
-        for _ in range(32):
-            right, cue = rng.randrange(3), rng.choice(["red", "green", "blue"])
-            texts = [cue if number == right else "one" for number in range(3)]
-            rows.append({"q": cue, "choices": {"text": texts, "label": ["A", "B", "C"]}, "answerKey": "ABC"[right]})
-        made.write_rows(tmp_path / "data" / f"{split}.json", rows)
-    args = ["--task", "custom", "--kind", "multiple-choice", "--text-columns", "q", "--choice-columns", "choices", "--label-column", "answerKey"]  # fmt: skip
-    ran(cli("recipe", "ad-drop", *args, "--data-dir", "data", "--validation-rows", 8, "--label-noise", 0.25, "--model", "bert", "--epochs", 1, "--max-length", 16, "--device", "cpu", "--output-dir", "out"))  # fmt: skip
-    assert {record["label"] for record in read_lines(tmp_path / "out" / "predictions.jsonl")} == {0, 1, 2}
-    assert "test, 32 rows" in ran(cli("evaluate", "out", "--split", "test", "--device", "cpu")).output

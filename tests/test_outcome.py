@@ -18,6 +18,8 @@ from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
 from tests.commands import ran, read_lines
 from tests.learning import TEXT, bert
+from tests.method_cases import sgd
+from tests.sweep.checks import Answer
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
 
@@ -97,10 +99,6 @@ def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
     assert "reward" in scalars
 
 
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 def game(model, provider):
     return AttackerDefender(model, provider, sgd, rewards=Rewards([TEXT]), rounds=Rounds(2))
 
@@ -162,14 +160,13 @@ def test_an_event_ends_a_line():
 
 
 def test_the_rate_of_masks_that_differ_by_head_is_their_mean():
-    class DropsHeadOne(attnreg.MaskProvider):
-        def forward(self, site):
-            keep = torch.ones(site.shape, dtype=torch.bool)
-            keep[:, 1, :, 0] = False
-            return attnreg.Mask(scores=keep)
+    def first_key_of_head_one(site):
+        keep = torch.ones(site.shape, dtype=torch.bool)
+        keep[:, 1, :, 0] = False
+        return attnreg.Mask(scores=keep)
 
     written = []
-    method, telemetry = tuning(bert(), DropsHeadOne()), Telemetry(written.append)
+    method, telemetry = tuning(bert(), Answer(first_key_of_head_one)), Telemetry(written.append)
     telemetry.note(1, method.step(TEXT), method.drop_rates())
     assert all(rate.dim() == 0 for rate in method.drop_rates().values())
     telemetry.flush(1)

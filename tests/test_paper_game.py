@@ -203,6 +203,10 @@ def test_a_game_of_few_rounds_says_so_before_it_starts(cli, tmp_path):
     assert "The game had 2 rounds: the Attacker won" in result.stdout
 
 
+#: Scores of any sign: minus the loss, and a correlation.
+BY_SIGN = ["--winner", "proportional", "--metric", "matthews_correlation", "--learning-rate", 3e-3]
+
+
 def slow(*options):
     return pytest.param([*options], marks=pytest.mark.slow)
 
@@ -220,14 +224,16 @@ def slow(*options):
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
         ["--task", "agreement-words"],  # pre-training
         slow("--generator", "none", "--winner", "evidence"),
+        ["--rewards", "Rewards()", *BY_SIGN],
+        ["--rewards", "Rewards(score='metric')", *BY_SIGN],
     ],
-    ids=lambda options: "".join(map(str, options[:2])),
+    ids=lambda options: " ".join(map(str, options[:3])),
 )
 def test_every_way_of_rewarding_runs(cli, tmp_path, options):
     ran(cli("recipe", "attendout", *SMALL, "--round-steps", 1, *options, "--output-dir", "out"))
     rounds = [line for line in read_lines(tmp_path / "out" / "telemetry.jsonl") if "winner" in line]
     assert len(rounds) == 2
-    assert all(math.isfinite(line["reward"]) for line in rounds)
+    assert all(math.isfinite(line["reward"]) and 0 <= line["attacker_chance"] <= 1 for line in rounds)
     if options[1] == "half-dev":
         assert "unseen_accuracy" in read_lines(tmp_path / "out" / "metrics.jsonl")[-1]
         assert "those of the other half" in (tmp_path / "out" / "report.md").read_text().lower()
@@ -238,15 +244,6 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
         assert abs(float(saved.providers[2].bias.detach()[0]) - math.log(9)) > 0.1  # it has learned
     if "none" in options:
         assert not (tmp_path / "out" / "provider").exists()
-
-
-@pytest.mark.parametrize("rewards", ["Rewards(score='metric')", "Rewards()"])
-def test_negative_scores_do_not_end_a_run_of_proportional_winners(cli, tmp_path, rewards):
-    options = ["--winner", "proportional", "--rewards", rewards, "--metric", "matthews_correlation"]
-    ran(cli("recipe", "attendout", *SMALL, "--learning-rate", 3e-3, "--round-steps", 1, *options, "--output-dir", "o"))
-    rounds = [line for line in read_lines(tmp_path / "o" / "telemetry.jsonl") if "winner" in line]
-    assert "metric" in rewards or all(line["defender_score"] < 0 for line in rounds)  # minus the loss
-    assert all(0 <= line["attacker_chance"] <= 1 for line in rounds)
 
 
 def test_the_recipe_plays_the_papers_game(cli, tmp_path):

@@ -103,8 +103,9 @@ def test_splits_by_the_hubs_names(tmp_path, task, given, expected):
     ],
 )  # fmt: skip
 def test_bad_rows_are_named(tmp_path, task, change, says):
-    makers = {"stsb": made.similarity, "swag": made.endings, "codah": made.endings, "wmt16-en-ro": made.translation, "mnli": made.pair}  # fmt: skip
-    rows = made.make(makers.get(task, lambda rng: {"tokens": ["Anna", "went"], "ner_tags": ["B-PER", "O"]}), 3, 0)
+    makers = {name: maker for name, (maker, _) in made.KINDS.items()} | {"codah": made.endings}
+    makers["conll2003"] = lambda rng: {"tokens": ["Anna", "went"], "ner_tags": ["B-PER", "O"]}
+    rows = made.make(makers[task], 3, 0)
     if isinstance(change.get("tokens"), str):  # a column of text, as .csv has it
         rows = [{**row, "tokens": " ".join(row["tokens"])} for row in rows]
     if change.get("label") == "maybe":

@@ -39,7 +39,6 @@ CHANGES = {
     "vibevoice_acoustic_tokenizer_decoder": VIBE,
     "vibevoice_acoustic_tokenizer_encoder": VIBE,
     "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 3200},
-    "voxtral": {"audio_token_id": 10},
     "voxtral_encoder": PROJECTED,
     "xcodec2": {"encoder_hidden_size": 2, "quantization_dim": 64, "num_key_value_heads": 4},
 }  # fmt: skip
