@@ -81,6 +81,15 @@ def test_a_pass_that_begins_in_the_middle_is_refused_where_it_matters():
         assert handle.drop_rates() == {"encoder.1": 1.0}
 
 
+def test_an_error_in_a_pass_ends_it():
+    model = BERT.build()
+    with attnreg.attach(model, attnreg.TokenDropout(0.5, 0.0)) as handle:
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]))
+        assert not handle._passes.latest.is_running
+        assert handle._passes.mode is None
+
+
 @pytest.mark.parametrize("provider", [attnreg.AttentionLayerDrop(0.5), attnreg.LayerDrop(0.5)], ids=["attention", "block"])  # fmt: skip
 def test_rates_under_checkpointing_are_those_of_the_forward_pass(provider):
     model, batch = BERT.build(), BERT.batch()
