@@ -11,6 +11,7 @@ from attnreg.errors import AttnRegWarning
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
 from tests import test_integrations
+from tests.test_functional_region import slow_region
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 9, 3], [9, 8, 7, 4, 0, 0]]),
@@ -37,17 +38,6 @@ def bert(dropout=0.1, **options):
     return test_integrations.bert(dropout, initializer_range=0.4, **options).train()
 
 
-def region_by_hand(attribution, p):
-    region = torch.zeros_like(attribution, dtype=torch.bool)
-    for b in range(2):
-        n = int(BATCH["attention_mask"][b].sum())
-        size = -int(-p * n // 1)
-        for row, out in zip(attribution[b].flatten(0, 1), region[b].view(-1, 6), strict=True):
-            if row[:n].min() < row[:n].max():
-                out[row[:n].topk(size).indices] = True
-    return region
-
-
 @pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention", "random"])
 @pytest.mark.parametrize("region", ["high", "low"])
 def test_with_q_one_the_region_is_dropped_and_nothing_else(method, region):
@@ -58,8 +48,7 @@ def test_with_q_one_the_region_is_dropped_and_nothing_else(method, region):
         model(**BATCH)
     assert list(handle.provider.seen) == ["encoder.0", "encoder.1"]
     for label, (_, dropped) in handle.provider.seen.items():
-        attribution = provider.attributions[label] * (1 if region == "high" else -1)
-        assert torch.equal(dropped, region_by_hand(attribution, 0.5))
+        assert torch.equal(dropped, slow_region(provider.attributions[label], VALID, 0.5, region))
         assert not (dropped & ~VALID).any()
 
 
@@ -72,7 +61,7 @@ def test_each_candidate_is_dropped_with_probability_q():
         for _ in range(20):
             provider.attribute(model, batch)
             model(**batch)
-            candidates = region_by_hand(provider.attributions["encoder.0"][:2], 0.5)
+            candidates = slow_region(provider.attributions["encoder.0"][:2], VALID, 0.5, "high")
             drops += handle.provider.seen["encoder.0"][1].unflatten(0, (copies, 2)).sum(0)
             provider.step()
     rates = drops[candidates] / 2000
@@ -81,20 +70,48 @@ def test_each_candidate_is_dropped_with_probability_q():
     assert abs(rates.mean() - 0.3) < 5 * (0.3 * 0.7 / 2000 / len(rates)) ** 0.5
 
 
-def test_the_next_forward_pass_is_masked_and_the_one_after_is_not():
-    model, provider = bert(0.0), attnreg.AttributionProvider(0.5, 1.0)
+LOOKING = {
+    # a provider that looks at each batch first, and the share that it then drops
+    "ad-drop": (lambda: attnreg.AttributionProvider(0.5, 1.0), 0.5),
+    "head-mask": (lambda: attnreg.HeadMask(1, by="importance"), 0.25),
+    "hidden-attribution": (lambda: attnreg.HiddenAttributionDropout(0.5, 1.0), 0.5),
+}
+
+
+@pytest.mark.parametrize(("make", "rate"), LOOKING.values(), ids=LOOKING)
+def test_a_first_pass_masks_the_next_training_pass_on_its_batch_alone(make, rate):
+    model, provider = bert(0.0), make()
     plain = model(**BATCH).logits
+    other = {**BATCH, "input_ids": BATCH["input_ids"] + 1}
+    needs = rf"{type(provider).__name__} needs `provider.attribute\(model, batch\)` before each training step"
     with attnreg.attach(model, provider) as handle:
+        with pytest.raises(RuntimeError, match=needs):
+            model(**BATCH)
         provider.attribute(model, BATCH)
         assert torch.equal(model.eval()(**BATCH).logits, plain)  # an evaluation in between changes nothing
-        masked = model.train()(**BATCH).logits
-        assert not torch.equal(masked, plain)
-        assert handle.drop_rates()["encoder.0"] > 0.4
+        assert not torch.equal(model.train()(**BATCH).logits, plain)
+        assert next(iter(handle.drop_rates().values())) == pytest.approx(rate)
         assert torch.equal(model(**BATCH).logits, plain)
-        for end in (provider.step, provider.clear):
+        assert not any(handle.drop_rates().values())
+        for end in (provider.step, handle.step):
             provider.attribute(model, BATCH)
             end()
             assert torch.equal(model(**BATCH).logits, plain)
+        for wrong, name in ((other, "input_ids"), ({name: tensor[:1] for name, tensor in BATCH.items()}, "input_ids")):
+            provider.attribute(model, BATCH)
+            with pytest.raises(
+                ValueError, match=rf"not on the batch that `attribute` looked at \('{name}' differs\): call `attr"
+            ):
+                model(**wrong)
+
+
+def test_a_first_pass_can_be_forgotten():
+    model, provider = bert(0.0), attnreg.AttributionProvider(0.5, 1.0)
+    plain = model(**BATCH).logits
+    with attnreg.attach(model, provider):
+        provider.attribute(model, BATCH)
+        provider.clear()
+        assert torch.equal(model(**BATCH).logits, plain)
         assert provider.attributions == {}
 
 
@@ -158,17 +175,9 @@ def test_the_probe_of_half_precision_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_bad_use():
-    model, provider = bert(), attnreg.AttributionProvider()
+def test_layers_that_are_not_there():
     with pytest.raises(ValueError, match=r"Expected layers among \[0, 1\] in AttributionProvider, got \[7\]"):
-        attnreg.attach(model, attnreg.AttributionProvider(layers=[7]))
-    with attnreg.attach(model, provider):
-        with pytest.raises(RuntimeError, match=r"needs `provider.attribute\(model, batch\)` before each training step"):
-            model(**BATCH)
-        provider.attribute(model, BATCH)
-        says = r"is not on the batch that `attribute` looked at \('input_ids' differs\): call `attr"
-        with pytest.raises(ValueError, match=says):
-            model(**{name: tensor[:1] for name, tensor in BATCH.items()})
+        attnreg.attach(bert(), attnreg.AttributionProvider(layers=[7]))
 
 
 @pytest.mark.parametrize(("every", "offset"), [(2, 1), (2, 0), (3, 2), (1, 0)])

@@ -102,22 +102,6 @@ def test_masked_heads_contribute_nothing():
     assert (gated_loss(model, gates.double()) - got).abs() < 1e-12
 
 
-def test_the_mask_holds_for_one_forward_pass():
-    model = bert(**NO_DROPOUT).train()
-    plain = model(**BATCH).loss
-    provider = attnreg.HeadMask(1, by="importance")
-    says = r"HeadMask needs `provider.attribute\(model, batch\)` before each training step"
-    with attnreg.attach(model, provider) as handle:
-        with pytest.raises(RuntimeError, match=says):
-            model(**BATCH)
-        provider.attribute(model, BATCH)
-        assert not torch.equal(model(**BATCH).loss, plain)
-        assert torch.equal(model(**BATCH).loss, plain)
-        provider.attribute(model, BATCH)
-        handle.step()
-        assert torch.equal(model(**BATCH).loss, plain)
-
-
 def test_other_targets_need_no_labels():
     model = bert()
     batch = {name: value for name, value in BATCH.items() if name != "labels"}

@@ -8,7 +8,6 @@ import transformers as hf
 
 import attnreg
 from attnreg import HiddenAttributionDropout
-from attnreg.errors import InputError
 
 BATCH = {
     "input_ids": torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]]),
@@ -103,19 +102,3 @@ def test_only_candidates_are_dropped():
                     dropped += ratio == 0
     assert candidates == 40 * 6 * 3
     assert abs(dropped / candidates - q) < 5 * math.sqrt(q * (1 - q) / candidates)
-
-
-def test_a_step_is_masked_once_and_on_its_batch_only():
-    model = bert().train()
-    provider = HiddenAttributionDropout(0.5, 1.0)
-    with attnreg.attach(model, provider) as handle:
-        with pytest.raises(RuntimeError, match=r"HiddenAttributionDropout needs `provider\.attribute"):
-            model(**BATCH)
-        provider.attribute(model, BATCH)
-        model(**BATCH)
-        assert handle.drop_rates()["encoder.0.output"] == pytest.approx(0.5)
-        model(**BATCH)  # without a first pass
-        assert not any(handle.drop_rates().values())
-        provider.attribute(model, BATCH)
-        with pytest.raises(InputError, match="is not on the batch"):
-            model(**{**BATCH, "input_ids": BATCH["input_ids"] + 1})
