@@ -1,7 +1,6 @@
 """A copy of a part of an attached model is plain; one of the whole is attached to a copy of the regularizer."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -11,6 +10,7 @@ from torch import nn
 import attnreg
 from attnreg.injection.attachment import handles
 from tests.test_after_attach import IDS, small
+from tests.test_contract import saved
 
 
 def test_a_copy_of_a_part_is_plain():
@@ -36,15 +36,8 @@ def pickled(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def saved(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 @pytest.mark.parametrize("again", [pickled, saved])
-def test_a_pickled_part_is_plain_and_a_pickled_model_attached(again):
+def test_a_pickled_part_is_plain(again):
     model, x = small(), torch.randn(2, 5, 16)
     of_plain = len(pickle.dumps(model.encoder.layer[1]))
     handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
@@ -54,19 +47,6 @@ def test_a_pickled_part_is_plain_and_a_pickled_model_attached(again):
     assert not attnreg.is_attached(block)
     assert torch.equal(block(x), expected)
     assert len(pickle.dumps(model.encoder.layer[1])) < 1.2 * of_plain
-    for whole, copied in ((again(model), lambda each: each), (again(handle), lambda each: each._passes.model)):
-        (other,) = handles(copied(whole))
-        assert other is not handle
-        for _ in range(2):
-            copied(whole)(input_ids=IDS)
-            assert {name: rate for name, rate in other.drop_rates().items() if "output" not in name} == {
-                f"encoder.{layer}": 1.0 for layer in range(3)
-            }
-        assert handle.drop_rates() == {}
-        again(other).detach()
-        other.detach()
-        assert not attnreg.is_attached(copied(whole))
-        assert not any("forward" in vars(module) for module in copied(whole).modules())
 
 
 class Holder(nn.Module):
@@ -75,24 +55,30 @@ class Holder(nn.Module):
         self.last, self.model = model.encoder.layer[2], model
 
 
-@pytest.mark.parametrize("what", ["model", "holder", "handle", "pair"])
-def test_a_copy_of_the_whole_is_attached_to_a_copy(what):
+WHOLES = {
+    # what is copied, made of a model and its handle; the model in the copy
+    "model": (lambda model, handle: model, lambda copied: copied),
+    "holder": (lambda model, handle: Holder(model), lambda copied: copied.model),  # in which a part comes first
+    "handle": (lambda model, handle: handle, lambda copied: copied._passes.model),
+    "pair": (lambda model, handle: (handle, model), lambda copied: copied[1]),
+}
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, pickled, saved])
+@pytest.mark.parametrize(("whole", "model_of"), WHOLES.values(), ids=WHOLES)
+def test_a_copy_of_the_whole_is_attached_to_a_copy(whole, model_of, again):
     model = small()
-    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0))
-    if what == "model":
-        copied = copy.deepcopy(model)
-    elif what == "holder":  # in which a part comes first
-        copied = copy.deepcopy(Holder(model)).model
-    elif what == "handle":
-        copied = copy.deepcopy(handle)._passes.model
-    else:
-        _, copied = copy.deepcopy((handle, model))
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
+    copied = model_of(again(whole(model, handle)))
     (other,) = handles(copied)
     assert other is not handle
     assert copied is not model
-    copied(input_ids=IDS)
-    assert other.drop_rates() == {f"encoder.{layer}": 1.0 for layer in range(3)}
+    for _ in range(2):
+        copied(input_ids=IDS)
+        rates = {name: rate for name, rate in other.drop_rates().items() if "output" not in name}
+        assert rates == {f"encoder.{layer}": 1.0 for layer in range(3)}
     assert handle.drop_rates() == {}
+    again(other).detach()
     other.detach()
     assert not attnreg.is_attached(copied)
     assert not any("forward" in vars(module) for module in copied.modules())
