@@ -15,29 +15,15 @@ SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.9, 1.0])
-@pytest.mark.parametrize("window", [1, 2, 5, 40])
-def test_every_key_is_dropped_at_the_rate_of_overlapping_windows(p, window):
-    torch.manual_seed(0)
-    rows = 20_000
-    dropped = ~functional.sample_windows(torch.rand(rows, 6 + window - 1), p, window)
-    rate = 1 - (1 - p / window) ** window
-    assert ((dropped.float().mean(0) - rate).abs() <= 5 * math.sqrt(rate * (1 - rate) / rows)).all()
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 9])
-def test_windows_by_a_loop_over_seeds(window):
-    shape, p = (5, 4, 7), 0.6
+@pytest.mark.parametrize("window", [1, 2, 3, 9, 40])
+def test_windows_by_a_loop_over_seeds(window, p):
     uniform = torch.rand(5, 4, 7 + window - 1, generator=torch.Generator().manual_seed(3))
-    kept = functional.sample_windows(uniform, p, window)
-    slow = torch.ones(shape, dtype=torch.bool)
-    for b in range(5):
-        for i in range(4):
-            for seed in range(7 + window - 1):
-                if uniform[b, i, seed] < p / window:
-                    for key in range(seed - window + 1, seed + 1):
-                        if 0 <= key < 7:
-                            slow[b, i, key] = False
-    assert torch.equal(kept, slow)
+    slow = torch.ones(5, 4, 7, dtype=torch.bool)
+    for b, i, seed in (uniform < p / window).nonzero().tolist():
+        for key in range(seed - window + 1, seed + 1):
+            if 0 <= key < 7:
+                slow[b, i, key] = False
+    assert torch.equal(functional.sample_windows(uniform, p, window), slow)
 
 
 @pytest.mark.parametrize("mode", ["element", "column"])
@@ -89,9 +75,6 @@ def test_a_row_of_which_everything_is_dropped_is_uniform():
     assert grads[0].abs().max() == 0
 
 
-SMALL_SITE = attnreg.AttentionSite(shape=(5000, 4, 3, 3), num_layers=2)
-
-
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_heads_are_dropped_at_their_rate_and_never_all(p):
     torch.manual_seed(0)
@@ -106,26 +89,11 @@ def test_heads_are_dropped_at_their_rate_and_never_all(p):
         assert close((keep.sum(1) == number).float().mean(), expected, len(keep))
 
 
-def test_kept_heads_make_up_for_dropped_ones():
-    torch.manual_seed(0)
-    factors = attnreg.DropHead(0.6)(attnreg.AttentionSite(shape=(50, 6, 3, 3))).weights.view(50, 6)
-    for b in range(50):
-        number = sum(bool(factors[b, h] != 0) for h in range(6))
-        for h in range(6):
-            assert float(factors[b, h]) == pytest.approx(6 / number if factors[b, h] else 0.0)
-
-
-@pytest.mark.parametrize("p", [0.2, 0.7])
-def test_factors_are_one_on_average_and_differ_by_sample(p):
-    torch.manual_seed(0)
-    weights = attnreg.DropHead(p)(SMALL_SITE).weights
-    assert weights.shape == (5000, 4, 1, 1)
-    assert weights.dtype == SMALL_SITE.dtype
-    assert torch.allclose(weights.sum(1), torch.tensor(4.0))
-    for h in range(4):
-        of_head = weights[:, h]
-        assert abs(of_head.mean() - 1) < 5 * of_head.std() / math.sqrt(len(of_head))
-    assert len(weights.flatten(1).unique(dim=0)) > 4
+def test_factors_of_heads_have_the_dtype_of_the_site():
+    for dtype in (torch.float32, torch.float64):
+        weights = attnreg.DropHead(0.6)(attnreg.AttentionSite(shape=(50, 6, 3, 3), dtype=dtype)).weights
+        assert (weights.shape, weights.dtype) == ((50, 6, 1, 1), dtype)
+        assert torch.allclose(weights.sum(1), torch.tensor(6.0, dtype=dtype))
 
 
 def masked(provider, size, heads, x):

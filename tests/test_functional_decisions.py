@@ -100,35 +100,13 @@ def test_entropy_and_divergence_by_their_formulas():
     assert torch.autograd.gradcheck(lambda s: functional.bernoulli_kl(s, 0.2), logits)
 
 
-def units_by_loop(valid, queries, keys):
-    out = torch.zeros(queries, keys, dtype=torch.bool)
-    for i in range(queries):
-        real = any(bool(valid[q, i]) for q in range(queries))  # somebody may attend to position i
-        for j in range(keys):
-            out[i, j] = bool(valid[i, j]) and real
-    return out
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("real", [4, 2, 1])
-def test_units_are_valid_positions_of_real_rows(causal, real):
-    valid = (torch.arange(4) < real).expand(4, 4)
-    valid = valid.tril() if causal else valid
-    got = functional.units(valid.view(1, 1, 4, 4), (1, 2, 4, 4)).expand(1, 1, 4, 4)[0, 0]
-    assert torch.equal(got, units_by_loop(valid, 4, 4))
-    if not causal:
-        assert got.sum() == real * real
-
-
 def test_units_of_cross_attention_are_its_valid_positions():
     valid = torch.tensor([True, False, True]).view(1, 1, 1, 3)
     assert torch.equal(functional.units(valid, (1, 1, 3, 3), self_attention=False), valid)
 
 
-def test_drop_rate_counts_units_only():
+def test_drop_rates_of_factors_and_of_no_units():
     keep = torch.tensor([[True, False], [False, False]]).view(1, 1, 2, 2)
     units = torch.tensor([True, True, False, False]).view(1, 1, 2, 2)
-    assert functional.drop_rate(keep, units) == 0.5
-    assert functional.drop_rate(keep) == 0.75
     assert functional.drop_rate(keep.float() * 2, units) == 0.5
     assert functional.drop_rate(keep, torch.zeros_like(units)) == 0

@@ -94,16 +94,17 @@ def test_the_first_position_of_a_structure_is_not_padding():
 
 @pytest.mark.parametrize("keep", [(6,), (6, 6), (2, 1, 6, 6), (2, 3, 6, 6), (2, 1, 1, 6), (1, 3, 1, 1)])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_drop_rates_of_masks_of_any_shape(name, keep):
+def test_units_are_valid_positions_of_real_rows_and_drop_rates_count_them_alone(name, keep):
     valid, shape = PATTERNS[name], (2, 3, 6, 6)
     keep = torch.rand(keep, generator=torch.Generator().manual_seed(0)) < 0.5
     units = functional.units(valid, shape)
     full, counted = keep.expand(shape), units.expand(shape)
     dropped = total = 0
-    for index in torch.ones(shape).nonzero():
-        if counted[tuple(index)]:
-            total += 1
-            dropped += int(not full[tuple(index)])
+    for b, h, q, k in torch.ones(shape).nonzero().tolist():
+        is_unit = bool(valid[b, 0, q, k]) and bool(valid[b, 0, :, q].any())  # somebody may attend to position q
+        assert bool(counted[b, h, q, k]) == is_unit
+        total += is_unit
+        dropped += is_unit and not full[b, h, q, k]
     assert float(functional.drop_rate(keep, units)) == pytest.approx(dropped / total, abs=1e-6)
     assert float(functional.drop_rate(keep)) == pytest.approx(float((~full).float().mean()), abs=1e-6)
 
