@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -42,14 +43,24 @@ class Attention(nn.Module):
         return split(self.q(x)) / math.sqrt(D), split(self.k(context)), split(self.v(context))
 
 
-def plain(a, x, y):
-    q, k, v = a.heads(x, y)
-    return a.o(merge((q @ k.transpose(-1, -2)).softmax(-1) @ v))
+def of_heads(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Attention, Tensor, Tensor], Tensor]:
+    """A form whose output is a function of its queries, keys and values, all (B, H, N, D)."""
+
+    @functools.wraps(attend)
+    def form(a, x, y):
+        return a.o(merge(attend(*a.heads(x, y))))
+
+    return form
 
 
-def fused(a, x, y):
-    q, k, v = a.heads(x, y)
-    return a.o(merge(F.scaled_dot_product_attention(q, k, v, scale=1.0)))
+@of_heads
+def plain(q, k, v):
+    return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+@of_heads
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
 def heads_after_queries(a, x, y):
@@ -63,10 +74,10 @@ def heads_first(a, x, y):
     return a.o(merge((torch.softmax(q @ k.transpose(-1, -2), dim=3) @ v).transpose(0, 1)))
 
 
-def transposed(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def transposed(q, k, v):
     weights = (k @ q.transpose(-1, -2)).softmax(-2)
-    return a.o(merge((v.transpose(-1, -2) @ weights).transpose(-1, -2)))
+    return (v.transpose(-1, -2) @ weights).transpose(-1, -2)
 
 
 def samples_times_heads(a, x, y):
@@ -91,10 +102,10 @@ def time_first(a, x, y):
     return a.o(out.transpose(0, 1).contiguous().view(-1, batch, C).transpose(0, 1))
 
 
-def multiplied_and_summed(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def multiplied_and_summed(q, k, v):
     weights = (q @ k.transpose(-1, -2)).softmax(-1)
-    return a.o(merge((weights.unsqueeze(-1) * v.unsqueeze(2)).sum(3)))
+    return (weights.unsqueeze(-1) * v.unsqueeze(2)).sum(3)
 
 
 def cast(a, x, y):
@@ -189,58 +200,57 @@ def local(a, x, y):
     return a.o(((q @ k.transpose(-1, -2)).softmax(-1) @ v).flatten(2))
 
 
-def differential(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def differential(q, k, v):
     scores = q @ k.transpose(-1, -2)
-    return a.o(merge((scores.softmax(-1) - 0.5 * (2 * scores).softmax(-1)) @ v))
+    return (scores.softmax(-1) - 0.5 * (2 * scores).softmax(-1)) @ v
 
 
-def twice(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def twice(q, k, v):
     scores = q @ k.transpose(-1, -2)
-    return a.o(merge((2 * scores).softmax(-1) @ (scores.softmax(-1) @ v)))
+    return (2 * scores).softmax(-1) @ (scores.softmax(-1) @ v)
 
 
-def pieces(a, x, y):
+@of_heads
+def pieces(q, k, v):
     """Each sequence goes through the kernel alone, as images of different sizes do."""
-    q, k, v = a.heads(x, y)
-    parts = [F.scaled_dot_product_attention(*(t[i : i + 1] for t in (q, k, v)), scale=1.0) for i in range(len(x))]
-    return a.o(merge(torch.cat(parts)))
+    parts = [F.scaled_dot_product_attention(*(t[i : i + 1] for t in (q, k, v)), scale=1.0) for i in range(len(q))]
+    return torch.cat(parts)
 
 
-def halves_of_values(a, x, y):
-    q, k, v = a.heads(x, y)
-    parts = [F.scaled_dot_product_attention(q, k, part, scale=1.0) for part in v.chunk(2, -1)]
-    return a.o(merge(torch.cat(parts, -1)))
+@of_heads
+def halves_of_values(q, k, v):
+    return torch.cat([F.scaled_dot_product_attention(q, k, part, scale=1.0) for part in v.chunk(2, -1)], -1)
 
 
-def blocks(a, x, y):
+@of_heads
+def blocks(q, k, v):
     """The first two queries look at everything, the others at what is near (block-sparse attention)."""
-    q, k, v = a.heads(x, y)
     first = (q[:, :, :2] @ k.transpose(-1, -2)).softmax(-1) @ v
     others = (q[:, :, 2:] @ k[:, :, 1:].transpose(-1, -2)).softmax(-1) @ v[:, :, 1:]
-    return a.o(merge(torch.cat([first, others], 2)))
+    return torch.cat([first, others], 2)
 
 
-def shuffled(a, x, y):
+@of_heads
+def shuffled(q, k, v):
     """The largest queries first (ProbSparse attention)."""
-    q, k, v = a.heads(x, y)
     order = q.norm(dim=-1, keepdim=True).argsort(2, descending=True).expand(q.shape)
     out = (q.gather(2, order) @ k.transpose(-1, -2)).softmax(-1) @ v
-    return a.o(merge(torch.zeros_like(out).scatter(2, order, out)))
+    return torch.zeros_like(out).scatter(2, order, out)
 
 
-def sorted_keys(a, x, y):
+@of_heads
+def sorted_keys(q, k, v):
     """The smallest keys first, in every head."""
-    q, k, v = a.heads(x, y)
     order = k.norm(dim=-1, keepdim=True).argsort(2).expand(k.shape)
-    return a.o(merge((q @ k.gather(2, order).transpose(-1, -2)).softmax(-1) @ v.gather(2, order)))
+    return (q @ k.gather(2, order).transpose(-1, -2)).softmax(-1) @ v.gather(2, order)
 
 
-def gated_by_scores(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def gated_by_scores(q, k, v):
     scores = q @ k.transpose(-1, -2)
-    return a.o(merge(scores.softmax(-1) @ v * scores.logsumexp(-1, keepdim=True).sigmoid()))
+    return scores.softmax(-1) @ v * scores.logsumexp(-1, keepdim=True).sigmoid()
 
 
 def convolution(a, x, y):
@@ -249,11 +259,11 @@ def convolution(a, x, y):
     return a.o((near @ a.gate(x)[..., :3].softmax(-1).unsqueeze(-1)).squeeze(-1))
 
 
-def slots(a, x, y):
+@of_heads
+def slots(q, k, v):
     """Queries compete for keys: the softmax is over queries."""
-    q, k, v = a.heads(x, y)
     weights = (q @ k.transpose(-1, -2)).softmax(-2)
-    return a.o(merge(weights / weights.sum(-1, keepdim=True) @ v))
+    return weights / weights.sum(-1, keepdim=True) @ v
 
 
 def padded(a, x, y):
@@ -276,21 +286,21 @@ def probabilities(a, x, y):
     return plain(a, x, y).softmax(-1)
 
 
-def log_softmax(a, x, y):
-    q, k, v = a.heads(x, y)
-    return a.o(merge((q @ k.transpose(-1, -2)).log_softmax(-1).exp() @ v))
+@of_heads
+def log_softmax(q, k, v):
+    return (q @ k.transpose(-1, -2)).log_softmax(-1).exp() @ v
 
 
-def sigmoid(a, x, y):
-    q, k, v = a.heads(x, y)
-    return a.o(merge((q @ k.transpose(-1, -2)).sigmoid() @ v))
+@of_heads
+def sigmoid(q, k, v):
+    return (q @ k.transpose(-1, -2)).sigmoid() @ v
 
 
-def exp_over_sum(a, x, y):
-    q, k, v = a.heads(x, y)
+@of_heads
+def exp_over_sum(q, k, v):
     scores = q @ k.transpose(-1, -2)
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return a.o(merge(weights / weights.sum(-1, keepdim=True) @ v))
+    return weights / weights.sum(-1, keepdim=True) @ v
 
 
 class Layers(nn.Module):
