@@ -163,10 +163,7 @@ def test_cross_attention_is_known_though_the_lengths_are_the_same():
 
 
 @pytest.mark.parametrize("form", [handwritten.log_softmax, handwritten.sigmoid, handwritten.exp_over_sum], ids=lambda form: form.__name__)  # fmt: skip
-def test_attention_that_cannot_be_masked_is_said(form):
-    with pytest.warns(CoverageWarning, match=r"Attention is not masked in 1 module\(s\) of Layers: layers\.0"):
-        handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
-    assert [(each.name, each.is_attention) for each in handle.left_out] == [("layers.0", True)]
+def test_attention_that_cannot_be_masked_is_said_unless_others_are_chosen(form):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS, modules="layers.1")
@@ -187,30 +184,35 @@ def test_what_only_looks_like_attention_is_left_out_and_listed(form):
     assert [(each.name, each.reason, each.is_attention) for each in handle.left_out] == [("layers.0", reason, False)]
 
 
-@pytest.mark.parametrize("form", [handwritten.pooling, handwritten.convolution], ids=lambda form: form.__name__)
-def test_what_is_called_attention_and_is_none_is_said(form):
-    with pytest.warns(CoverageWarning, match=r"layers\.0 \(softmax of 3 dimensions: its scores are not products"):
-        attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
-
-
 @pytest.mark.parametrize("form", [handwritten.shuffled, handwritten.sorted_keys], ids=lambda form: form.__name__)
 def test_queries_in_another_order_are_refused_in_all_modules_of_the_class(form):
     with pytest.raises(NoAttentionError, match=r"layers\.1 \(.*: its queries are ordered differently from its keys"):
         attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
 
 
-def test_a_softmax_over_queries_is_no_attention():
-    with pytest.warns(CoverageWarning, match="its weights are not multiplied by values"):
-        handle = attnreg.attach(layers(handwritten.slots), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
-    assert [site.name for site in handle.sites] == ["layers.1"]
+UNMASKED = r"Attention is not masked in 1 module\(s\) of Layers: layers\.0"
+SAID = {
+    # what the warning says, and the sites
+    handwritten.log_softmax: (UNMASKED, ["layers.1"]),
+    handwritten.sigmoid: (UNMASKED, ["layers.1"]),
+    handwritten.exp_over_sum: (UNMASKED, ["layers.1"]),
+    handwritten.pooling: (r"layers\.0 \(softmax of 3 dimensions: its scores are not products", ["layers.1"]),
+    handwritten.convolution: (r"layers\.0 \(softmax of 3 dimensions: its scores are not products", ["layers.1"]),
+    handwritten.slots: ("its weights are not multiplied by values", ["layers.1"]),
+    handwritten.gated_by_scores: (
+        r"layers\.0 \(logsumexp: .* still counts dropped positions",
+        ["layers.0", "layers.1"],
+    ),
+}
 
 
-def test_scores_that_are_used_beside_their_softmax_are_said():
-    with pytest.warns(CoverageWarning, match=r"layers\.0 \(logsumexp: .* still counts dropped positions"):
-        handle = attnreg.attach(
-            layers(handwritten.gated_by_scores), attnreg.AttentionDropout(0.1), example_inputs=INPUTS
-        )
-    assert [site.name for site in handle.sites] == ["layers.0", "layers.1"]
+@pytest.mark.parametrize("form", SAID, ids=lambda form: form.__name__)
+def test_attention_that_is_not_wholly_masked_is_said(form):
+    sentence, sites = SAID[form]
+    with pytest.warns(CoverageWarning, match=sentence):
+        handle = attnreg.attach(layers(form), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+    assert [site.name for site in handle.sites] == sites
+    assert [(each.name, each.is_attention) for each in handle.left_out] == [("layers.0", True)]
 
 
 @pytest.mark.parametrize("form", [handwritten.convolution, handwritten.sigmoid], ids=lambda form: form.__name__)
