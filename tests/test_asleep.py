@@ -14,9 +14,8 @@ from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
 from attnreg.training import FineTuning, Rounds
-from tests.cases import MODELS
-
-BERT = MODELS[0]
+from tests.cases import BERT
+from tests.test_integrations import Rows, arguments
 
 
 def train(model, steps, *, after=lambda: None):
@@ -124,13 +123,13 @@ def test_too_few_epochs():
 
 
 def trainer(tmp_path, handle, model, **options):
-    rows = [{**{k: v[0] for k, v in BERT.batch().items()}, "labels": 0}] * 2
-    arguments = hf.TrainingArguments(
-        str(tmp_path), report_to="none", use_cpu=True, save_strategy="no", num_train_epochs=1, disable_tqdm=True
+    return hf.Trainer(
+        model,
+        arguments(tmp_path, num_train_epochs=1),
+        train_dataset=Rows(2),
+        callbacks=[AttnRegCallback(handle)],
+        **options,
     )
-    if "model_init" not in options:
-        options["model"] = model
-    return hf.Trainer(args=arguments, train_dataset=rows, callbacks=[AttnRegCallback(handle)], **options)
 
 
 def test_in_the_trainer(tmp_path):

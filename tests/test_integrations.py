@@ -217,15 +217,24 @@ def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
     assert (tmp_path / "checkpoint-8").is_dir()
 
 
-def test_a_regularizer_without_its_name_is_refused(tmp_path):
-    for given, named in (([attnreg.DropHead(0.1)], {}), ([], {"regularizer": attnreg.DropHead(0.1)})):
-        with pytest.raises(ValueError, match=r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"):
-            RegularizedTrainer(bert(), *given, arguments(tmp_path), **named)
+GAME = r"one model with one optimizer, but AttackerDefender .* call its `step"
+BY_NAME = r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"
 
 
-def test_model_init_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"`model_init` is not supported, .*\. Pass a `model`"):
-        RegularizedTrainer(args=arguments(tmp_path), model_init=bert, provider=ad_drop())
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda args: RegularizedTrainer(bert(), attnreg.DropHead(0.1), args), BY_NAME),
+        (lambda args: RegularizedTrainer(bert(), args, regularizer=attnreg.DropHead(0.1)), BY_NAME),
+        (lambda args: RegularizedTrainer(args=args, model_init=bert, provider=ad_drop()), r"`model_init` is not supported, .*\. Pass a `model`"),
+        (lambda args: RegularizedTrainer(make_game(), args), GAME),
+        (lambda args: RegularizedTrainer(bert(), args, provider=make_game()), GAME),
+        (lambda args: AttnRegCallback(attnreg.attach(bert(), attnreg.DropHead())).add_to(Rows()), r"a transformers Trainer, got a Rows from tests\.test_integrations\. "),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path, make, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make(arguments(tmp_path))
 
 
 class Strict(hf.BertForSequenceClassification):
@@ -266,19 +275,6 @@ def test_a_loss_of_another_name(tmp_path):
     trainer = renamed(tmp_path, attnreg.AttentionDropout(0.5))
     trainer.train()
     assert len(column(trainer, "drop_rate/encoder.0")) == len(column(trainer, "embedding_loss")) == 8
-
-
-def test_a_game_is_refused(tmp_path):
-    game = make_game()
-    for options in ({"model": game}, {"model": bert(), "provider": game}):
-        with pytest.raises(InputError, match=r"one model with one optimizer, but AttackerDefender .* call its `step"):
-            RegularizedTrainer(args=arguments(tmp_path), **options)
-
-
-def test_what_is_no_trainer_is_refused():
-    callback = AttnRegCallback(attnreg.attach(bert(), attnreg.AttentionDropout(0.5)))
-    with pytest.raises(ValueError, match=r"a transformers Trainer, got a Rows from tests\.test_integrations\. "):
-        callback.add_to(Rows())
 
 
 def test_a_lora_model(tmp_path):
