@@ -89,6 +89,8 @@ WAYS = {
         lambda s: s, ALL & (DOCUMENTS == 0)[:, None, None],
     ),
 }  # fmt: skip
+GROUPED = "grouped queries, documents and a bias"
+WAYS[GROUPED] = ({**WAYS["documents and a bias"][0], "enable_gqa": True}, *WAYS["documents and a bias"][1:])
 KEEP = torch.rand(B, H, N, N, generator=generator) < 0.4
 FACTOR = torch.rand(B, H, N, N, generator=generator, dtype=torch.float64)
 MASKS = {
@@ -127,9 +129,11 @@ def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None, re
     return torch.einsum("bhqk,bhkd->bhqd", a if weights is None else a * weights, v), lse
 
 
-def qkv(heads=H):
+def qkv(*, enable_gqa=False, **options):
+    """Queries, keys and values for a way with these options."""
     generator = torch.Generator().manual_seed(2)
-    return [torch.randn(B, h, N, D, dtype=torch.float64, generator=generator) for h in (H, heads, heads)]
+    shared = H // 2 if enable_gqa else H
+    return [torch.randn(B, h, N, D, dtype=torch.float64, generator=generator) for h in (H, shared, shared)]
 
 
 def attached(model, inputs, mask):
@@ -142,6 +146,8 @@ USUAL_WAYS, USUAL_MASKS = ("plain", "softcap", "causal", "documents and a bias")
 
 
 def is_usual(way, mask):
+    if way == GROUPED:
+        return True
     if mask.startswith("relaxed"):
         return way == "documents and a bias"
     return way in USUAL_WAYS or mask in USUAL_MASKS
@@ -156,22 +162,12 @@ EVERY_WAY = [
 
 @pytest.mark.parametrize(("options", "change", "valid", "mask"), EVERY_WAY)
 def test_every_way(options, change, valid, mask, trainable):
-    inputs = [x.requires_grad_() for x in qkv()]
+    inputs = [x.requires_grad_() for x in qkv(**options)]
     model = Model(**options)
     with attached(model, inputs, attnreg.Mask(**mask)) as handle:
         out = model(*inputs)
         with handle.probing(), torch.no_grad():
             assert torch.equal(model(*inputs), out)
-    assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs)
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_grouped_queries(mask, trainable):
-    inputs = [x.requires_grad_() for x in qkv(heads=2)]
-    options, change, valid = WAYS["documents and a bias"]
-    model = Model(enable_gqa=True, **options)
-    with attached(model, inputs, attnreg.Mask(**mask)):
-        out = model(*inputs)
     assert_same(out, dense(*inputs, change, valid, **mask)[0], *inputs)
 
 

@@ -53,7 +53,7 @@ DRAWING_EVERY_WAY = [
 
 @pytest.mark.parametrize(("options", "change", "valid", "make"), DRAWING_EVERY_WAY)
 def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
-    inputs = [x.requires_grad_() for x in qkv()]
+    inputs = [x.requires_grad_() for x in qkv(**options)]
     model, provider = Model(**options), make()
     monkeypatch.setattr(Passes, "draws_at", lambda *args: Draws(9))
     with attnreg.attach(model, provider, stacks=["cross"], example_inputs=inputs) as handle:

@@ -77,6 +77,7 @@ ROUTES = {
     "Tensor.softmax": (Function(method_softmax), None, None, None),
     "torch.softmax by keyword": (Function(torch_softmax), None, None, None),
     "nn.Softmax": (SoftmaxModule(), None, None, None),
+    "fused, grouped queries": (Function(fused(enable_gqa=True, attn_mask=PADDED)), PADDED, None, None),
 }  # fmt: skip
 generator = torch.Generator().manual_seed(1)
 KEEP = torch.rand(B, H, N, N, generator=generator) < 0.4
@@ -99,23 +100,15 @@ def qkv(heads=H):
 
 
 @pytest.mark.parametrize(("scores", "weights"), MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(("model", "valid", "bias", "scale"), ROUTES.values(), ids=ROUTES)
-def test_every_route(model, valid, bias, scale, scores, weights):
-    q, k, v = qkv()
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route(route, scores, weights):
+    model, valid, bias, scale = ROUTES[route]
+    q, k, v = qkv(heads=1 if "grouped" in route else H)
     with attnreg.attach(model.train(), fixed(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
         fast = model(q, k, v)
-    slow = attention(q, k, v, keep=scores, valid=valid, bias=bias, scale=scale, factor=weights)
+    heads = [x.expand(B, H, N, D) for x in (q, k, v)]
+    slow = attention(*heads, keep=scores, valid=valid, bias=bias, scale=scale, factor=weights)
     assert_same(fast, slow, q, k, v, tolerance=1e-12)
-
-
-@pytest.mark.parametrize(("scores", "weights"), MASKS.values(), ids=MASKS)
-def test_grouped_queries(scores, weights):
-    model = Function(fused(enable_gqa=True, attn_mask=PADDED)).train()
-    q, k, v = qkv(heads=1)
-    with attnreg.attach(model, fixed(scores, weights), stacks=["cross"], example_inputs=(q, k, v)):
-        fast = model(q, k, v)
-    shared = [x.expand(B, H, N, D) for x in (k, v)]
-    assert_same(fast, attention(q, *shared, keep=scores, valid=PADDED, factor=weights), q, k, v)
 
 
 def together(x, order):
