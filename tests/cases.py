@@ -76,11 +76,10 @@ def shown_attentions(case: ModelCase, model: nn.Module, batch: dict[str, torch.T
     return {stack: result[f"{stack}_attentions"] for stack in case.stacks}
 
 
-def bert_in_float64(**options: Any) -> hf.BertForSequenceClassification:
-    """A tiny classifier whose attention is far from uniform."""
+def bert_in_float64(head: type = hf.BertForSequenceClassification, **options: Any) -> Any:
+    """A tiny model whose attention is far from uniform, a classifier unless another head is given."""
     torch.manual_seed(0)
-    config = hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options})
-    return hf.BertForSequenceClassification(config).double()
+    return head(hf.BertConfig(**{**TEXT, **SMALL, "initializer_range": 0.4, **options})).double()
 
 
 def _classifier(config: Any, **options: Any) -> Callable[[], nn.Module]:

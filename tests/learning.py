@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import ModelOutput
 
 import attnreg
 from attnreg.training import FineTuning
+from tests import method_cases
 
 
 class Toy(nn.Module):
@@ -30,9 +30,7 @@ TEXT = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "labels": torch
 
 def bert():
     """A tiny classifier of texts."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16)).train()
+    return method_cases.bert().float().train()
 
 
 def batch(size=8):

@@ -11,13 +11,10 @@ from torch import nn
 
 import attnreg
 from attnreg.injection import NoAttentionError, discover
-from tests.cases import MODELS, output
+from tests.cases import BERT, SMALL, TEXT, bert_in_float64, model_case, output
 from tests.handwritten import Layers, plain
 from tests.sweep.checks import Answer
 from tests.test_contract import Recorder, Traces, run
-
-CASES = {case.name: case for case in MODELS}
-BERT = CASES["bert"]
 
 
 @pytest.mark.parametrize(
@@ -47,21 +44,29 @@ EMPTY = "to be a non-empty list, or None for all, got "
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("provider", "options", "sentence"),
     [
-        ({"layers": [0, 2]}, r"Expected layers among \[0, 1\] in `attach\(layers=\.\.\.\)`, got \[2\]"),
-        ({"layers": [-3]}, r"got \[-3\]"),
-        ({"layers": []}, rf"Expected `layers` {EMPTY}\[\]"),
-        ({"layers": 0}, f"Expected `layers` {EMPTY}0"),
-        ({"layers": math.nan}, f"Expected `layers` {EMPTY}nan"),
-        ({"stacks": "encoder"}, f"Expected `stacks` {EMPTY}'encoder'"),
-        ({"stacks": ["decoder"]}, r"Expected `stacks` among those of the model, \['encoder'\], got \['decoder'\]"),
+        ("DropKey()", {"layers": [0, 2]}, r"Expected layers among \[0, 1\] in `attach\(layers=\.\.\.\)`, got \[2\]"),
+        ("DropKey()", {"layers": [-3]}, r"got \[-3\]"),
+        ("DropKey()", {"layers": []}, rf"Expected `layers` {EMPTY}\[\]"),
+        ("DropKey()", {"layers": 0}, f"Expected `layers` {EMPTY}0"),
+        ("DropKey()", {"layers": math.nan}, f"Expected `layers` {EMPTY}nan"),
+        ("DropKey()", {"stacks": "encoder"}, f"Expected `stacks` {EMPTY}'encoder'"),
+        ("DropKey()", {"stacks": ["decoder"]}, r"Expected `stacks` among those of the model, \['encoder'\], got \['decoder'\]"),
+        ("AttributionProvider(layers=[7])", {}, r"Expected layers among \[0, 1\] in AttributionProvider, got \[7\]"),
+        ("DropKey() & OnLayers(DropKey(), [5])", {}, r"Expected layers among \[0, 1\] in OnLayers, got \[5\]"),
+        ("OnLayers(DropKey(), [0])", {"layers": [1]}, r"in OnLayers, got \[0\]"),
+        ("OnLayers(OnLayers(DropKey(), [0]), [1])", {}, r"Expected layers among \[1\] in OnLayers, got \[0\]"),
+        ("OnLayers(OnLayers(DropKey(), [7]), [0])", {}, r"Expected layers among .* in OnLayers"),
+        ("OnLayers(OnLayers(DropKey(), [0, 7]), [0])", {}, r"Expected layers among .* in OnLayers"),
+        ("OnLayers(OnLayers(DropKey(), [0, 1]), [1])", {}, r"Expected layers among .* in OnLayers"),
+        ("OnLayers(HiddenDropout(), [0, 7])", {}, r"Expected layers among \[0, 1\] in OnLayers, got \[7\]"),
     ],
-)
-def test_layers_and_stacks_that_are_not_there(options, sentence):
+)  # fmt: skip
+def test_layers_and_stacks_that_are_not_there(provider, options, sentence):
     model = BERT.build()
     with pytest.raises(ValueError, match=sentence):
-        attnreg.attach(model, attnreg.DropKey(), **options)
+        attnreg.attach(model, attnreg.parse_provider(provider), **options)
     assert not attnreg.is_attached(model)
 
 
@@ -69,15 +74,6 @@ def test_layers_and_stacks_that_are_not_there(options, sentence):
 def test_layers_that_are_no_list(layers):
     with pytest.raises(ValueError, match=r"Expected `layers` of OnLayers to be a list with at least one index, got "):
         attnreg.OnLayers(attnreg.DropKey(), layers)
-
-
-def test_on_layers_that_are_not_there():
-    model = BERT.build()
-    with pytest.raises(ValueError, match=r"Expected layers among \[0, 1\] in OnLayers, got \[5\]"):
-        attnreg.attach(model, attnreg.DropKey() & attnreg.OnLayers(attnreg.DropKey(), [5]))
-    with pytest.raises(ValueError, match=r"in OnLayers, got \[0\]"):
-        attnreg.attach(model, attnreg.OnLayers(attnreg.DropKey(), [0]), layers=[1])
-    assert not attnreg.is_attached(model)
 
 
 def test_one_provider_at_a_time():
@@ -137,8 +133,7 @@ def test_a_cross_attention_alone_wants_to_be_asked_for():
 
 
 def decoder_with_cross_attention():
-    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = hf.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    config = hf.BertConfig(**TEXT, **SMALL, is_decoder=True, add_cross_attention=True)
     encoder = hf.BertModel(copy.deepcopy(config), add_pooling_layer=False)
     return hf.EncoderDecoderModel(encoder=encoder, decoder=hf.BertLMHeadModel(config))
 
@@ -159,13 +154,12 @@ def test_stacks(make, labels):
 
 @pytest.mark.parametrize("head", ["MultipleChoice", "TokenClassification", "QuestionAnswering", "MaskedLM"])
 def test_heads_do_not_matter(head):
-    config = hf.BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
-    names = [site.info.name for site in discover(getattr(hf, f"BertFor{head}")(config)).sites]
+    names = [site.info.name for site in discover(bert_in_float64(getattr(hf, f"BertFor{head}"))).sites]
     assert names == [f"bert.encoder.layer.{i}.attention.self" for i in range(2)]
 
 
 def test_shared_modules_are_told_apart_by_their_call():
-    case = CASES["albert"]
+    case = model_case("albert")
     model = case.build()
     with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0), layers=[1]) as handle:
         for _ in range(2):
@@ -175,13 +169,13 @@ def test_shared_modules_are_told_apart_by_their_call():
 
 
 def test_a_bidirectional_encoder_layer_keeps_its_fast_path_in_eval(monkeypatch):
-    model = CASES["torch-encoder"].build().eval()
-    slow = []
+    case, slow = model_case("torch-encoder"), []
+    model = case.build().eval()
     sdpa = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: slow.append(1) or sdpa(*a, **k))
     attnreg.attach(model, attnreg.DropKey())
     with torch.no_grad():
-        model(**CASES["torch-encoder"].batch())
+        model(**case.batch())
     assert not slow
 
 

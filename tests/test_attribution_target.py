@@ -8,7 +8,7 @@ from torch import nn
 import attnreg
 from attnreg.attribution import Target, explain
 from attnreg.errors import InputError
-from tests.cases import MODELS, SMALL
+from tests.cases import SMALL, model_case
 from tests.test_attribution import BATCH, bert
 
 CLASSES = torch.tensor([1, 0])
@@ -24,7 +24,7 @@ def tagger():
 
 
 def of_cases(name):
-    return lambda: next(case for case in MODELS if case.name == name).build().double()
+    return lambda: model_case(name).build().double()
 
 
 def best(logits):

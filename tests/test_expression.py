@@ -3,18 +3,14 @@
 import json
 
 import pytest
-from transformers import BertConfig, BertModel
 
 import attnreg
 from attnreg.experiments.options.provider import read_provider
 from attnreg.regularizer.saving import describe
+from tests.cases import bert_in_float64 as bert
 from tests.commands import assert_sentence, ran
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
-
-
-def bert():
-    return BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=3, num_attention_heads=2))
 
 
 @pytest.mark.parametrize(

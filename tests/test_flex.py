@@ -19,7 +19,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.backends import flex
-from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
+from tests.cases import NEEDS_TORCH_2_13, NO_DROPOUT, SMALL, TEXT
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_contract import Traces
@@ -260,9 +260,8 @@ def test_older_versions_of_torch_are_refused(monkeypatch):
 
 
 theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
-OFF = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
 MODELS = {
-    "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT, **SMALL, **OFF), add_pooling_layer=False), "encoder"),
+    "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT, **SMALL, **NO_DROPOUT), add_pooling_layer=False), "encoder"),
     "llama": (
         lambda: hf.LlamaModel(hf.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2, use_cache=False)),
         "decoder",

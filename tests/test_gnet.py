@@ -10,10 +10,8 @@ from torch import nn
 
 import attnreg
 from attnreg.attendout.sizes import embedding_tables
-from tests.cases import MODELS, output
+from tests.cases import BERT, bert_in_float64, model_case, output
 from tests.test_ad_drop import Watch
-
-CASES = {case.name: case for case in MODELS}
 
 
 def small(**options):
@@ -103,7 +101,7 @@ def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():
     [("bert", 16, 512, 0), ("roberta", 16, 31, 1), ("electra", 8, 512, 0), ("bart", 16, 32, 2), ("gpt2", 16, 1024, 0)],
 )
 def test_for_model_takes_embeddings_and_sizes(name, hidden, length, offset):
-    model = CASES[name].build()
+    model = model_case(name).build()
     net = attnreg.GNetProvider.for_model(model)
     assert (net.vocab_size, net.hidden_size, net.num_layers) == (40, hidden, 2)
     assert (net.max_length, net.position_offset) == (length, offset)
@@ -130,8 +128,7 @@ def test_tokens_beyond_the_vocabulary_are_named():
 
 @pytest.mark.parametrize(("masks", "heads"), [(1, 1), (4, 1), (1, 4)])
 def test_masks_reach_their_layer_shared_by_heads_or_not(masks, heads):
-    case = CASES["bert"]
-    model, batch = case.build(), case.batch()
+    model, batch = BERT.build(), BERT.batch()
     net = attnreg.GNetProvider.for_model(model, initial_keep=0.5, masks_per_layer=masks, num_heads=heads)
     with attnreg.attach(model, Watch(net)) as handle:
         output(model, batch)
@@ -159,7 +156,7 @@ def test_arguments_out_of_range(options, sentence):
 
 
 def test_a_decoder_of_an_encoder_decoder_is_left_alone():
-    case = CASES["bart"]
+    case = model_case("bart")
     model = case.build()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model, initial_keep=0.5)) as handle:
         output(model, case.batch())
@@ -169,8 +166,7 @@ def test_a_decoder_of_an_encoder_decoder_is_left_alone():
 
 
 def test_multiple_choice_counts_each_choice_as_a_sample():
-    config = hf.BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
-    model = hf.BertForMultipleChoice(config)
+    model = bert_in_float64(hf.BertForMultipleChoice).train()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)) as handle:
         model(input_ids=torch.randint(1, 40, (2, 4, 5)))
         assert handle.provider.keep.shape == (8, 2, 1, 5, 5)
@@ -229,13 +225,13 @@ def test_positions_of_images_are_not_those_of_tokens():
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit(batch, sentence):
-    model = CASES["bert"].build()
+    model = BERT.build()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)), pytest.raises(ValueError, match=sentence):
         model(**batch)
 
 
 def test_a_part_of_the_model_called_alone_is_an_error():
-    model = CASES["bert"].build()
+    model = BERT.build()
     with attnreg.attach(model, attnreg.GNetProvider.for_model(model)):
         with pytest.raises(RuntimeError, match="Call BertForSequenceClassification itself, or attach to the module"):
             model.bert.encoder.layer[0](torch.ones(1, 3, 16))
@@ -252,7 +248,7 @@ def test_a_part_of_the_model_called_alone_is_an_error():
     ],
 )
 def test_another_number_of_layers_or_heads_is_refused(net, sentence):
-    model = CASES["bert"].build()
+    model = BERT.build()
     with pytest.raises(ValueError, match=sentence):
         attnreg.attach(model, attnreg.GNetProvider(40, 16, **{"num_layers": 2, **net}))
     assert not attnreg.is_attached(model)

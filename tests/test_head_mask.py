@@ -8,12 +8,9 @@ import attnreg
 from tests.cases import NO_DROPOUT
 from tests.cases import bert_in_float64 as bert
 from tests.reference import close
+from tests.test_attribution import BATCH as TEXTS
 
-BATCH = {
-    "input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]),
-    "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
-    "labels": torch.tensor([1, 0]),
-}
+BATCH = {**TEXTS, "labels": torch.tensor([1, 0])}
 
 
 def test_random_sets_of_heads_are_all_as_likely():

@@ -167,6 +167,7 @@ def test_layers_stacks_modules_and_wrappers():
     scheduled = attnreg.Scheduled(attnreg.HiddenDropout(), over="depth", p=[(0, 0), (1, 1)])
     with attnreg.attach(model, scheduled) as handle:
         output(model, batch)
+        assert "encoder.1.output" in handle.report()
     assert handle.drop_rates() == {"encoder.0.output": 0.0, "encoder.1.output": 1.0}
 
 
@@ -177,7 +178,6 @@ def test_layers_stacks_modules_and_wrappers():
         ("llama", Scale("pooled"), {}, "on the chosen layers .found: decoder.0.embeddings, .*one vector per sample"),
         ("bert", Scale("embeddings"), {"layers": [1]}, "Scale acts on 'embeddings', but .*They enter the first block"),
         ("bert", attnreg.OnLayers(Scale("embeddings"), [1]), {}, "Scale acts on 'embeddings'"),
-        ("bert", attnreg.OnLayers(Scale("output"), [0, 7]), {}, r"Expected layers among \[0, 1\] in OnLayers, got \[7\]"),
         ("t5", Scale("output"), {"stacks": ["cross"]}, "Scale acts on 'output'"),
     ],
 )  # fmt: skip
@@ -263,18 +263,6 @@ def test_states_of_unknown_layout_are_refused():
     x = torch.randn(2, 5, 3, 8)
     with pytest.raises(ValueError, match="has no such hidden states"):
         attnreg.attach(Hidden(2).train(), Scale("output"), example_inputs=(x,))
-
-
-def test_probing_and_report():
-    model, batch = BERT.build().eval(), BERT.batch()
-    plain = output(model, batch)
-    with attnreg.attach(model, attnreg.HiddenDropout(0.5)) as handle, torch.no_grad():
-        assert torch.equal(output(model, batch), plain)
-        with handle.probing():
-            assert not torch.equal(output(model, batch), plain)
-        assert all(0.4 < rate < 0.6 for rate in handle.drop_rates().values())
-        assert [*handle.drop_rates()] == ["encoder.0.output", "encoder.1.output"]
-        assert "encoder.1.output" in handle.report()
 
 
 class Router(nn.Linear):

@@ -1,32 +1,22 @@
 """HiddenAttributionDropout against finite differences and loops, in float64."""
 
-import math
+import functools
 
-import pytest
 import torch
-import transformers as hf
 
 import attnreg
 from attnreg import HiddenAttributionDropout
+from tests.cases import NO_DROPOUT, bert_in_float64
+from tests.reference import close
+from tests.test_functional_region import slow_region
 
 BATCH = {
     "input_ids": torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]]),
     "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
     "labels": torch.tensor([0, 2]),
 }
+bert = functools.partial(bert_in_float64, **NO_DROPOUT, hidden_size=6, num_attention_heads=2, num_labels=3)
 EVERYWHERE = ["embeddings", "input", "output", "pooled"]
-
-
-def bert(**options):
-    torch.manual_seed(0)
-    config = hf.BertConfig(
-        vocab_size=9, hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, num_labels=3,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **options,
-    )  # fmt: skip
-    model = hf.BertForSequenceClassification(config).double()
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.5)
-    return model
 
 
 def states_changed(model, label, change):
@@ -83,22 +73,18 @@ def test_only_candidates_are_dropped():
     model, p, q = bert(), 0.5, 0.4
     provider = HiddenAttributionDropout(p, q)
     site = attnreg.HiddenSite(name="block", shape=(2, 4, 6), dtype=torch.float64)
-    dropped = candidates = 0
+    real = BATCH["attention_mask"].bool()[:, None, :, None].expand(2, 1, 4, 6)  # padding has no ranking
+    kept, drawn = 1 / (1 - q), []
     with attnreg.attach(model, provider):
         for _ in range(40):
             provider.attribute(model, BATCH)
             provider.prepare(BATCH)
             states = torch.rand(2, 4, 6, dtype=torch.float64) + 1
-            out = provider(site, states)
-            for b, t in torch.cartesian_prod(torch.arange(2), torch.arange(4)).tolist():
-                values = provider.attributions["encoder.0.output"][b, t].tolist()
-                chosen = sorted(range(6), key=values.__getitem__, reverse=True)[:3]
-                for c in range(6):
-                    ratio = float(out[b, t, c] / states[b, t, c])
-                    inside = c in chosen and BATCH["attention_mask"][b, t]  # padding has no influence, so no ranking
-                    kept = 1 / (1 - q) if inside else 1.0
-                    assert ratio == pytest.approx(kept) or (inside and ratio == 0)
-                    candidates += bool(inside)
-                    dropped += ratio == 0
-    assert candidates == 40 * 6 * 3
-    assert abs(dropped / candidates - q) < 5 * math.sqrt(q * (1 - q) / candidates)
+            ratio = provider(site, states) / states
+            candidates = slow_region(provider.attributions["encoder.0.output"][:, None], real, p, "high")[:, 0]
+            assert candidates.sum() == 6 * 3
+            torch.testing.assert_close(ratio[~candidates], torch.ones_like(ratio[~candidates]))
+            drawn.append(ratio[candidates])
+    drawn = torch.cat(drawn)
+    torch.testing.assert_close(drawn[drawn != 0], torch.full_like(drawn[drawn != 0], kept))
+    assert close((drawn == 0).double().mean(), q, len(drawn))
