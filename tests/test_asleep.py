@@ -13,7 +13,7 @@ import attnreg
 from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
-from attnreg.training import FineTuning, Rounds
+from attnreg.training import FineTuning
 from tests.cases import BERT
 from tests.test_integrations import Rows, arguments
 
@@ -146,11 +146,6 @@ def test_in_the_trainer(tmp_path):
     handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
     with pytest.warns(AsleepWarning, match="CrossTuning first acts in epoch 2, but training ends after epoch 1"):
         trainer(tmp_path, handle, model).train()
-
-
-def test_a_game_without_room_for_a_round():
-    with pytest.raises(ValueError, match="No step is left for the game between `warmup_steps` 5 and `game_steps` 5"):
-        Rounds(warmup_steps=5, game_steps=5)
 
 
 def test_a_report_says_what_was_dropped_and_what_the_model_drops_itself():

@@ -45,6 +45,7 @@ BAD = [
     bad("recipe", "ad-drop", "--layers", 3, says="Expected layers among .0, 1, 2. in AttributionProvider, got .3."),
     bad("recipe", "ad-drop", "--every", 2, "--offset", 2, says="Expected `offset` to be below `every`, 2, got 2"),
     bad("recipe", "finetune", "--model", "./nowhere", says=r"Cannot load --model './nowhere' \(no such folder, so a hub name\): "),
+    bad("recipe", "finetune", "--model", ".", says=r"the folder of a model, got \., without config\.json"),
     bad("recipe", "finetune", "--model", "nobody/nothing", says=r"Cannot load --model 'nobody/nothing' \(no such folder, so a hub name\): .* couldn't find them in the cached files"),
     bad("recipe", "finetune", "--task", "cola", says="Cannot load .* for task 'cola' from the hub or the local cache: use --data-dir"),
     bad("recipe", "finetune", "--data-dir", "nowhere", says="no such folder"),

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from attnreg.experiments.cli.main import main
@@ -16,7 +15,6 @@ from attnreg.experiments.results.document import Table, print_table
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
 from tests.commands import assert_sentence, ran
-from tests.task_data import write_rows
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
@@ -70,29 +68,6 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     assert_sentence(cli("copy", "ad-drop", "mine.py"), 2, "mine.py is there already: choose another FILE")
     ran(cli("recipe", "mine.py", *QUICK))
     assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("train.jsonl", {"sentence": "a", "label": 2}, r"Expected labels 0 \(unacceptable\), 1 \(acceptable\), got 2 in row 1"),
-        ("train.jsonl", {"sentence": None, "label": 1}, "Expected text in column sentence, got None in row 1"),
-        ("train.jsonl", "", "train.jsonl is empty"),
-        ("train.parquet", "x", r"Cannot read .*train.parquet as .parquet: (?!.*needs one type)"),
-        ("train.json", [{"sentence": "a", "label": 1}, {"sentence": "b", "label": "x"}], r"\(a column needs one type\)"),
-    ],
-)  # fmt: skip
-def test_bad_data_names_the_file_and_the_place(cli, tmp_path, file, content, says):
-    write_rows(tmp_path / "data" / "validation.jsonl", [{"sentence": "a", "label": 1}])
-    (tmp_path / "data" / file).write_text(content if isinstance(content, str) else json.dumps(content))
-    assert_sentence(cli("recipe", "finetune", "--data-dir", "data", *QUICK), 1, says)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_model_folder_that_holds_none(cli, tmp_path):
-    (tmp_path / "empty").mkdir()
-    says = r"the folder of a model, got \./empty, without config\.json"
-    assert_sentence(cli("recipe", "finetune", "--model", "./empty"), 1, says)
 
 
 def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):

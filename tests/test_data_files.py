@@ -103,6 +103,10 @@ REFUSED = [
     ("train.jsonl.gz", gzip.compress(lines(GOOD * 500).encode(), 0)[:-60], r"Cannot read .*train.jsonl.gz: Truncated compressed stream"),
     *(("train.jsonl.zst", each, r"Cannot read .*train.jsonl.zst: ") for each in (b"junk", ZST[:-3], ZST + ZST[:-3])),
     ("train.csv", "\n\n", r"train.csv has no rows\.$"),
+    ("train.jsonl", "", r"train.jsonl is empty"),
+    ("train.jsonl", lines([{**GOOD[0], "text": None}, GOOD[1]]), "Expected text in column text, got None in row 1"),
+    ("train.json", json.dumps([{**GOOD[0], "label": 1}, GOOD[1]]), r"\(a column needs one type\)"),
+    ("train.parquet", "x", r"Cannot read .*train.parquet as .parquet: (?!.*needs one type)"),
 ]  # fmt: skip
 
 
@@ -312,8 +316,6 @@ def test_other_ways_out_are_named(tmp_path):
     made.write_rows(tmp_path / "test" / "0.csv", rows(1))
     with pytest.raises(InputError, match=r"No validation file in .*, which has test/, .*\.$"):
         load_data(get_task("hans"), tmp_path)
-    with pytest.raises(InputError, match="Task 'ptb-pos' is not on the hub: use --data-dir"):
-        load_data(get_task("ptb-pos"))
 
 
 def test_files_that_do_not_fit_are_named(cli, tmp_path):
