@@ -14,8 +14,9 @@ from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import CrossEntropy, FineTuning, RDropLoss, balanced_weights
 from tests import task_data as made
+from tests.cases import refused
 from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import BATCH, IDS, PADDED, bert, sgd, weights
+from tests.method_cases import BATCH, IDS, PADDED, assert_parts_are_the_whole, bert, sgd
 
 PROMPTS = torch.tensor([3, 2, 1, 4, 1, 2, 0, 2])  # tokens of each row's prompt
 LABELS = IDS.masked_fill((torch.arange(6) < PROMPTS[:, None]) | ~PADDED, -100)
@@ -75,12 +76,10 @@ def test_without_arguments_it_is_the_models_own_loss():
 
 
 def test_micro_batches_add_up_to_their_batch():
-    ends = []
-    for parts in (1, 3):
-        model = llama()
-        FineTuning(model, sgd(model), loss_function=CrossEntropy(model, 0.1, 0.5), micro_batches=parts).step(CAUSAL)
-        ends.append(weights(model))
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+    def build(model, **options):
+        return FineTuning(model, sgd(model), loss_function=CrossEntropy(model, 0.1, 0.5), **options)
+
+    assert_parts_are_the_whole(llama, build, CAUSAL, 3)
 
 
 def test_it_trains_in_an_objective():
@@ -89,23 +88,20 @@ def test_it_trains_in_an_objective():
     assert method.step(BATCH).loss.isfinite()
 
 
-def test_what_has_no_classes_or_no_prompt_is_refused():
-    with pytest.raises(ValueError, match="Only causal language models have a `prompt` to weigh; Bert"):
-        CrossEntropy(bert(), prompt=0.1)
-    for wrong in ({"smoothing": 1.0}, {"prompt": -1.0}):
-        with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}`"):
-            CrossEntropy(llama(), **wrong)
-    loss_function = CrossEntropy(bert(), 0.1)
-    for logits, labels in ((torch.zeros(2, 1), torch.zeros(2)), (torch.zeros(2, 3), torch.zeros(2, 3))):
-        with pytest.raises(ValueError, match="CrossEntropy needs labels that are classes"):
-            loss_function(SimpleNamespace(logits=logits), {"labels": labels})
-    with pytest.raises(ValueError, match="CrossEntropy needs `logits` in the output, SimpleNamespace"):
-        loss_function(SimpleNamespace(), BATCH)
-    model = llama()
-    embedded = {"inputs_embeds": nn.Embedding(20, 8).double()(IDS), "labels": LABELS}
-    outputs = model(**embedded)
-    with pytest.raises(ValueError, match="needs `input_ids`"):
-        CrossEntropy(model, prompt=0.5)(outputs, embedded)
+def of(logits, labels):
+    """The loss of some logits and labels."""
+    return CrossEntropy(bert(), 0.1)(SimpleNamespace(logits=logits), {"labels": labels})
+
+
+test_what_has_no_classes_or_no_prompt_is_refused = refused(
+    (lambda: CrossEntropy(bert(), prompt=0.1), "Only causal language models have a `prompt` to weigh; Bert"),
+    (lambda: CrossEntropy(llama(), smoothing=1.0), "Expected `smoothing`"),
+    (lambda: CrossEntropy(llama(), prompt=-1.0), "Expected `prompt`"),
+    (lambda: of(torch.zeros(2, 1), torch.zeros(2)), "CrossEntropy needs labels that are classes"),
+    (lambda: of(torch.zeros(2, 3), torch.zeros(2, 3)), "CrossEntropy needs labels that are classes"),
+    (lambda: CrossEntropy(bert(), 0.1)(SimpleNamespace(), BATCH), "CrossEntropy needs `logits` in the output, SimpleNamespace"),
+    (lambda: CrossEntropy(llama(), prompt=0.5)(SimpleNamespace(logits=torch.zeros(8, 6, 20)), {"labels": LABELS}), "needs `input_ids`"),
+)  # fmt: skip
 
 
 def test_runs_train_with_it(cli, tmp_path, undrawn):

@@ -5,19 +5,18 @@ import importlib
 import pytest
 import torch
 import transformers as hf
-from torch.nn.attention import flex_attention as torchs
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, sdpa
+from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
 from tests.test_ad_drop import Watch
 
 module = importlib.import_module("attnreg.attribution")
+eager, trainable, theirs = test_flex.eager, test_flex.trainable, test_flex.theirs
 
 PADDED = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 8 + [0]])
 IDS = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(0)).masked_fill(PADDED == 0, 0)
@@ -33,21 +32,8 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch):
-    """Nothing is compiled: that takes seconds, and is not ours to test."""
-    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
-
-
 def refuse(*args, **kwargs):
     raise AssertionError("attention weights are written out")
-
-
-@pytest.fixture
-def trainable(monkeypatch):
-    """Torch's check that refuses gradients of flex_attention on a CPU is taken away."""
-    monkeypatch.setattr(torchs, "_validate_device", lambda *args: None)
 
 
 def build(name, kernel="sdpa"):
@@ -69,9 +55,6 @@ def written_out(model, batch, monkeypatch):
         found = module.explain(model, batch, handle, [site.label for site in handle.sites])
         assert all(isinstance(each, torch.Tensor) for each in found.data.values())
         return found
-
-
-theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 
 
 @theirs

@@ -147,8 +147,7 @@ def test_what_checkpointing_repeats_has_the_padding_of_its_own_pass(provider, te
             copy.deepcopy(handle)  # between the passes and their repetition
             loss.backward()
         gradients.append([p.grad for p in model.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
 class OneMask(nn.Module):
