@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from attnreg.training import FineTuning
-from tests.cases import NEEDS_TORCH_2_13
+from tests.cases import NEEDS_TORCH_2_13, NO_DROPOUT, bert_in_float64
 from tests.provider_cases import CASES as ALL
 from tests.provider_cases import COMPILED, MATRIX, PROVIDERS
 
@@ -16,15 +15,8 @@ STEPS = 4
 
 
 def bert(layers=2):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2}
     # Without dropout of its own: a dropped layer or block leaves it out, uncompiled, and draws nothing for it.
-    config = BertConfig(**sizes, intermediate_size=16, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
-    model = BertForSequenceClassification(config)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=0.3)  # so that a mask makes a difference
-    return model.train()
+    return bert_in_float64(**NO_DROPOUT, num_hidden_layers=layers).float().train()
 
 
 def batch(length=7):
