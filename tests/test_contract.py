@@ -363,23 +363,32 @@ class DropFirstKey(attnreg.MaskProvider):
         return attnreg.Mask(scores=keep)
 
 
-@pytest.mark.parametrize("case", [c for c in MODELS if c.eager], ids=str)
-def test_fused_and_written_out_attention_agree_and_show_the_mask(case):
+def under_both_kernels(case, provider, *, std=None, **where):
+    """A plain output, and outputs and gradients under a provider, of attention that is fused and written out."""
     model, batch = case.build().double(), case.batch()
     batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
     without_dropout(model)
-    model.config._attn_implementation = "sdpa"
-    stacks = list(case.stacks)
-    layer = {"layers": [1], "stacks": stacks}
-    plain = output(model, batch)
-    with attnreg.attach(model, DropFirstKey(), **layer):
-        fused = output(model, batch)
-    model.set_attn_implementation("eager")
-    with attnreg.attach(model, DropFirstKey(), **layer):
-        # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
-        assert (output(model, batch) - fused).abs().max() < 1e-6
-        shown = shown_attentions(case, model, batch)
+    for weight in model.parameters():
+        if std is not None and weight.dim() > 1:
+            nn.init.normal_(weight, std=std)
+    plain, found = output(model, batch), []
+    for kernel in ("sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        with attnreg.attach(model, provider, stacks=list(case.stacks), **where):
+            found.append(run(model, batch))
+    return plain, *found
+
+
+@pytest.mark.parametrize("case", [c for c in MODELS if c.eager], ids=str)
+def test_fused_and_written_out_attention_agree_and_show_the_mask(case):
+    plain, (fused, _), (written_out, _) = under_both_kernels(case, DropFirstKey(), layers=[1])
+    # Models that upcast their softmax to float32 are exact to 1e-7 only when written out.
+    assert (written_out - fused).abs().max() < 1e-6
     assert (plain - fused).abs().max() > 1e-8
+    model = case.build()
+    without_dropout(model)
+    with attnreg.attach(model, DropFirstKey(), layers=[1], stacks=list(case.stacks)):
+        shown = shown_attentions(case, model, case.batch())
     for attentions in shown.values():
         assert attentions[0][:, :, 2:, 0].gt(0).any()
         masked = attentions[1]
