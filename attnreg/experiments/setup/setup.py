@@ -60,9 +60,9 @@ class Setup:
         self.scored_on, self.epochs = settings.scored_on, settings.epochs
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
-        self.folder.check(settings)
         task, on_dev = settings.chosen_task(), settings.scored_on == "dev"
         self.task, splits = load_data(task, settings.data_dir, needs_validation=on_dev)
+        self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
         for name in ("DEEPSPEED", "MEGATRON_LM"):
