@@ -43,6 +43,7 @@ RESULTS_OF = {
     "high": "AttributionProvider",
     "AttendOut": "GNetProvider",
     "AttendOut (clean rewards)": "GNetProvider",
+    "AttendOut (the paper's game)": "GNetProvider",
     "attention-dropout": "AttentionDropout",
     "scores dropout": "AttentionDropout",
     "attention-layerdrop": "AttentionLayerDrop",
