@@ -63,7 +63,10 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
     counter = CompileCounterWithBackend("aot_eager")
     # What learns with the model must be in one graph with it, or it would learn something else.
     options = {"backend": counter, "fullgraph": name in LEARNED}
-    with attnreg.attach(model, provider):
+    with attnreg.attach(model, provider) as handle:
+        provider.attribute(model, batch())
+        model(**batch())  # in its first pass of all, a G-Net sets its biases; the test below compiles this one
+        handle.step()
         expected = steps(model, provider, model)
         got = steps(model, provider, torch.compile(model, **options))
         compiled = counter.frame_count
@@ -79,6 +82,24 @@ def test_compiled_it_computes_the_same_and_is_compiled_once(name):
         assert its_rates == pytest.approx(rates, abs=1e-6)
         assert rates
         assert name not in LEARNED or any(p.abs().max() > 0 for p in learned.values())
+
+
+@pytest.mark.slow
+@NEEDS_TORCH_2_13
+def test_a_generator_sets_its_biases_in_a_compiled_pass_and_later_ones_are_one_graph():
+    torch._dynamo.reset()
+    model = bert()
+    provider = CASES["g-net"](model)
+    with attnreg.attach(model, provider):
+        expected = steps(model, provider, model)
+        got = steps(model, provider, torch.compile(model, backend="aot_eager"))
+        for (loss, gradient, rates, _), (its_loss, its_gradient, its_rates, _) in zip(expected, got, strict=True):
+            torch.testing.assert_close(its_loss, loss, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(its_gradient, gradient, rtol=1e-4, atol=1e-4)
+            assert its_rates == pytest.approx(rates, abs=1e-6)
+        provider.calibrate(batch())
+        torch._dynamo.reset()
+        assert torch.compile(model, backend="aot_eager", fullgraph=True)(**batch()).loss.isfinite()
 
 
 @pytest.mark.slow

@@ -47,15 +47,15 @@ class Decisions:
             self.logits = self._total(logits.masked_fill(~self.valid, 0.0)) / count.clamp(min=1)
             self.valid = count > 0
 
-    @torch.no_grad()
     def draw(self) -> Tensor:
         """Draw masks."""
         batch, layers, heads, *rest = self.logits.shape
         keep = self.logits.new_empty((batch, layers, heads * self._draws, *rest), dtype=torch.bool)
-        for layer in range(layers):  # one layer at a time, because the float noise takes memory
-            each = self.logits[:, layer].repeat_interleave(self._draws, 1)
-            uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
-            keep[:, layer] = functional.sample_keep(each, uniform)
+        with torch.no_grad():  # not as a decorator, at which torch.compile would break its graph
+            for layer in range(layers):  # one layer at a time, because the float noise takes memory
+                each = self.logits[:, layer].repeat_interleave(self._draws, 1)
+                uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
+                keep[:, layer] = functional.sample_keep(each, uniform)
         return self._of_units(keep)
 
     def log_prob(self, keep: Tensor) -> Tensor:
