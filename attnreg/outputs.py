@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from attnreg.errors import InputError, did_you_mean
 
 IGNORED = -100  # transformers' label for positions without one
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ENDS = ("start", "end")  # of an answer in a text
 #: computes the loss, 0-d, from the model's output and the batch
 LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
 def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
-    """Return ``batch`` if it is a dict whose names the model's forward takes; otherwise raise."""
+    """Return ``batch`` if it is a dict of the arguments that the model's forward takes and needs; otherwise raise."""
     arguments = inspect.signature(model.forward).parameters
     known = [name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD]
     takes_any = len(known) < len(arguments)
@@ -32,9 +33,12 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
             f"Expected tensors in the batch, got a {type(ids).__name__} as 'input_ids': collate its rows, as with "
             "`transformers.DataCollatorWithPadding`."
         )
-    if isinstance(batch, Mapping) and strange is None:
+    needed = (name for name in known if arguments[name].default is inspect.Parameter.empty)
+    missing = next((name for name in needed if name not in names and arguments[name].kind in _NAMED), None)
+    if isinstance(batch, Mapping) and strange is None and missing is None:
         return batch
-    got = f"a {type(batch).__name__}" if strange is None else f"{strange!r} in it"
+    found = f"{strange!r} in it" if strange is not None else f"no {missing!r}"
+    got = found if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     raise InputError(
         f"Expected the batch to be a dict of arguments of {type(model).__name__}.forward({', '.join(known)}), got "
         f"{got}.{did_you_mean(str(strange), known)}"

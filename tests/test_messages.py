@@ -80,6 +80,7 @@ WRONG = [
     (lambda: attributed((STATES,)), NOT_A_BATCH + r"a tuple\.$"),
     (lambda: stepped(STATES), NOT_A_BATCH + r"a Tensor\.$"),
     (lambda: stepped({"state": STATES}), NOT_A_BATCH + r"'state' in it. Did you mean states\?$"),
+    (lambda: attributed({}), NOT_A_BATCH + r"no 'states'\.$"),
     (lambda: attributed({"states": STATES}, target=lambda output, batch: 1.0), "Expected `target` to return a tensor, .*, got 1.0"),
     (lambda: FineTuning(Classifier(), 1e-3), r"Expected an optimizer, such as `adamw\(model, 1e-3\)`, got 0.001"),
     (lambda: AttnRegCallback(attnreg.UniDrop), r"got the class UniDrop: make one, as in UniDrop\(\)\.$"),
