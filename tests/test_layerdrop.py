@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.injection import discover
 from tests.cases import FEW, MODELS, model_case, output, refused
-from tests.handwritten import Attention, merge
+from tests.handwritten import Attention, fused, merge
 from tests.test_contract import checkpointed, models, run, same, without_dropout
 
 CROSS = [case for case in MODELS if "cross" in case.stacks]
@@ -116,6 +116,36 @@ def test_a_shared_block_keeps_count_of_the_layers_that_were_skipped(wraps_first)
     assert [label for label, rate in rates.items() if rate == 1] == ["encoder.1", "encoder.2"]
     assert [label for label, rate in rates.items() if 0 < rate < 1] == ["encoder.0", "encoder.3"]
     assert rates["encoder.4"] == 0
+
+
+def to_itself_and_memory(a, x, memory):
+    """Self- and cross-attention in one call of the module."""
+    return fused(a, x, x) + fused(a, x, memory)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([SharingBlock(to_itself_and_memory)])
+
+    def forward(self, x, memory):
+        for _ in range(4):
+            x = self.blocks[0](x, memory)
+        return x
+
+
+def test_a_shared_block_counts_one_call_for_two_attentions_of_a_module():
+    torch.manual_seed(0)
+    model = Recurrent().train()
+    inputs = {"x": torch.randn(2, 5, 16), "memory": torch.randn(2, 3, 16)}
+    provider = Skip("encoder.0", "encoder.2") & attnreg.OnLayers(attnreg.AttentionDropout(0.9), [1])
+    with attnreg.attach(model, provider, example_inputs=inputs, stacks=["encoder", "cross"]) as handle:
+        for _ in range(2):
+            model(**inputs)
+            rates = handle.drop_rates()
+            for stack in ("encoder", "cross"):
+                assert [rates[f"{stack}.{layer}"] for layer in (0, 2, 3)] == [1, 1, 0]
+                assert 0 < rates[f"{stack}.1"] < 1
 
 
 def encoder(depth=3):
@@ -229,9 +259,9 @@ def sharing(a, x, shared):
 
 
 class SharingBlock(nn.Module):
-    def __init__(self):
+    def __init__(self, form=sharing):
         super().__init__()
-        self.attention = Attention(sharing)
+        self.attention = Attention(form)
 
     def forward(self, x, shared):
         return x + self.attention(x, shared)

@@ -40,7 +40,7 @@ class BlockCall:
     alone: bool  # whether it returns only hidden states
     info: SiteInfo | None  # of its self-attention, which the provider is asked about; None if it cannot be skipped
     chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
-    modules: tuple[AttachedModule, ...]
+    modules: tuple[AttachedModule, ...]  # one for each call in the block
     states: Mapping[Where, tuple[HiddenInfo, str]]  # its hidden states, and what their dimensions are
 
 
@@ -185,7 +185,8 @@ def _call(
         return None
     places = {where: (each.info, each.axes) for where, each in states.items()}
     changed = (info for where, (info, _) in places.items() if where != "embeddings")
-    attached = tuple(modules[site.module] for site in sites if site.module in modules)
+    called = {(seen.place.module, seen.place.index) for site in sites for seen in (site.sighting, *site.others)}
+    attached = tuple(modules[module] for module, _ in called if module in modules)
     info = None if own is None else own.info
     chosen_here = (*(site.info for site in inside), *changed)
     return BlockCall(block.first, block.alone, info, chosen_here, attached, places)
