@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 from torch.utils.data import Dataset
 
 import attnreg
@@ -162,6 +163,28 @@ def with_schedule(folder, *callbacks, **options):
     trainer = hf.Trainer(model, arguments(folder, **options), **rows, callbacks=[*callbacks])
     AttnRegCallback(handle).add_to(trainer)
     return trainer, provider
+
+
+def test_a_drop_rate_is_the_mean_of_the_steps_in_which_its_site_ran():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+        def forward(self, x, count=2):
+            return [tower(x) for tower in self.towers[:count]]
+
+    x = torch.zeros(2, 5, 8)
+    model = Towers().train()
+    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0), example_inputs=(x,))
+    callback, state, logs = AttnRegCallback(handle), hf.TrainerState(log_history=[{}]), {"learning_rate": 1e-3}
+    for count in (1, 2, 1):
+        model(x, count)
+        callback.on_step_end(None, state, None)
+    callback.on_log(None, state, None, logs)
+    labels = [site.label for site in handle.sites]
+    assert len(labels) == 2
+    assert [logs[f"drop_rate/{label}"] for label in labels] == [1, 1]
 
 
 def test_a_schedule_in_the_stock_trainer(tmp_path):

@@ -45,8 +45,7 @@ class AttnRegCallback(TrainerCallback):
         self._handle = provider if isinstance(provider, AttachHandle) else None
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
-        self._sums: dict[str, Tensor] = {}
-        self._steps = 0
+        self._sums: dict[str, tuple[Tensor | float, int]] = {}  # of drop rates since the last log, and of how many
         self._one_mask = true_or_false("one_mask", one_mask)
         self._shared: OneMask | None = None
 
@@ -142,21 +141,21 @@ class AttnRegCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""
-        if rates := self.handle.drop_rate_tensors():
-            self._sums = {label: rate + self._sums.get(label, 0.0) for label, rate in rates.items()}
-            self._steps += 1
+        for label, rate in self.handle.drop_rate_tensors().items():
+            total, steps = self._sums.get(label, (0.0, 0))
+            self._sums[label] = total + rate, steps + 1
         self.handle.step()
         self._clear_gradients()
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Add the drop rates, averaged over the steps since the last log, to the logs of the training loss."""
+        """Add the drop rates, averaged over the steps with the site since the last log, to the training loss's logs."""
         # SetFit renames the loss, but every Trainer logs the learning rate with it, and only with it.
-        if logs is None or "learning_rate" not in logs or not self._steps:
+        if logs is None or "learning_rate" not in logs or not self._sums:
             return
-        added = {f"drop_rate/{label}": round(float(total) / self._steps, 4) for label, total in self._sums.items()}
-        self._sums, self._steps = {}, 0
+        added = {f"drop_rate/{label}": round(float(total) / of, 4) for label, (total, of) in self._sums.items()}
+        self._sums = {}
         logs.update(added)
         state.log_history[-1].update(added)
 
