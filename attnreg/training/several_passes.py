@@ -16,7 +16,7 @@ from attnreg.arguments import NotNegative, not_negative, one_of, whole_number
 from attnreg.draws import new_seed
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizers._parts.rounding import Rounding
+from attnreg.regularizers.noise import Rounding
 from attnreg.training.method import LOSS_SCALE, Batch, draws_repeated
 from attnreg.training.objective import ForwardPass, Objective
 

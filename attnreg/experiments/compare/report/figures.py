@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.folder.history import training_losses
 from attnreg.experiments.results.document import Block, Paragraph, Picture
 from attnreg.experiments.results.plots.run import plot_drop_rates
-from attnreg.experiments.results.plots.style import COLORS, count_axis, folded, picture, point_alone, styles
+from attnreg.experiments.results.plots.style import COLORS, count_axis, picture, point_alone, styles
 
 
 def forest(found: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
@@ -144,3 +145,16 @@ def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Pict
             count = "1 seed" if comparison.search_seeds == 1 else f"mean over {comparison.search_seeds} seeds"
             axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
         yield Picture(path, f"Search of {method.name}: the mean score of each try. The framed one was chosen.")
+
+
+def folded(name: str, width: int = 24, lines: int = 4) -> str:
+    r"""Fold a long name into lines; of a name that is longer still, the middle is left out.
+
+    Example:
+        >>> folded("ad-drop --p 0.3 --q 0.5 --region low", width=20)
+        'ad-drop --p 0.3 --q\n0.5 --region low'
+    """
+    parts = wrap(name, width, break_on_hyphens=False) or [""]
+    if len(parts) > lines:
+        parts = [*parts[: lines - 1], f"… {parts[-1]}"]
+    return "\n".join(parts)

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, Literal, NamedTuple
 
 from matplotlib import rc_context
@@ -86,19 +85,6 @@ def legend_beside(*axes: Axes) -> None:
     for one in axes:
         named = dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
         one.legend(named.values(), named.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
-
-
-def folded(name: str, width: int = 24, lines: int = 4) -> str:
-    r"""Fold a long name into lines; of a name that is longer still, the middle is left out.
-
-    Example:
-        >>> folded("ad-drop --p 0.3 --q 0.5 --region low", width=20)
-        'ad-drop --p 0.3 --q\n0.5 --region low'
-    """
-    parts = wrap(name, width, break_on_hyphens=False) or [""]
-    if len(parts) > lines:
-        parts = [*parts[: lines - 1], f"… {parts[-1]}"]
-    return "\n".join(parts)
 
 
 def moving_mean(values: list[float], window: int) -> list[float]:
