@@ -1,6 +1,7 @@
 """Reading tasks' data: columns, labels, splits, and what is wrong with them."""
 
 import math
+from dataclasses import replace
 
 import datasets
 import pytest
@@ -178,8 +179,44 @@ def test_a_number_that_no_class_has_is_refused_also_where_classes_are_renamed(tm
     task = choose_task("custom", text_columns="text")
     with pytest.raises(InputError, match=r"^Expected a class of x, y, got label -1 in row 3 of split train\.$"):
         load_data(task, folder, classes={"x": "bad"})
-    with pytest.raises(InputError, match=r"got -1 in row 3 of split train"):
+    with pytest.raises(InputError, match=r"got label -1 in row 3 of split train of"):
         load_data(task, folder)
+
+
+def test_classes_are_matched_by_the_names_that_each_file_declares(tmp_path):
+    names = {"train": ["no", "yes"], "validation": ["yes", "no", "maybe"]}
+    tables = {
+        split: datasets.Dataset.from_list(labelled("yes", "no")).cast_column("label", datasets.ClassLabel(names=each))
+        for split, each in names.items()
+    }
+    task, splits = load_data(choose_task("custom", text_columns="text"), made.write_splits(tmp_path / "a", **tables))
+    assert [list(splits[name]["label"]) for name in names] == [[1, 0], [0, 1]]
+    assert [kind_class("classification")(task).gold(splits[name]) for name in names] == [[1, 0], [1, 0]]
+    rows = datasets.Dataset.from_list(labelled("yes", "maybe"))
+    tables["validation"] = rows.cast_column("label", datasets.ClassLabel(names=names["validation"]))
+    folder = made.write_splits(tmp_path / "b", **tables)
+    with pytest.raises(
+        InputError, match=r"Expected labels 0 \(no\), 1 \(yes\), got 'maybe' in row 2 of split validation"
+    ):
+        load_data(choose_task("custom", text_columns="text"), folder)
+
+
+def test_tags_are_matched_by_the_names_that_each_file_declares_and_can_be_renamed(tmp_path):
+    def tagged(names):
+        rows = datasets.Dataset.from_list(labelled(["O", "B-X"], ["B-X", "O"]))
+        feature = datasets.List(datasets.ClassLabel(names=names))
+        return made.write_splits(tmp_path / names[0], validation=rows.cast_column("label", feature))
+
+    task = replace(choose_task("custom", kind="tokens", text_columns="text"), labels=("B-X", "O"), evaluation_only=True)
+    folder = tagged(["B-W", "O", "B-X"])
+    assert kind_class("tokens")(task).gold(load_data(task, folder)[1]["validation"]) == [[1, 0], [0, 1]]
+    task = replace(task, labels=("B-Y", "O"))
+    with pytest.raises(InputError, match=r"Expected labels 0 \(B-Y\), 1 \(O\), got 'B-X' in row 1 of split validation"):
+        load_data(task, folder)
+    renamed = load_data(task, folder, classes={"B-X": "B-Y"})[1]["validation"]
+    assert kind_class("tokens")(task).gold(renamed) == [[1, 0], [0, 1]]
+    with pytest.raises(InputError, match=r"No row has the label 'B-Z' .*: column label has B-X, O\.$"):
+        load_data(task, folder, classes={"B-Z": "B-Y"})
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])

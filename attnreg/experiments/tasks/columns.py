@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, listed
@@ -57,24 +58,20 @@ def converted(
 
 
 class Classes:
-    """Map labels to class numbers. A label is a class name, a class number, or an index into the data's own names.
-
-    ``names`` are those that the data declares for its integers, if it does (``ClassLabel`` of ``datasets``).
+    """Map labels to class numbers. A label is a class name, a class number, or an index.
 
     Example:
         >>> classes = Classes(["no", "yes"])
         >>> classes.number("yes"), classes.number("1"), classes.number(2), classes.number(True)
         (1, 1, None, None)
-        >>> Classes(["no", "yes"], ["yes", "no"]).number(0), Classes(["1", "3"]).number(3)
-        (1, 1)
+        >>> Classes(["1", "3"]).number(3)
+        1
     """
 
-    def __init__(self, labels: Sequence[str], names: Sequence[str] | None = None) -> None:
+    def __init__(self, labels: Sequence[str]) -> None:
         self.labels = labels
         known = {name: number for number, name in enumerate(labels)}
         integers = {whole: number for name, number in known.items() if (whole := _integer(name)) is not None}
-        if names is not None and set(names) <= set(labels):
-            integers = {number: known[name] for number, name in enumerate(names)}
         self._known: dict[Any, int] = {**known, **(integers or dict(enumerate(range(len(labels)))))}
 
     def number(self, value: Any) -> int | None:
@@ -127,6 +124,29 @@ def class_names(rows: Dataset, label: str) -> list[str] | None:
     """Return the class names that the data declares for the integers of a label column, or ``None``."""
     feature = rows.features.get(top_column(label, rows.column_names))
     return getattr(getattr(feature, "feature", feature), "names", None)  # of a list column, those of its elements
+
+
+def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
+    """Return the values of a label column, or lists of them; an integer for which the data declares a name is the name.
+
+    Raises:
+        InputError: if an integer has no name, although the data declares some.
+    """
+    values, names = column_of(rows, label), class_names(rows, label)
+    if names is None:
+        return values
+
+    def name_of(row: int, value: Any) -> Any:
+        if isinstance(value, int) and value not in range(len(names)):
+            raise InputError(f"Expected a class of {listed(names, 20)}, got label {value} in row {row} of {place}.")
+        return names[value] if isinstance(value, int) else value
+
+    return [of_each(value, partial(name_of, row)) for row, value in enumerate(values, 1)]
+
+
+def of_each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the change of a label, or of each label in a list."""
+    return [change(each) for each in value] if isinstance(value, list) else change(value)
 
 
 def _integer(text: str) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from attnreg.errors import InputError, one_line
-from attnreg.experiments.tasks.columns import Classes, class_names, converted, number_of
+from attnreg.experiments.tasks.columns import Classes, converted, named_labels, number_of
 from attnreg.experiments.tasks.kinds.kind import REFERENCE, Kind, Record, Splits, absent_classes
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Classification(Kind):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes = Classes(self.task.labels, class_names(rows, self.task.label))
-        labels = self.labels_in(rows)
+        classes, labels = Classes(self.task.labels), named_labels(rows, self.task.label, place)
         fractions = any(isinstance(label, float) and label % 1 for label in labels)
         hint = " (to predict numbers, use --kind regression)" if fractions else ""
         return converted(labels, classes.number, f"labels {classes}{hint}", place)

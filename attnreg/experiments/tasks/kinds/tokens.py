@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import NO_LISTS, Classes, class_names, column_of, converted
+from attnreg.experiments.tasks.columns import NO_LISTS, Classes, column_of, converted, named_labels
 from attnreg.experiments.tasks.kinds.kind import FAST, IGNORED, REFERENCE, Kind, Record, Splits, absent_classes
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Tokens(Kind):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes, every = Classes(self.task.labels, class_names(rows, self.task.label)), []
-        for row, tags in enumerate(column_of(rows, self.task.label), 1):
+        classes, every = Classes(self.task.labels), []
+        for row, tags in enumerate(named_labels(rows, self.task.label, place), 1):
             every.append([classes.number(tag) for tag in tags])
             if None in every[-1]:
                 strange = tags[every[-1].index(None)]

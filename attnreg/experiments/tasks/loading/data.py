@@ -12,9 +12,17 @@ from pathlib import Path
 
 import datasets
 
-from attnreg.errors import InputError, did_you_mean, listed, one_line
+from attnreg.errors import InputError, did_you_mean, one_line
 from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.columns import class_names, column_of, names_of, plain_label, top_column
+from attnreg.experiments.tasks.columns import (
+    class_names,
+    column_of,
+    named_labels,
+    names_of,
+    of_each,
+    plain_label,
+    top_column,
+)
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
@@ -223,16 +231,13 @@ def _renamed(
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
-        declared, labels = class_names(rows, task.label) or [], []
-        for row, value in enumerate(rows[task.label][:], 1):
-            if declared and isinstance(value, int):
-                if value not in range(len(declared)):
-                    known = listed(declared, 20)
-                    raise InputError(f"Expected a class of {known}, got label {value} in row {row} of split {split}.")
-                value = declared[value]
-            labels.append(str(plain_label(value)))
-        met.update(labels)
-        labels = [names.get(label, label) for label in labels]
+        labels = [
+            of_each(value, lambda each: str(plain_label(each)))
+            for value in named_labels(rows, task.label, f"split {split}")
+        ]
+        for label in labels:
+            met.update(label if isinstance(label, list) else [label])
+        labels = [of_each(label, lambda each: names.get(each, each)) for label in labels]
         renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
     if strange := [label for label in names if label not in met]:
         known = ", ".join(sorted(met)[:20])
