@@ -1,14 +1,16 @@
 """Providers in the Hugging Face Trainer."""
 
 import json
+import re
 import warnings
+from pathlib import Path
 
 import peft
 import pytest
 import torch
 import transformers as hf
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import attnreg
 from attnreg.errors import InputError
@@ -163,6 +165,62 @@ def with_schedule(folder, *callbacks, **options):
     trainer = hf.Trainer(model, arguments(folder, **options), **rows, callbacks=[*callbacks])
     AttnRegCallback(handle).add_to(trainer)
     return trainer, provider
+
+
+class Stream(IterableDataset):
+    """Rows without a length, four batches of them."""
+
+    def __iter__(self):
+        rows = Rows()
+        return (rows[number] for number in range(len(rows)))
+
+
+def test_epochs_are_passes_over_data_without_a_length_too(tmp_path):
+    trainer = regularized(tmp_path, attnreg.CrossTuning(attnreg.DropKey(0.5)), rows=Stream(), max_steps=16)
+    trainer.train()
+    rates = [record.get("drop_rate/encoder.0") for record in trainer.state.log_history if "loss" in record]
+    assert [rate is not None for rate in rates] == [False] * 4 + [True] * 4 + [False] * 4 + [True] * 4
+
+
+def test_the_loss_of_the_docs_is_that_of_the_whole_step_under_gradient_accumulation(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text()
+    [block] = (each for each in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "def weighted" in each)
+    after = []
+    for parts in (1, 2):
+        options = {"gradient_accumulation_steps": parts, "per_device_train_batch_size": 8 // parts, "max_steps": 1}
+        trainer = regularized(tmp_path, attnreg.AttentionEntropy(0.5), bert(0.0), optim="sgd", **options)
+        names = {"trainer": trainer}
+        exec(block, names)
+        trainer.compute_loss_func = names["weighted"]
+        trainer.train()
+        after.append(weights(trainer.model))
+        assert trainer.evaluate(Rows())["eval_loss"] > 0
+    assert not torch.equal(after[0], weights(bert(0.0)))
+    torch.testing.assert_close(after[0], after[1], rtol=0, atol=1e-6)
+
+
+def test_a_provider_that_learns_by_another_loss_is_refused(tmp_path):
+    model, says = bert(), "LearnableBernoulli learns by the model's own loss, but training has another `{}`: give"
+    with pytest.raises(InputError, match=says.format("label_smoothing_factor")):
+        regularized(tmp_path, attnreg.LearnableBernoulli(2), model, label_smoothing_factor=0.1)
+    with pytest.raises(InputError, match=says.format("compute_loss_func")):
+        RegularizedTrainer(
+            model,
+            arguments(tmp_path),
+            train_dataset=Rows(),
+            provider=attnreg.LearnableBernoulli(2),
+            compute_loss_func=lambda outputs, labels, **_: -outputs.logits.sum(),
+        )
+    assert not attnreg.is_attached(model)
+
+
+def test_a_state_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    options = {"save_strategy": "epoch", "num_train_epochs": 2}
+    regularized(tmp_path, attnreg.CrossTuning(attnreg.DropHead(0.5)), **options).train()
+    other = regularized(tmp_path, attnreg.Scheduled(attnreg.DropHead(), 8, p=[(0, 0.5), (1, 0)]), **options)
+    says = "The state of the CrossTuning in .*attnreg does not fit the Scheduled of this training: go on with"
+    with pytest.raises(InputError, match=says):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
 def test_a_drop_rate_is_the_mean_of_the_steps_in_which_its_site_ran():

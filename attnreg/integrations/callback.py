@@ -46,6 +46,7 @@ class AttnRegCallback(TrainerCallback):
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
         self._sums: dict[str, tuple[Tensor | float, int]] = {}  # of drop rates since the last log, and of how many
+        self._epoch = 0
         self._one_mask = true_or_false("one_mask", one_mask)
         self._shared: OneMask | None = None
 
@@ -106,6 +107,7 @@ class AttnRegCallback(TrainerCallback):
             raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
         if why := self._why_asleep(kwargs.get("model"), args, state):
             warnings.warn(why, AsleepWarning, stacklevel=2)
+        self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
         if state.global_step:
             self._restore(_folder(args, state))
         provider.to(args.device)
@@ -133,11 +135,19 @@ class AttnRegCallback(TrainerCallback):
             warnings.warn(text, stacklevel=3)
             return
         saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
-        provider.load_state_dict(saved.state_dict())
+        try:
+            provider.load_state_dict(saved.state_dict())
+        except RuntimeError as error:
+            raise InputError(
+                f"The state of the {type(saved).__name__} in {folder} does not fit the {type(provider).__name__} of "
+                "this training: go on with the regularizer, and its arguments, that the checkpoint was made with."
+            ) from error
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Tell the provider that an epoch begins."""
-        self.handle.provider.on_epoch(math.floor((state.epoch or 0.0) + 1e-6))
+        # Counted, because `state.epoch` is a share of all steps where the data has no length.
+        self.handle.provider.on_epoch(self._epoch)
+        self._epoch += 1
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""

@@ -14,7 +14,16 @@ from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
 from attnreg.regularizer.base import Regularizer
-from attnreg.training.method import Batch, TrainingMethod, Updater, add_learned, check_learned, look_at, penalty_of
+from attnreg.training.method import (
+    Batch,
+    TrainingMethod,
+    Updater,
+    add_learned,
+    check_learned,
+    check_own_loss,
+    look_at,
+    penalty_of,
+)
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 
@@ -40,7 +49,7 @@ class RegularizedTrainer(Trainer):
 
     Raises:
         InputError: if ``model_init`` is given with a provider, the optimizer lacks the provider's learned parameters,
-            or the provider does not fit the objective.
+            or the provider does not fit the objective or the loss.
 
     Example:
         >>> import attnreg
@@ -85,6 +94,8 @@ class RegularizedTrainer(Trainer):
         if provider is not None and regularizer is not None:
             if self.optimizer is not None:
                 check_learned(self.optimizer, regularizer)
+            if self.compute_loss_func is not None or self.label_smoother is not None:
+                check_own_loss(regularizer, "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor")
             self.handle = provider if isinstance(provider, AttachHandle) else attach_in_trainer(self.model, provider)
             AttnRegCallback(self.handle).add_to(self)
 

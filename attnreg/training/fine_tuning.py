@@ -24,6 +24,7 @@ from attnreg.training.method import (
     TrainingMethod,
     Updater,
     check_learned,
+    check_own_loss,
     held_by,
     look_at,
     penalty_of,
@@ -136,12 +137,9 @@ class FineTuning(TrainingMethod):
 
     def _check_parts(self, provider: Regularizer) -> None:
         """Check that each part of a provider fits the loss, and masks each row by itself if batches are split."""
+        if self.loss_function is not None:
+            check_own_loss(provider, "loss_function")
         for each in provider.parts():
-            if each.uses_model_loss and self.loss_function is not None:
-                raise InputError(
-                    f"{type(each).__name__} learns by the model's own loss, but training has another `loss_function`: "
-                    "give the function to the provider, too, as `loss`."
-                )
             if each.decides_for_batch and self.micro_batches > 1:
                 raise InputError(
                     f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "

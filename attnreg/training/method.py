@@ -230,6 +230,15 @@ def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: floa
         optimizer.add_param_group({"params": missing, "weight_decay": 0.0, **rate})
 
 
+def check_own_loss(provider: Regularizer, other: str) -> None:
+    """Refuse a provider that learns by the model's own loss, because training has another one, as ``other`` says."""
+    if found := next((each for each in provider.parts() if each.uses_model_loss), None):
+        raise InputError(
+            f"{type(found).__name__} learns by the model's own loss, but training has another `{other}`: give the "
+            "function to the provider, too, as `loss`."
+        )
+
+
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
     """Refuse an optimizer that lacks what a provider learns; it is not added, because there may be a scheduler."""
     if missing := held_by(optimizer, provider.learned_parameters(), held=False):
