@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 from attnreg.errors import InputError
-from attnreg.experiments.setup.batches import TrainBatches, in_order
+from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
 from attnreg.experiments.tasks import agreement, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from tests import task_data as made
@@ -81,6 +81,28 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded)
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(whole[2:], skipped, strict=True))
     other = {tuple(row) for batch in batches.epoch(1) for row in batch["labels"].tolist()}
     assert other != {tuple(row) for batch in whole for row in batch["labels"].tolist()}
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_evaluation_hides_the_same_words_in_batches_of_any_size(masked):
+    rows = masked.encode(load_data(masked.task)[1]["train"].select(range(64)))
+
+    def hidden(size):
+        scored, found = to_score(rows, size, masked, torch.device("cpu")), []
+        for batch in scored.batches:
+            there = batch["attention_mask"].bool()
+            pairs = zip(batch["input_ids"], batch["labels"], there, strict=True)
+            found += [(ids[kept].tolist(), labels[kept].tolist()) for ids, labels, kept in pairs]
+            assert (batch["labels"][~there] == -100).all()
+        return [row for _, row in sorted(zip(scored.order, found, strict=True))]
+
+    assert hidden(64) == hidden(7) == hidden(1)
+    shown, labels = zip(*hidden(64), strict=True)
+    assert all(set(row) != {-100} for row in labels)
+    masks = [[token == masked.tokenizer.mask_token_id for token in row] for row in shown]
+    assert len({tuple(row) for row in masks}) > 10  # not the same places in each row
+    state = torch.get_rng_state()
+    hidden(8)
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -1,5 +1,8 @@
 """Predictions on GLUE's test splits, which have no labels, in the files that its server takes."""
 
+import csv
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -97,3 +100,26 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     assert [*found["prediction"]] == [each["label"] for each in predict(texts)]
     assert_sentence(cli(*new), 1, "Missing columns .*: label.* To predict rows without labels, add --predict FILE.csv.")
     assert_sentence(cli(*new, "--predict", "found.txt"), 1, "Expected --predict to be a .csv or .jsonl file, got found")
+    assert_sentence(cli(*new, "--predict", "no/found.csv"), 1, r"There is no folder no for found\.csv: make it\.")
+    for given in (["--class", "bad=good"], ["--name", "a"], ["--metric", "f1"], ["--submission", "glue"]):
+        says = f"--predict writes predictions and scores nothing: remove {given[0]}"
+        assert_sentence(cli(*new, "--predict", "found.csv", *given), 2, says)
+    # Other columns stay as they are.
+    text = "text,id,price,flag,sign\nthe a,12345678901234567890,1.50,TRUE,+15\nwent,12345678901234567891,1e5,,0x10\n"
+    (home / "new.csv").write_text(text)
+    ran(cli(*new, "--predict", "found.csv"))
+    assert [line.rpartition(",")[0] for line in (home / "found.csv").read_text().splitlines()] == text.splitlines()
+    rows = [{"text": "the a", "id": None, "score": 0.12345678901234566, "tags": ["ä", "b"]}]
+    rows.append({"text": "went", "id": 12345678901234568, "score": 1.0, "tags": []})
+    made.write_rows(home / "new.jsonl", rows)
+    new[3] = "new.jsonl"
+    ran(cli(*new, "--predict", "found.jsonl"))
+    written = [json.loads(line) for line in (home / "found.jsonl").read_text().splitlines()]
+    assert [row.pop("prediction") in ("bad", "good") for row in written] == [True, True]
+    assert written == rows
+    ran(cli(*new, "--predict", "found.csv"))
+    with (home / "found.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["id"], second["id"], json.loads(first["tags"])) == ("", "12345678901234568", ["ä", "b"])
+    (home / "out" / "result.json").unlink()
+    assert_sentence(cli(*new, "--predict", "found.csv"), 1, "The run in out has not finished: continue it with --resume")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from attnreg.errors import InputError, one_line
@@ -22,13 +24,16 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     from safetensors import SafetensorError
 
     import attnreg
+    from attnreg.experiments.tasks.models.pretrained import check_folder
 
+    check_folder(Path(model), "MODEL")
     try:
         config = hf.AutoConfig.from_pretrained(model)
         head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)
         network = head.from_pretrained(model)
     except (ImportError, OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"Cannot load a model of transformers from {model}: {one_line(error)}") from error
+        what = "a folder" if Path(model).is_dir() else "no such folder, so a hub name"
+        raise InputError(f"Cannot load a model of transformers from {model} ({what}): {one_line(error)}") from error
     report = attnreg.doctor(network.train(), compiled=compiled)
     click.echo(report)
     ctx.exit(1 if report.faults else 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -91,16 +93,16 @@ class SavedModel:
             if further in splits:
                 rows = self._batches(kind, splits[further], f"{further} inputs{where}")
                 sets[further.removeprefix("validation_")] = rows
-        what = {"task": task.name, "split": split, "data_dir": absolute(folder), "max_length": kind.max_length}
+        renamed = dict(classes or {})
+        data = {"task": task.name, "split": split, "data_dir": absolute(folder)}
+        what = {**data, "max_length": kind.max_length, "renamed": renamed}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
-        if not (reader := RunReader(self.run)).finished:
-            raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
         asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
             **what,
-            "network": reader.result["returned"],
+            "network": RunReader(self.run).result["returned"],
             "request": request(self.options, **asked),
-            "rows": len(sets[""].references),
+            "rows": len(splits[rows_of] if kind.has_windows else sets[""].references),
             "metrics": evaluate_all(model, sets, kind),
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
         }
@@ -138,17 +140,20 @@ class SavedModel:
             raise InputError(
                 f"The rows to predict have a column `prediction` already, which {file} would hold: rename it."
             )
+        if not file.parent.is_dir():
+            raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
         model, kind = self._load(task)
-        table = rows.remove_columns(task.label).to_pandas()
         found = self._predictions(model, kind, rows, "inputs")
-        table["prediction"] = [task.labels[each] for each in found] if cls.has_classes else found
-        lines = {"orient": "records", "lines": True, "force_ascii": False}
-        write_text(file, table.to_csv(index=False) if file.suffix == ".csv" else table.to_json(**lines))
+        named = [task.labels[each] for each in found] if cls.has_classes else found
+        given = rows.remove_columns(task.label).to_list()
+        write_text(file, _table([{**row, "prediction": each} for row, each in zip(given, named, strict=True)], file))
         return len(rows)
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
         """Load the model, and the kind that encodes the rows of a task for it."""
         folder, classes = self.run / "model", self._classes
+        if not RunReader(self.run).finished:
+            raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
         reading = None if classes == task.labels else reading_of(classes, task)
         model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(folder))
         if new:
@@ -166,11 +171,27 @@ class SavedModel:
         return [record["prediction"] for record in predict(model, self._batches(kind, rows, name), kind).records]
 
 
+def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
+    """Return rows as lines of JSON, or as a table whose lists and objects are JSON; by pandas, numbers would change."""
+    if file.suffix == ".jsonl":
+        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        packed = (
+            json.dumps(each, ensure_ascii=False, default=str) if isinstance(each, (list, dict)) else each
+            for each in row.values()
+        )
+        writer.writerow(dict(zip(row, packed, strict=True)))
+    return text.getvalue()
+
+
 def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
     """Return an index, the column ``idx`` if it counts from 0, with class numbers, names or scores from 0 to 5."""
     index = list(range(len(rows)))
-    if "idx" in rows.column_names and sorted(rows["idx"][:], key=str) == sorted(index, key=str):
-        index = rows["idx"][:]
+    if "idx" in rows.column_names and sorted(map(str, rows["idx"][:])) == sorted(map(str, index)):
+        index = [int(number) for number in rows["idx"][:]]
     if not task.labels:
         predictions = [f"{min(max(score, 0.0), 5.0):.3f}" for score in predictions]
     elif task.name in _BY_NAME:

@@ -67,6 +67,7 @@ class TrainBatches:
 
 def to_score(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> Labelled:
     """Batch rows of similar length, which takes less padding, together with their reference answers."""
+    rows = kind.to_score(rows)
     lengths = kind.lengths(rows)
     order = sorted(range(len(rows)), key=lengths.__getitem__)
     return Labelled(in_order(rows.select(order), batch_size, kind, device), list(rows[REFERENCE][:]), order)

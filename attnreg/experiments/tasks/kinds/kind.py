@@ -150,6 +150,10 @@ class Kind(ABC):
         encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
         return {**encoded, "labels": gold, REFERENCE: gold}
 
+    def to_score(self, encoded: Dataset) -> Dataset:
+        """Return encoded rows to score a network on; what training draws for each batch is drawn once for each row."""
+        return encoded
+
     def divided(self, encoded: Dataset, at: int) -> int:
         """Return the last place, up to ``at``, where encoded rows can be divided in two: not within a row's windows."""
         return at

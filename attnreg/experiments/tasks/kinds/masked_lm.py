@@ -20,8 +20,8 @@ TRIES = 100
 class MaskedLM(Kind):
     """Text without labels. 15 % of the tokens are predicted, most of them masked; accuracy is over these tokens.
 
-    The tokens are drawn anew for each training batch, and once for evaluation. Rows without a token to predict, such
-    as empty lines, are skipped.
+    The tokens are drawn anew for each training batch. For evaluation, they are drawn once by the number of the row, at
+    least one of each. Rows without a token to predict, such as empty lines, are skipped.
 
     Reference:
         BERT (arXiv 1810.04805), Section 3.1.
@@ -46,9 +46,24 @@ class MaskedLM(Kind):
         return {**encoded, REFERENCE: [None] * len(gold)}
 
     @override
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        from transformers import DataCollatorForLanguageModeling
+    def to_score(self, encoded: Dataset) -> Dataset:
+        import torch
 
+        def drawn(row: dict[str, Any], number: int) -> dict[str, Any]:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(number)
+                batch = self.collate([{name: value for name, value in row.items() if name != REFERENCE}])
+            return {name: tensor[0].tolist() for name, tensor in batch.items()}
+
+        removed = ["special_tokens_mask"]
+        return encoded.map(drawn, with_indices=True, remove_columns=removed, keep_in_memory=True)
+
+    @override
+    def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        from transformers import DataCollatorForLanguageModeling, DataCollatorForTokenClassification
+
+        if "labels" in rows[0]:  # drawn by `to_score`
+            return dict(DataCollatorForTokenClassification(self.tokenizer)(rows))
         collate = DataCollatorForLanguageModeling(self.tokenizer)
         for _ in range(TRIES):
             batch = dict(collate(rows))

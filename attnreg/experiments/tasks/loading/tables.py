@@ -66,7 +66,8 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
 def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:
     """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
-    The columns ``texts`` of tables in text form stay text; others become numbers if all of their fields are.
+    Tables in text form stay text, except the column ``label``, unless it is in ``texts``: it becomes numbers if all of
+    its fields are.
     """
     if (saved := read_saved(files[0])) is not None:
         if WHOLE not in saved:
@@ -83,7 +84,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             raise ValueError("not all have the same columns")
         columns: dict[str, Any] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
         if not form.startswith("json"):
-            columns = {name: found if name in texts else _typed(found) for name, found in columns.items()}
+            columns |= {label: _typed(columns[label])} if label in columns and label not in texts else {}
         return datasets.Dataset.from_dict(columns)
     except InputError:
         raise

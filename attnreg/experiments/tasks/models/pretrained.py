@@ -62,6 +62,14 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     return loaded.model, loaded.tokenizer
 
 
+def check_folder(folder: Path, name: str) -> None:
+    """Raise if a folder, given as ``name``, holds no model, or a run with one; what is no folder may be on the hub."""
+    if folder.is_dir() and (not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file()):
+        inner = folder / "model"
+        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
+        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {found}.")
+
+
 def load_pretrained(
     task: Task, name: str | None = None, dropout: float | None = None, pooling: Pooling | None = None
 ) -> Loaded:
@@ -94,12 +102,9 @@ def load_pretrained(
         # The adapter also has the modules that were new in training, such as the head.
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
-    if not (folder := Path(name)).is_dir():
+    check_folder(folder := Path(name), "--model")
+    if not folder.is_dir():
         offline_if_unreachable()
-    elif not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        inner = folder / "model"
-        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected --model to be the folder of a model, got {name}, {found}.")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
