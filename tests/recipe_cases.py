@@ -46,7 +46,9 @@ def assert_evaluated_as_trained(cli, folder, args, data, rows):
         ran(cli("recipe", recipe, *args, *further, "--output-dir", recipe))
         dev = json.loads((folder / recipe / "result.json").read_text())["dev"]
         ran(cli("evaluate", recipe, "--data-dir", data))
-        found = json.loads(next((folder / recipe / "evaluations").iterdir()).read_text())["metrics"]
+        written = json.loads(next((folder / recipe / "evaluations").iterdir()).read_text())
+        assert written["rows"] == rows
+        found = written["metrics"]
         assert found.pop("loss") == pytest.approx(dev["loss"], abs=1e-6)
         assert found.items() <= dev.items()
         assert len(read_lines(folder / recipe / "predictions.jsonl")) == rows
