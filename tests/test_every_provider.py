@@ -35,6 +35,13 @@ ARGUMENTS = [
 ARGUMENTS += [(name, key) for name, keys in OF_TRAINING.items() for key in keys]
 
 
+def test_every_training_method_and_objective_names_its_own_arguments():
+    public = {name: getattr(training, name) for name in dir(training)}
+    kinds = (training.FineTuning, training.Objective)
+    found = {name for name, each in public.items() if inspect.isclass(each) and issubclass(each, kinds)}
+    assert found - {"Objective", "TwoPass"} == set(OF_TRAINING)
+
+
 def needed(name):
     """The class, and its arguments without a default."""
     made = BUILT_IN.get(name) or getattr(training, name)

@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state, write_state
-from attnreg.training import AttackerDefender, Averaged
+from attnreg.training import AttackerDefender, Averaged, FineTuning
 from tests.cases import NEEDS_TORCH_2_13
 from tests.method_cases import (
     ARGUMENTS,
@@ -181,3 +182,23 @@ def test_two_processes_are_one(warm, tmp_path):
 
 def test_no_argument_is_left_of_a_method_that_is_gone():
     assert {*ARGUMENTS} <= {*built_in()}
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_the_hook_before_an_update_meets_unscaled_gradients(max_grad_norm):
+    calls = []
+
+    class Scaling(Accelerator):
+        """As under float16, where gradients are scaled until they are clipped or the optimizer steps."""
+
+        def unscale_gradients(self, optimizer=None):
+            calls.append("unscaled")  # a second time would be an error of torch
+            super().unscale_gradients(optimizer)
+
+    class Adding(FineTuning):
+        def before_update(self):
+            calls.append("hook")
+
+    model = bert()
+    Adding(model, adamw(model), accelerator=Scaling(cpu=True), max_grad_norm=max_grad_norm).step(BATCH)
+    assert calls == ["unscaled", "hook"]

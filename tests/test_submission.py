@@ -122,4 +122,6 @@ def test_new_rows_without_labels_are_predicted(cli, home):
         first, second = csv.DictReader(file)
     assert (first["id"], second["id"], json.loads(first["tags"])) == ("", "12345678901234568", ["ä", "b"])
     (home / "out" / "result.json").unlink()
-    assert_sentence(cli(*new, "--predict", "found.csv"), 1, "The run in out has not finished: continue it with --resume")
+    assert_sentence(
+        cli(*new, "--predict", "found.csv"), 1, "The run in out has not finished: continue it with --resume"
+    )

@@ -180,6 +180,8 @@ class Updater:
         if self.max_grad_norm is not None:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
             clip(model.parameters(), self.max_grad_norm)
+        elif before is not None and self.accelerator is not None:
+            self.accelerator.unscale_gradients()  # clipping has done it
         if before is not None:
             before()
         optimizer.step()

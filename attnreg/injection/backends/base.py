@@ -167,6 +167,10 @@ class Backend(ABC):
 
     name: str
     functions: tuple[Callable[..., Any], ...]
+    returns_weights: bool = (
+        False  #: whether the functions return weights A, which the model itself multiplies by values
+    )
+    modules: tuple[type[nn.Module], ...] = ()  #: modules that only call one of the functions
 
     def __init__(self) -> None:
         for function in self.functions:

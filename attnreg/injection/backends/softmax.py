@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnreg import functional
 from attnreg.injection.backends.base import Backend, Call, Masking
@@ -17,6 +17,8 @@ class Softmax(Backend):
 
     name = "softmax"
     functions = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+    returns_weights = True
+    modules = (nn.Softmax,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
         """Read a softmax; with a given dimension and at least two dimensions, it may be attention."""

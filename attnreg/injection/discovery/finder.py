@@ -65,7 +65,7 @@ class Sighting:
     def place(self) -> ModuleCall:
         """The call of the module whose own forward computes the attention."""
         depth = len(self.running) - 1
-        while depth and isinstance(self.running[depth].module, nn.Softmax):
+        while depth and isinstance(self.running[depth].module, BACKENDS[self.backend].modules):
             depth -= 1
         return self.running[depth]
 

@@ -28,7 +28,7 @@ class Unplanned(TorchFunctionMode):
         super().__init__()
         self.found = False
         self._known = known
-        self._weights: dict[int, Tensor] = {}  # what softmax returned, or was made of it, by id
+        self._weights: dict[int, Tensor] = {}  # what a backend returned, or was made of it, by id
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class Unplanned(TorchFunctionMode):
         backend = BY_FUNCTION.get(func)
         given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
         weights = [each for each in given if id(each) in self._weights]
-        if (backend is not None and backend.name != "softmax") or (weights and func in MULTIPLIES):
+        if (backend is not None and not backend.returns_weights) or (weights and func in MULTIPLIES):
             self.found = not self._is_known()
         elif isinstance(output, Tensor) and (backend is not None or any(x.numel() == output.numel() for x in weights)):
             self._weights[id(output)] = output
