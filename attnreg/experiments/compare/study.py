@@ -151,18 +151,15 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         for entry in entries
     ]
     whole |= {"options": {**common, **options}, "tasks": _once(entries) if "model" in options else entries}
-    if whole.get("report_on") and not all(_is_scored(whole, entry) for entry in whole["tasks"]):
+    everywhere, wanted = whole.get("score_on") or [], whole.get("report_on")
+    scored = [map(Scoring.usual_name, [*everywhere, *entry.get("score_on", [])]) for entry in whole["tasks"]]
+    if wanted and not all(wanted in names for names in scored):
         notes.append(f"The report is on dev, since there is no {whole.pop('report_on')} for all tasks.")
     return whole, notes
 
 
 def _shown(name: str, value: Any) -> str:
     return as_typed(flag_of(name), value) or f"--no-{flag_of(name)[2:]}"
-
-
-def _is_scored(whole: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    scored = [*(whole.get("score_on") or []), *entry.get("score_on", [])]
-    return whole["report_on"] in map(Scoring.usual_name, scored)
 
 
 def _placed(entries: list[Any], default: str | None, root: Path) -> tuple[list[Any], list[str]]:

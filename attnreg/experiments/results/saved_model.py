@@ -172,19 +172,16 @@ class SavedModel:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
-    """Return rows as lines of JSON, or as a table whose lists and objects are JSON; by pandas, numbers would change."""
+    """Return rows as lines of JSON, or as a table whose lists and objects are JSON; pandas would change numbers."""
     if file.suffix == ".jsonl":
         return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        packed = (
-            json.dumps(each, ensure_ascii=False, default=str) if isinstance(each, (list, dict)) else each
-            for each in row.values()
-        )
-        writer.writerow(dict(zip(row, packed, strict=True)))
+    writer = csv.writer(text := io.StringIO(), lineterminator="\n")
+    writer.writerows([rows[0], *(map(_packed, row.values()) for row in rows)])
     return text.getvalue()
+
+
+def _packed(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else value
 
 
 def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:

@@ -32,12 +32,9 @@ def example_inputs(model: nn.Module) -> list[Inputs]:
     is_theirs = hasattr(model, "config") and hasattr(model, "main_input_name")
     with torch.device(like.device):
         found = list(_transformers_inputs(model) if is_theirs else _torch_inputs(model))
-    return [_cast(inputs, like.dtype) for inputs in found]
-
-
-def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    cast = {id(x): x.to(dtype) if x.is_floating_point() else x for x in inputs.values()}
-    return {name: cast[id(x)] for name, x in inputs.items()}
+    # An input that is given twice stays one tensor.
+    cast = {id(x): x.to(like.dtype) if x.is_floating_point() else x for inputs in found for x in inputs.values()}
+    return [{name: cast[id(x)] for name, x in inputs.items()} for inputs in found]
 
 
 def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:

@@ -100,7 +100,9 @@ def materialized(model: nn.Module) -> Iterator[None]:
             for key, tensor in held.items():
                 if tensor is None or not tensor.is_meta:
                     continue
-                if held is module._buffers and _may_be_a_mask(tensor):
+                is_square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
+                may_mask = tensor.dtype == torch.bool or (is_square and tensor.is_floating_point())
+                if held is module._buffers and may_mask:
                     path = f"{name}.{key}".lstrip(".")
                     raise NoAttentionError(
                         f"The buffer {path} is on the meta device, and may be a mask whose values attnreg needs. "
@@ -117,11 +119,6 @@ def materialized(model: nn.Module) -> Iterator[None]:
     finally:
         for held, key, tensor in before:
             held[key] = tensor
-
-
-def _may_be_a_mask(buffer: Tensor) -> bool:
-    is_square = buffer.dim() > 1 and buffer.shape[-1] == buffer.shape[-2] > 1
-    return buffer.dtype == torch.bool or (is_square and buffer.is_floating_point())
 
 
 @contextmanager
