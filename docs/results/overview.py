@@ -40,11 +40,11 @@ DRAWN = (
     ("AD-DROP, 500 rows of TREC,\n12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
     ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
-        "plain",)),
+        "plain", "the game without masks")),
 )  # fmt: skip
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
-SHOWN |= {"first token": "minus plain from the first token"}
+SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -0.5  # the end of the axis; what lies beyond it is written
 PLANNED = (
     ("AD-DROP, CR, Subj, TREC and\nSST-2 sentences, 500 rows", ("minus plain, as many passes",)),
@@ -196,7 +196,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 filled = look.color if row["p_holm"] < LEVEL else "white"
                 bar = {"fmt": "o", "color": look.color, "mfc": filled, "capsize": 3, "ms": 5}
                 if high < LEFT:
-                    text = f"◂ {mean:.1f} [{low:.1f}, {high:.1f}], off the axis"
+                    text = f"◂ {'●' if row['p_holm'] < LEVEL else '○'} {mean:.1f} [{low:.1f}, {high:.1f}], off the axis"
                     axes.text(LEFT + 0.02, at, text, **{**bold, "weight": "normal"}, color=look.color)
                 else:
                     axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], **bar)
