@@ -47,7 +47,8 @@ def draw(rows: Sequence[dict[str, str]], path: Path) -> None:
             for (method, name), look in zip(METHODS.items(), styles(), strict=False):
                 of_method = [row for row in rows if row["method"] == method]
                 for number, seed in enumerate(dict.fromkeys(row["seed"] for row in of_method)):
-                    points = [(int(row["step"]), float(row[f"layer{layer}"])) for row in of_method if row["seed"] == seed]
+                    of_seed = [row for row in of_method if row["seed"] == seed]
+                    points = [(int(row["step"]), float(row[f"layer{layer}"])) for row in of_seed]
                     label = name if not number else None
                     axes.plot(*zip(*points, strict=True), look.linestyle, color=look.color, lw=0.9, label=label)
             axes.set(title=f"layer {layer}", ylim=(0, 1))
