@@ -23,6 +23,7 @@ SMALLEST = {
     "docs/results/planted/planted.py": ["--output-dir", "out"],
     "docs/results/planted/contrast.py": ["runs", "contrast.png"],
     "docs/results/label-noise/runs.py": ["--table", f"{STUDIES}/label-noise/runs.csv", "--output-dir", "out"],
+    "docs/results/attendout/rates.py": ["--table", f"{STUDIES}/attendout/rates.csv", "--output-dir", "out"],
     "docs/results/decomposition/runs.py": ["--table", f"{STUDIES}/decomposition/results.csv", "--output-dir", "out"],
 }
 LONGER = {
