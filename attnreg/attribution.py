@@ -94,7 +94,9 @@ class Target:
         if callable(self.kind):
             return None
         logits, labels = logits_of(output), self._labels(output, batch)
-        if _is_regression(logits, labels):
+        one_number = logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
+        numbers = isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape
+        if one_number or numbers:  # regression
             return None
         if self.kind == "label":
             needed_labels_of(batch, logits)  # raises if there are none
@@ -148,11 +150,6 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
     if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
         return None
     return shifted < plain
-
-
-def _is_regression(logits: Tensor, labels: Any) -> bool:
-    one_number = logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
-    return one_number or (isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape)
 
 
 def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:

@@ -34,7 +34,8 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
             "`transformers.DataCollatorWithPadding`."
         )
     needed = (name for name in known if arguments[name].default is inspect.Parameter.empty)
-    missing = next((name for name in needed if name not in names and arguments[name].kind in _NAMED), None)
+    absent = (name for name in needed if name not in names and arguments[name].kind in _NAMED)
+    missing = None if model._forward_pre_hooks_with_kwargs else next(absent, None)  # a hook may add it
     if isinstance(batch, Mapping) and strange is None and missing is None:
         return batch
     found = f"{strange!r} in it" if strange is not None else f"no {missing!r}"

@@ -200,7 +200,7 @@ def test_the_loss_of_the_docs_is_that_of_the_whole_step_under_gradient_accumulat
 
 
 def test_a_provider_that_learns_by_another_loss_is_refused(tmp_path):
-    model, says = bert(), "LearnableBernoulli learns by the model's own loss, but training has another `{}`: give"
+    model, says = bert(), "LearnableBernoulli learns by the model's own loss, but training has `{}`: give"
     with pytest.raises(InputError, match=says.format("label_smoothing_factor")):
         regularized(tmp_path, attnreg.LearnableBernoulli(2), model, label_smoothing_factor=0.1)
     with pytest.raises(InputError, match=says.format("compute_loss_func")):

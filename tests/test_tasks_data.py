@@ -201,6 +201,17 @@ def test_classes_are_matched_by_the_names_that_each_file_declares(tmp_path):
         load_data(choose_task("custom", text_columns="text"), folder)
 
 
+def test_parts_of_a_split_that_declare_other_class_names_are_refused(tmp_path):
+    rows = datasets.Dataset.from_list(labelled("yes", "no"))
+    for part, names in (("a", ["no", "yes"]), ("b", ["yes", "no"])):
+        rows.cast_column("label", datasets.ClassLabel(names=names)).to_parquet(tmp_path / f"train-{part}.parquet")
+    rows.to_parquet(tmp_path / "validation.parquet")
+    with pytest.raises(
+        InputError, match=r"train-b.* as one table, their columns or types differ: column label is not of"
+    ):
+        load_data(choose_task("custom", text_columns="text"), tmp_path)
+
+
 def test_tags_are_matched_by_the_names_that_each_file_declares_and_can_be_renamed(tmp_path):
     def tagged(names):
         rows = datasets.Dataset.from_list(labelled(["O", "B-X"], ["B-X", "O"]))

@@ -160,7 +160,7 @@ class AttnRegCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Add the drop rates, averaged over the steps with the site since the last log, to the training loss's logs."""
+        """Add each site's drop rate to the logs of the training loss: the mean of the steps since the last log."""
         # SetFit renames the loss, but every Trainer logs the learning rate with it, and only with it.
         if logs is None or "learning_rate" not in logs or not self._sums:
             return

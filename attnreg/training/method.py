@@ -181,7 +181,7 @@ class Updater:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
             clip(model.parameters(), self.max_grad_norm)
         elif before is not None and self.accelerator is not None:
-            self.accelerator.unscale_gradients()  # clipping has done it
+            self.accelerator.unscale_gradients(optimizer)  # clipping has done it
         if before is not None:
             before()
         optimizer.step()
@@ -236,8 +236,8 @@ def check_own_loss(provider: Regularizer, other: str) -> None:
     """Refuse a provider that learns by the model's own loss, because training has another one, as ``other`` says."""
     if found := next((each for each in provider.parts() if each.uses_model_loss), None):
         raise InputError(
-            f"{type(found).__name__} learns by the model's own loss, but training has another `{other}`: give the "
-            "function to the provider, too, as `loss`."
+            f"{type(found).__name__} learns by the model's own loss, but training has `{other}`: give the provider the "
+            "same loss, as its `loss`."
         )
 
 

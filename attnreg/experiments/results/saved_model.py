@@ -239,7 +239,9 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
         if not _may_be_in(path := folder / f"{name}.json", what):
-            raise InputError(f"{path} is the evaluation of other data, or at another length: choose another name.")
+            raise InputError(
+                f"{path} is the evaluation of other data, or at another length or `--class`: choose another name."
+            )
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
@@ -252,8 +254,9 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
 def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
     """Whether a file holds an evaluation of the same data, or none."""
     try:
-        return not path.is_file() or what.items() <= json.loads(path.read_text(encoding="utf-8")).items()
-    except (OSError, ValueError, AttributeError):
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else what
+        return what.items() <= {"renamed": {}, **found}.items()  # earlier versions did not write what was renamed
+    except (OSError, ValueError, TypeError):
         return False
 
 

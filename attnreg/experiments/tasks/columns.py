@@ -58,7 +58,7 @@ def converted(
 
 
 class Classes:
-    """Map labels to class numbers. A label is a class name, a class number, or an index.
+    """Map labels to class numbers. A label is a class name or a class number.
 
     Example:
         >>> classes = Classes(["no", "yes"])

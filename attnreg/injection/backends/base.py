@@ -167,9 +167,8 @@ class Backend(ABC):
 
     name: str
     functions: tuple[Callable[..., Any], ...]
-    returns_weights: bool = (
-        False  #: whether the functions return weights A, which the model itself multiplies by values
-    )
+    #: whether the functions return weights A, which the model itself multiplies by values
+    returns_weights: bool = False
     modules: tuple[type[nn.Module], ...] = ()  #: modules that only call one of the functions
 
     def __init__(self) -> None:

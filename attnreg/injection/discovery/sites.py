@@ -127,7 +127,8 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
         return "values"
     if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None
-    queries, keys = (_are_apart(mine, theirs) for mine, theirs in zip(one.rows, other.rows, strict=True))
+    places = ((_places(mine), _places(theirs)) for mine, theirs in zip(one.rows, other.rows, strict=True))
+    queries, keys = (bool(mine and theirs) and not mine & theirs for mine, theirs in places)  # whether they are apart
     if not queries:
         return None
     return "rows" if alike and keys else "queries" if alike and _begin_alike(one, other) else "blocks"
@@ -142,11 +143,6 @@ def _begin_alike(one: Reading, other: Reading) -> bool:
     )  # (2, B, K)
     keys = min(a.shape[-1], b.shape[-1])
     return torch.equal(a[..., :keys], b[..., :keys])
-
-
-def _are_apart(mine: Tensor, theirs: Tensor) -> bool:
-    places, others = _places(mine), _places(theirs)
-    return bool(places) and bool(others) and not places & others
 
 
 def _places(part: Tensor) -> set[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, kept
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, kept, labelled
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,8 +20,8 @@ TRIES = 100
 class MaskedLM(Kind):
     """Text without labels. 15 % of the tokens are predicted, most of them masked; accuracy is over these tokens.
 
-    The tokens are drawn anew for each training batch. For evaluation, they are drawn once by the number of the row, at
-    least one of each. Rows without a token to predict, such as empty lines, are skipped.
+    The tokens are drawn anew for each training batch, and for evaluation once, by the number of the row. Rows without a
+    token to predict, such as empty lines, are skipped.
 
     Reference:
         BERT (arXiv 1810.04805), Section 3.1.
@@ -48,15 +48,22 @@ class MaskedLM(Kind):
     @override
     def to_score(self, encoded: Dataset) -> Dataset:
         import torch
+        from transformers import DataCollatorForLanguageModeling
 
-        def drawn(row: dict[str, Any], number: int) -> dict[str, Any]:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(number)
-                batch = self.collate([{name: value for name, value in row.items() if name != REFERENCE}])
+        collate = DataCollatorForLanguageModeling(self.tokenizer)
+
+        def hide(row: dict[str, Any], number: int, first: int) -> dict[str, Any]:
+            torch.default_generator.manual_seed(first + number)
+            batch = collate([{name: value for name, value in row.items() if name != REFERENCE}])
             return {name: tensor[0].tolist() for name, tensor in batch.items()}
 
-        removed = ["special_tokens_mask"]
-        return encoded.map(drawn, with_indices=True, remove_columns=removed, keep_in_memory=True)
+        options = {"with_indices": True, "remove_columns": ["special_tokens_mask"], "keep_in_memory": True}
+        with torch.random.fork_rng(devices=[]):
+            for trial in range(TRIES):  # a few short rows may have nothing hidden
+                hidden = encoded.map(hide, fn_kwargs={"first": trial * len(encoded)}, **options)
+                if any(labelled(hidden)):
+                    break
+        return hidden
 
     @override
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:

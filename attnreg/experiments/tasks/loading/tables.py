@@ -78,7 +78,10 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         if empty := [file for file in files if not file.stat().st_size]:
             raise InputError(f"{empty[0]} is empty: it must have rows.")
         if form == "parquet":
-            return datasets.Dataset(pyarrow.concat_tables(parquet.read_table(file) for file in files))
+            tables = [datasets.Dataset(parquet.read_table(file)) for file in files]
+            if len({str(table.features.get(label)) for table in tables}) > 1:  # which may declare other class names
+                raise ValueError(f"column {label} is not of one type")
+            return datasets.concatenate_datasets(tables)
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
             raise ValueError("not all have the same columns")
