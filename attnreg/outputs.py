@@ -33,9 +33,9 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
             f"Expected tensors in the batch, got a {type(ids).__name__} as 'input_ids': collate its rows, as with "
             "`transformers.DataCollatorWithPadding`."
         )
-    needed = (name for name in known if arguments[name].default is inspect.Parameter.empty)
-    absent = (name for name in needed if name not in names and arguments[name].kind in _NAMED)
-    missing = None if model._forward_pre_hooks_with_kwargs else next(absent, None)  # a hook may add it
+    needed = (name for name, each in arguments.items() if each.kind in _NAMED and each.default is each.empty)
+    absent = next((name for name in needed if name not in names), None)
+    missing = None if model._forward_pre_hooks_with_kwargs else absent  # a hook may add it
     if isinstance(batch, Mapping) and strange is None and missing is None:
         return batch
     found = f"{strange!r} in it" if strange is not None else f"no {missing!r}"

@@ -234,6 +234,14 @@ def test_the_command(cli, tmp_path):
     done = cli("doctor", tmp_path / "sound")
     assert done.exit_code == 1
     assert FAULTS["numpy"][1][0] in done.output
-    assert_sentence(cli("doctor", tmp_path / "other"), 1, "Cannot load a model of transformers from")
+    assert_sentence(
+        cli("doctor", tmp_path / "other"),
+        1,
+        "Cannot load a model of transformers from .*other .no such folder, so a hub name.",
+    )
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    assert_sentence(
+        cli("doctor", tmp_path / "run"), 1, "Expected MODEL to be .* got .*run, the folder of a run: give .*run.model"
+    )
     (tmp_path / "model/model.safetensors").write_bytes(b"damaged")
     assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from")

@@ -1,5 +1,6 @@
 """Providers in the Hugging Face Trainer."""
 
+import copy
 import json
 import re
 import warnings
@@ -180,6 +181,18 @@ def test_epochs_are_passes_over_data_without_a_length_too(tmp_path):
     trainer.train()
     rates = [record.get("drop_rate/encoder.0") for record in trainer.state.log_history if "loss" in record]
     assert [rate is not None for rate in rates] == [False] * 4 + [True] * 4 + [False] * 4 + [True] * 4
+
+
+def test_resuming_data_without_a_length_warns_where_epochs_matter(tmp_path):
+    options = {"rows": Stream(), "max_steps": 8, "save_strategy": "steps", "save_steps": 6}
+    for provider in (attnreg.CrossTuning(attnreg.DropKey(0.5)), attnreg.DropKey(0.5)):
+        regularized(tmp_path, provider, **options).train()
+        again = regularized(tmp_path, copy.deepcopy(provider), **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+        said = [str(each.message) for each in caught if "resumes data without a length" in str(each.message)]
+        assert len(said) == isinstance(provider, attnreg.CrossTuning)
 
 
 def test_the_loss_of_the_docs_is_that_of_the_whole_step_under_gradient_accumulation(tmp_path):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate.utils import broadcast
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from attnreg.arguments import true_or_false
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle, attach
+from attnreg.injection.running.rates import Sums, added
 from attnreg.integrations.one_mask import OneMask
 from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.base import Regularizer, described
@@ -45,7 +47,7 @@ class AttnRegCallback(TrainerCallback):
         self._handle = provider if isinstance(provider, AttachHandle) else None
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
-        self._sums: dict[str, tuple[Tensor | float, int]] = {}  # of drop rates since the last log, and of how many
+        self._sums: Sums = {}  # since the last log
         self._epoch = 0
         self._one_mask = true_or_false("one_mask", one_mask)
         self._shared: OneMask | None = None
@@ -105,7 +107,7 @@ class AttnRegCallback(TrainerCallback):
         if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
             ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
             raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
-        if why := self._why_asleep(kwargs.get("model"), args, state):
+        if why := self._why_asleep(kwargs.get("model"), kwargs.get("train_dataloader", ()), args, state):
             warnings.warn(why, AsleepWarning, stacklevel=2)
         self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
         if state.global_step:
@@ -151,9 +153,7 @@ class AttnRegCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""
-        for label, rate in self.handle.drop_rate_tensors().items():
-            total, steps = self._sums.get(label, (0.0, 0))
-            self._sums[label] = total + rate, steps + 1
+        self._sums = added(self._sums, self.handle.drop_rate_tensors())
         self.handle.step()
         self._clear_gradients()
 
@@ -178,7 +178,7 @@ class AttnRegCallback(TrainerCallback):
         except InputError as error:
             warnings.warn(f"The checkpoint was saved without its provider. {error}", stacklevel=2)
 
-    def _why_asleep(self, model: Any, args: TrainingArguments, state: TrainerState) -> str | None:
+    def _why_asleep(self, model: Any, data: Any, args: TrainingArguments, state: TrainerState) -> str | None:
         if not self.handle.attached:
             return "The handle of AttnRegCallback is detached. Attach the provider again and pass the new handle."
         if isinstance(model, nn.Module) and not self.handle.holds(model):  # SetFit's model is not an nn.Module
@@ -186,6 +186,11 @@ class AttnRegCallback(TrainerCallback):
             return (
                 f"The trained {type(model).__name__} is not the model that {name} is attached to (`model_init` makes a "
                 "new one). Create the model, attach the provider, then create the Trainer."
+            )
+        by_epoch = any(type(each).on_epoch is not Regularizer.on_epoch for each in self.handle.provider.parts())
+        if state.global_step and by_epoch and not has_length(data):
+            return (
+                "The Trainer resumes data without a length, whose epochs it does not know: masks may act in other ones."
             )
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,6 +14,7 @@ from typing_extensions import override
 from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
+from attnreg.injection.running.rates import Sums, added
 from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.sharding import load_whole_state, whole_state
@@ -126,7 +126,7 @@ class FineTuning(TrainingMethod):
             self._model = accelerator.unwrap_model(self._network)  # once: it is looked at several times per step
         self.scheduler = scheduler
         self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
-        self._rates: list[dict[str, Tensor]] = []  # drop rates of micro-batches
+        self._rates: Sums = {}  # drop rates of micro-batches
         if self.provider is not None:
             check_learned(self.optimizer, self.provider)
             if accelerator is not None:
@@ -174,7 +174,7 @@ class FineTuning(TrainingMethod):
     def accumulate(self, batch: Batch) -> Tensor:
         """Add the gradients of a batch to those of the parameters; return its loss, 0-d, detached."""
         self._network.train()
-        self._rates = []
+        self._rates = {}
         if self.micro_batches == 1:
             return self._backward(batch)
         *first, last = split_batch(batch, self.micro_batches, self.model)
@@ -197,7 +197,7 @@ class FineTuning(TrainingMethod):
             loss = weight * loss
         self.updater.backward(loss)
         if weight is not None and self.handle is not None:
-            self._rates.append(self.handle.drop_rate_tensors())
+            self._rates = added(self._rates, self.handle.drop_rate_tensors())
         return loss.detach()
 
     def _pass(self, batch: Batch) -> tuple[Tensor, Any]:
@@ -215,7 +215,7 @@ class FineTuning(TrainingMethod):
     @override
     def drop_rates(self) -> dict[str, Tensor]:
         if self._rates:
-            return {name: torch.stack([rates[name] for rates in self._rates]).mean(0) for name in self._rates[0]}
+            return {name: total / count for name, (total, count) in self._rates.items()}
         return {} if self.handle is None else self.handle.drop_rate_tensors()
 
     @property

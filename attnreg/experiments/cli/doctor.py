@@ -24,16 +24,15 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     from safetensors import SafetensorError
 
     import attnreg
-    from attnreg.experiments.tasks.models.pretrained import check_folder
+    from attnreg.experiments.tasks.models.pretrained import located
 
-    check_folder(Path(model), "MODEL")
+    place = located(Path(model), "MODEL")
     try:
         config = hf.AutoConfig.from_pretrained(model)
         head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)
         network = head.from_pretrained(model)
     except (ImportError, OSError, ValueError, SafetensorError) as error:
-        what = "a folder" if Path(model).is_dir() else "no such folder, so a hub name"
-        raise InputError(f"Cannot load a model of transformers from {model} ({what}): {one_line(error)}") from error
+        raise InputError(f"Cannot load a model of transformers from {model} ({place}): {one_line(error)}") from error
     report = attnreg.doctor(network.train(), compiled=compiled)
     click.echo(report)
     ctx.exit(1 if report.faults else 0)

@@ -62,8 +62,8 @@ def evaluate(
 
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
     unused = {"--class": classes, "--name": name, "--metric": options["metric"], "--submission": predict and submission}
-    if (instead := predict or submission) and (given := next((each for each in unused if unused[each]), None)):
-        what = "--predict" if instead == predict else "--submission"
+    if (predict or submission) and (given := next((each for each in unused if unused[each]), None)):
+        what = "--predict" if predict else "--submission"
         raise UsageError(f"{what} writes predictions and scores nothing: remove {given}.")
     saved = SavedModel(run, options, **shared)
     if submission is not None:

@@ -93,9 +93,8 @@ class SavedModel:
             if further in splits:
                 rows = self._batches(kind, splits[further], f"{further} inputs{where}")
                 sets[further.removeprefix("validation_")] = rows
-        renamed = dict(classes or {})
-        data = {"task": task.name, "split": split, "data_dir": absolute(folder)}
-        what = {**data, "max_length": kind.max_length, "renamed": renamed}
+        what: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
+        what |= {"max_length": kind.max_length, "renamed": dict(classes or {})}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
         asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {

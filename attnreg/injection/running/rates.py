@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,13 @@ from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
+Sums = dict[str, tuple[Tensor, int]]  # of the rates of a site, and of how many
+
+
+def added(sums: Sums, rates: Mapping[str, Tensor]) -> Sums:
+    """Return sums with one more rate of each of these sites."""
+    kept = {label: sums.get(label, (torch.zeros_like(rate), 0)) for label, rate in rates.items()}
+    return {**sums, **{label: (kept[label][0] + rate.detach(), kept[label][1] + 1) for label, rate in rates.items()}}
 
 
 class DropRates:
@@ -19,13 +28,12 @@ class DropRates:
     def __init__(self) -> None:
         self.latest: dict[str, Tensor] = {}  #: rates of the latest pass, 0-d
         self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: Sums = {}
 
     def clear(self) -> None:
         """Add the latest rates to the running means and clear them, as a forward pass begins."""
         if not torch.compiler.is_compiling():
-            self._sums, self._counts = self._totals()
+            self._sums = added(self._sums, self.latest)
         self.forget()
 
     def forget(self) -> None:
@@ -34,15 +42,7 @@ class DropRates:
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
-        sums, counts = self._totals()
-        return {label: float(total) / counts[label] for label, total in sums.items()}
-
-    def _totals(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        sums, counts = dict(self._sums), dict(self._counts)
-        for label, rate in self.latest.items():
-            sums[label] = sums.get(label, 0.0) + rate.detach()
-            counts[label] = counts.get(label, 0) + 1
-        return sums, counts
+        return {label: float(total) / count for label, (total, count) in added(self._sums, self.latest).items()}
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 
@@ -228,16 +229,15 @@ def _renamed(
 ) -> dict[str, datasets.Dataset]:
     """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
     renamed, met = {}, set[str]()
+
+    def renaming(value: Any) -> str:
+        met.add(label := str(plain_label(value)))
+        return names.get(label, label)
+
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
-        labels = [
-            of_each(value, lambda each: str(plain_label(each)))
-            for value in named_labels(rows, task.label, f"split {split}")
-        ]
-        for label in labels:
-            met.update(label if isinstance(label, list) else [label])
-        labels = [of_each(label, lambda each: names.get(each, each)) for label in labels]
+        labels = [of_each(value, renaming) for value in named_labels(rows, task.label, f"split {split}")]
         renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
     if strange := [label for label in names if label not in met]:
         known = ", ".join(sorted(met)[:20])

@@ -66,8 +66,7 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
 def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:
     """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
-    Tables in text form stay text, except the column ``label``, unless it is in ``texts``: it becomes numbers if all of
-    its fields are.
+    Tables in text form stay text; the column ``label``, unless it is in ``texts``, becomes numbers if all fields are.
     """
     if (saved := read_saved(files[0])) is not None:
         if WHOLE not in saved:
@@ -78,10 +77,7 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
         if empty := [file for file in files if not file.stat().st_size]:
             raise InputError(f"{empty[0]} is empty: it must have rows.")
         if form == "parquet":
-            tables = [datasets.Dataset(parquet.read_table(file)) for file in files]
-            if len({str(table.features.get(label)) for table in tables}) > 1:  # which may declare other class names
-                raise ValueError(f"column {label} is not of one type")
-            return datasets.concatenate_datasets(tables)
+            return datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in files])
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
             raise ValueError("not all have the same columns")

@@ -62,12 +62,16 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     return loaded.model, loaded.tokenizer
 
 
-def check_folder(folder: Path, name: str) -> None:
-    """Raise if a folder, given as ``name``, holds no model, or a run with one; what is no folder may be on the hub."""
-    if folder.is_dir() and (not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file()):
+def located(folder: Path, name: str) -> str:
+    """Say whether a model is in a folder or on the hub; raise if the folder, given as ``name``, holds none or a run."""
+    if not folder.is_dir():
+        offline_if_unreachable()
+        return "no such folder, so a hub name"
+    if not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
         inner = folder / "model"
         found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
         raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {found}.")
+    return "a folder"
 
 
 def load_pretrained(
@@ -102,9 +106,7 @@ def load_pretrained(
         # The adapter also has the modules that were new in training, such as the head.
         new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
-    check_folder(folder := Path(name), "--model")
-    if not folder.is_dir():
-        offline_if_unreachable()
+    place = located(Path(name), "--model")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
@@ -126,8 +128,7 @@ def load_pretrained(
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
         reason = f"its weights are damaged ({error})" if isinstance(error, SafetensorError) else one_line(error)
-        what = "a folder" if folder.is_dir() else "no such folder, so a hub name"
-        raise InputError(f"Cannot load --model {name!r} ({what}): {reason}") from error
+        raise InputError(f"Cannot load --model {name!r} ({place}): {reason}") from error
     if reads_text and (model.config.pad_token_id is None or not pads):
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
     try:
