@@ -74,6 +74,7 @@ class FineTuning(TrainingMethod):
             ``loss_function``, the objective or ``micro_batches``. In a step: without a loss, or if it cannot be split.
 
     Example:
+        >>> import torch
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> from attnreg import AttentionDropout
         >>> model = BertForSequenceClassification(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
