@@ -37,7 +37,8 @@ class Shape:
             attn_implementation=attention,
             **config_options,
         )
-        return hf.BertForSequenceClassification(config).to(self.device)
+        with torch.device(self.device):  # drawing weights there takes a fraction of the time
+            return hf.BertForSequenceClassification(config)
 
     def batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         """Make a batch of random tokens without padding."""

@@ -10,6 +10,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attnreg
 from attnreg.draws import Draws
 from attnreg.injection.running.passes import Passes
+from tests.method_cases import BATCH, sgd
+from tests.provider_cases import PROVIDERS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -109,3 +111,43 @@ def test_flex_attention_has_no_mask_in_memory(length):
                 model.zero_grad()
             peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] - peaks[0] < length * length  # a boolean mask of one head
+
+
+def two_steps(case, device, dropout=0.0, checkpointing=False):
+    """Losses, drop rates and weights after two steps under a provider, in float64."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    model = hf.BertForSequenceClassification(hf.BertConfig(**sizes, intermediate_size=16, **rates)).double()
+    provider = case.make(model).double().to(device)
+    model.to(device)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = sgd(model)
+    if learned := provider.learned_parameters():
+        optimizer.add_param_group({"params": learned})
+    method = attnreg.training.FineTuning(model, optimizer, attnreg.attach(model, provider))
+    torch.manual_seed(2)
+    losses, rates = [], []
+    for _ in range(2):
+        losses.append(float(method.step({name: value.to(device) for name, value in BATCH.items()}).loss))
+        rates.append({name: float(rate) for name, rate in method.drop_rates().items()})
+    weights = torch.cat([each.detach().flatten().cpu() for each in (*model.parameters(), *provider.parameters())])
+    return losses, weights, rates
+
+
+def assert_same(found, expected):
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert (found[1] - expected[1]).abs().max() < 1e-6
+    for ours, theirs in zip(found[2], expected[2], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", PROVIDERS, ids=str)
+def test_every_provider_trains_as_on_the_cpu(case):
+    assert_same(two_steps(case, "cuda"), two_steps(case, "cpu"))
+
+
+@pytest.mark.parametrize("case", PROVIDERS, ids=str)
+def test_recomputing_for_the_backward_pass_changes_nothing(case):
+    assert_same(two_steps(case, "cuda", 0.1, checkpointing=True), two_steps(case, "cuda", 0.1))
