@@ -46,6 +46,7 @@ RESULTS_OF = {
     "AttendOut (the paper's game)": "GNetProvider",
     "attention-dropout": "AttentionDropout",
     "scores dropout": "AttentionDropout",
+    "weights dropout": "AttentionDropout",
     "attention-layerdrop": "AttentionLayerDrop",
     "scheduled-bernoulli": "BernoulliScheduleProvider",
     "NEFTune": "EmbeddingNoise",

@@ -24,7 +24,7 @@ from attnreg.experiments.tasks.built_in import choose_task
 
 FOLDER = Path(__file__).parent
 ALL = FOLDER / "comparisons" / "all.csv"
-ENVIRONMENT = ("commit", "cpu", "torch", "transformers")
+ENVIRONMENT = ("commit", "device", "cpu", "torch", "transformers")
 TERM = re.compile(r"(?:^| ([+-]) )(\S+\.csv):(\w+)\[([^\]]*)\]")
 
 Row = dict[str, Any]
@@ -100,7 +100,7 @@ def formula(setting: Row, method: str) -> str:
 
 
 def environment(formulas: list[str], setting: Row) -> Row:
-    """Return what the tables, or else the list, say of commit, CPU, torch and transformers."""
+    """Return what the tables, or else the list, say of commit, device, CPU, torch and transformers."""
     used = [row for each in formulas for _, path, _, where in TERM.findall(each) for row in chosen(path, where)]
     told = {name: sorted({row[name] for row in used if row.get(name)}) for name in ENVIRONMENT}
     return {name: "; ".join(found) or setting.get(name, "") for name, found in told.items()}
