@@ -190,3 +190,26 @@ def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
     assert_sentence(result, 2, "AttendOut's Generator masks whole batches: remove --gradient-accumulation")
     result = cli("recipe", "finetune", *TINY, "--gradient-accumulation", 17)
     assert_sentence(result, 1, "Expected --gradient-accumulation of at most 16, the rows of a batch, got 17")
+
+
+class Towers(nn.Module):
+    """A second layer runs only for batches whose first number is positive."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.towers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        return sum(tower(x).square().mean() for tower in self.towers[: 2 if x[0, 0, 0] > 0 else 1])
+
+
+@pytest.mark.parametrize("signs", [(1, 1, -1, -1), (-1, -1, 1, 1)])
+def test_a_site_that_a_micro_batch_leaves_out_has_the_mean_of_the_others(signs):
+    model, x = Towers(), torch.tensor(signs, dtype=torch.float32)[:, None, None].expand(4, 3, 8)
+    handle = attnreg.attach(model, attnreg.AttentionDropout(1.0), example_inputs=(torch.ones(1, 3, 8),))
+    method = plain(model, provider=handle, micro_batches=2, loss_function=lambda output, batch: output)
+    method.step({"x": x})
+    assert len(handle.sites) == 2
+    assert {name: float(rate) for name, rate in method.drop_rates().items()} == dict.fromkeys(method.drop_rates(), 1.0)
+    assert len(method.drop_rates()) == 2

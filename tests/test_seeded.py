@@ -73,6 +73,7 @@ def test_any_number_of_dimensions(shape):
 def test_rates(p):
     keep = functional.seeded_keep(11, SHAPE, p)
     assert torch.equal(keep, functional.seeded_uniform(11, SHAPE) >= p)
+    assert torch.equal(keep, functional.seeded_keep(11, SHAPE, torch.tensor(p, dtype=torch.float64)))
     n = keep.numel()
     assert abs(float(keep.double().mean()) - (1 - p)) <= 5 * math.sqrt(p * (1 - p) / n) + 1e-7
     assert keep.all() or p > 0
@@ -140,9 +141,11 @@ def test_compiled_it_is_the_same_and_one_graph_serves_all_seeds():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_it_is_the_same():
+def test_on_a_gpu_it_is_the_same(monkeypatch):
     for p in (0.1, 0.5):
         here = functional.seeded_keep(3, SHAPE, p)
-        assert torch.equal(functional.seeded_keep(3, SHAPE, p, device=torch.device("cuda")).cpu(), here)
+        for given, at_once in ((p, 2**24), (torch.tensor(p, device="cuda"), 30)):
+            monkeypatch.setattr(seeded, "GPU_CHUNK", at_once)
+            assert torch.equal(functional.seeded_keep(3, SHAPE, given, device=torch.device("cuda")).cpu(), here)
     there = functional.seeded_uniform(3, SHAPE, device=torch.device("cuda"))
     assert torch.equal(there.cpu(), functional.seeded_uniform(3, SHAPE))
