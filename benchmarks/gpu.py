@@ -1,4 +1,4 @@
-"""Measure on a GPU what docs/cost.md has on a CPU only, and print the rows and tables to paste there.
+"""Measure on a GPU what docs/cost.md has, and print the rows and tables to paste there.
 
 Usage: python benchmarks/gpu.py [--mixed-precision bf16] [--rounds N]
        python benchmarks/gpu.py --device cpu --smallest [--only TEXT]    # the same output at a tiny size, as a test

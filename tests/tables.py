@@ -121,7 +121,9 @@ def results(own: list[str]) -> list[str]:
         assert name in {*RESULTS_OF} | NO_PROVIDERS, f"add {name} to RESULTS_OF or NO_PROVIDERS"
         if RESULTS_OF.get(name) in own:
             alone = {*own} <= {RESULTS_OF[name], "CrossTuning"}
-            setting = row["setting"] if alone else f"{name}: {row['setting']}"
+            variant = re.search(r"\((.+)\)$", name)
+            setting = ", ".join([row["setting"], *(variant.groups() if variant else ())])
+            setting = setting if alone else f"{name}: {row['setting']}"
             mean, low, high, p = (float(row[number]) for number in ("difference", "low", "high", "p_holm"))
             lines.append(f"| {setting} | {mean:+.4f} | [{low:+.4f}, {high:+.4f}] | {p_cell(p)} |")
     return lines if len(lines) > 2 else []

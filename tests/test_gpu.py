@@ -122,7 +122,9 @@ def two_steps(case, device, dropout=0.0, checkpointing=False):
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    model = hf.BertForSequenceClassification(hf.BertConfig(**sizes, intermediate_size=16, **rates)).double()
+    model = hf.BertForSequenceClassification(
+        hf.BertConfig(**sizes, intermediate_size=16, initializer_range=0.5, **rates)
+    ).double()
     provider = case.make(model).double().to(device)
     model.to(device)
     if checkpointing:

@@ -80,6 +80,17 @@ def test_rates(p):
     assert not keep.any() or p < 1
 
 
+@pytest.mark.parametrize("p", [math.nan, torch.tensor(math.nan), torch.full((3, 1, 1), 0.1)])
+def test_what_is_no_rate_is_refused(p):
+    with pytest.raises((ValueError, RuntimeError)):
+        functional.seeded_keep(11, SHAPE, p)
+
+
+def test_an_integer_is_a_rate():
+    assert functional.seeded_keep(11, SHAPE, 0).all()
+    assert not functional.seeded_keep(11, SHAPE, 1).any()
+
+
 def test_every_row_column_head_and_sample_has_the_rate():
     dropped = (~functional.seeded_keep(5, SHAPE, 0.3)).double()
     for dims in itertools.chain(itertools.combinations(range(4), 2), itertools.combinations(range(4), 3)):

@@ -135,7 +135,7 @@ def _everywhere(
     if first_key is not None:
         words = words[0] + key_steps(first_key), words[1]
     k = torch.arange(keys, device=device)
-    if words[0].numel() and not is_traced():
+    if words[0].numel() and not k.is_meta and not is_traced():
         found = _in_chunks(words, k, p)
     else:
         found = _as_float(_hashed(tuple(word[..., None] for word in words), key_steps(k)))
@@ -149,7 +149,9 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
     first, second = (word.reshape(-1, 1) for word in words)
     out = torch.empty(len(first), len(k), dtype=torch.float32 if p is None else torch.bool, device=k.device)
     steps = key_steps(k)
-    threshold = 0 if p is None else _threshold(p)
+    if isinstance(p, Tensor):  # a value on a GPU is not waited for
+        p = float(p) if p.is_cpu or k.is_cpu else p.to(torch.float32).reshape(())
+    threshold = 0 if p is None or isinstance(p, Tensor) else _threshold(p)
     at_once = max(1, (CHUNK if k.is_cpu else GPU_CHUNK) // max(1, len(k)))
     for a, c, part in zip(first.split(at_once), second.split(at_once), out.split(at_once), strict=True):
         x = a + steps
@@ -162,6 +164,8 @@ def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None
         x ^= torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(LOW[16])
         if p is None:
             part.copy_(_as_float(x))
+        elif isinstance(p, Tensor):
+            torch.ge(_as_float(x), p, out=part)
         else:
             torch.ge(x.bitwise_right_shift_(32 - BITS), threshold, out=part)
     return out
@@ -179,11 +183,9 @@ def _as_float(hashed: Tensor) -> Tensor:
     return ((hashed >> (32 - BITS)) + 2 ** (BITS - 1)) * 2.0**-BITS
 
 
-def _threshold(p: float | Tensor) -> int | Tensor:
+def _threshold(p: float) -> int:
     """Return the lowest of the hashed numbers, without their low bits, at which a position is kept."""
-    if isinstance(p, Tensor):  # on a GPU, without waiting for its value
-        return (p.to(torch.float32) * 2**BITS).ceil().to(torch.int32) - 2 ** (BITS - 1)
-    (single,) = struct.unpack("f", struct.pack("f", float(p)))
+    (single,) = struct.unpack("f", struct.pack("f", p))
     return math.ceil(single * 2**BITS) - 2 ** (BITS - 1)
 
 

@@ -47,7 +47,7 @@ DRAWN = (
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
-LEFT = -0.75  # the end of the axis; what lies beyond it is written
+LEFT = -2  # the end of the axis; what lies beyond it is written
 PLANNED = (("AD-DROP, CR, Subj, TREC and\nSST-2 sentences, 500 rows", ("minus plain, as many passes",)),)
 
 
