@@ -37,6 +37,7 @@ SAME |= {"random": "random masks", "low": "AD-DROP, lowest attributions", "atten
 DRAWN = (
     ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", "high", (
         "plain", "plain for 15 epochs", "random", "low", "attention")),
+    ("... 500 sentences of SST-2, each arm\ntuned, 24 seeds, on test", "controls", "sst2_sentences", "high", ("random",)),
     ("AD-DROP, 500 rows of TREC,\n12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
     ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
@@ -214,7 +215,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_ylim(at - 0.3, -0.3)
         axes.set_xlim(LEFT, 2)
         unit = "points (SST-2 phrases: on dev), mean and 95 % interval"
-        axes.set_xlabel(f"{unit}\nCoLA: of Matthews' correlation; filled: holds after correction", fontsize=8)
+        axes.set_xlabel(f"{unit}\nCoLA: Matthews' correlation; filled: holds after correction", fontsize=8)
 
 
 def main() -> None:
