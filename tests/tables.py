@@ -121,8 +121,7 @@ def results(own: list[str]) -> list[str]:
         assert name in {*RESULTS_OF} | NO_PROVIDERS, f"add {name} to RESULTS_OF or NO_PROVIDERS"
         if RESULTS_OF.get(name) in own:
             alone = {*own} <= {RESULTS_OF[name], "CrossTuning"}
-            variant = re.search(r"\((.+)\)$", name)
-            setting = ", ".join([row["setting"], *(variant.groups() if variant else ())])
+            setting = ", ".join([row["setting"], *re.findall(r"\((.+)\)$", name)])
             setting = setting if alone else f"{name}: {row['setting']}"
             mean, low, high, p = (float(row[number]) for number in ("difference", "low", "high", "p_holm"))
             lines.append(f"| {setting} | {mean:+.4f} | [{low:+.4f}, {high:+.4f}] | {p_cell(p)} |")

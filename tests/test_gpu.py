@@ -9,8 +9,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import attnreg
 from attnreg.draws import Draws
-from attnreg.injection.backends.flex import OLDEST_TORCH
 from attnreg.injection.running.passes import Passes
+from tests.cases import NEEDS_TORCH_2_13, keep_few_activations
 from tests.method_cases import BATCH, sgd
 from tests.provider_cases import PROVIDERS
 
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # those of compilers are not ours
 ]
 B, H, N, D = 2, 4, 128, 64
-flex = pytest.mark.skipif(torch.__version__ < OLDEST_TORCH, reason=f"needs torch {OLDEST_TORCH}")
 
 
 def dense(query, key, value, mask, valid):
@@ -40,7 +39,7 @@ class Kernel(torch.nn.Module):
         return self.kernel(q, k, v, block_mask=self.block_mask)
 
 
-@flex
+@NEEDS_TORCH_2_13  # as FlexAttention does
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("placement", ["scores", "weights"])
@@ -64,7 +63,7 @@ def test_flex_attention_trains_with_the_masks_of_the_dense_route(causal, p, plac
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", pytest.param("flex_attention", marks=flex)])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", pytest.param("flex_attention", marks=NEEDS_TORCH_2_13)])
 def test_one_seed_gives_the_masks_of_the_cpu(kernel, dtype):
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -97,7 +96,7 @@ def test_inductor_compiles_masks():
             assert (compiled(x) - expected).abs().max() < 1e-2
 
 
-@flex
+@NEEDS_TORCH_2_13  # as FlexAttention does
 @pytest.mark.parametrize("length", [2048, 8192, 32768])
 def test_flex_attention_has_no_mask_in_memory(length):
     config = hf.LlamaConfig(
@@ -128,7 +127,7 @@ def two_steps(case, device, dropout=0.0, checkpointing=False):
     provider = case.make(model).double().to(device)
     model.to(device)
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        keep_few_activations(model, {"use_reentrant": False})
     optimizer = sgd(model)
     if learned := provider.learned_parameters():
         optimizer.add_param_group({"params": learned})
