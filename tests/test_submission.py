@@ -121,6 +121,12 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     with (home / "found.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["id"], second["id"], json.loads(first["tags"])) == ("", "12345678901234568", ["ä", "b"])
+    pd.DataFrame({"text": texts, "price": [0.5, float("nan"), 2.0]}).to_parquet(home / "new.parquet")
+    new[3] = "new.parquet"
+    ran(cli(*new, "--predict", "found.jsonl"))
+    lines = (home / "found.jsonl").read_text().splitlines()
+    prices = [json.loads(line, parse_constant=pytest.fail)["price"] for line in lines]
+    assert prices == [0.5, None, 2.0]
     (home / "out" / "result.json").unlink()
     assert_sentence(
         cli(*new, "--predict", "found.csv"), 1, "The run in out has not finished: continue it with --resume"

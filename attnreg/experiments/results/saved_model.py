@@ -145,6 +145,7 @@ class SavedModel:
         found = self._predictions(model, kind, rows, "inputs")
         named = [task.labels[each] for each in found] if cls.has_classes else found
         given = rows.remove_columns(task.label).to_list()
+        given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
         write_text(file, _table([{**row, "prediction": each} for row, each in zip(given, named, strict=True)], file))
         return len(rows)
 
