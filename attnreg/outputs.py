@@ -151,8 +151,16 @@ def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
 def rows_of(batch: Mapping[str, Any]) -> int:
     """Return the number of labelled rows of a batch: of its labels, else of its first tensor."""
     labels = batch.get("labels")
-    given = labels if isinstance(labels, Tensor) else next(each for each in batch.values() if isinstance(each, Tensor))
-    return len(given)
+    tensors = (each for each in batch.values() if isinstance(each, Tensor) and each.dim())
+    return len(labels if isinstance(labels, Tensor) else next(tensors))
+
+
+def terms_of(model: nn.Module, batch: Mapping[str, Any]) -> int:
+    """Return the number of terms in the mean that is the loss of a batch."""
+    labels = batch.get("labels")
+    if labels is None or labels.is_floating_point():
+        return rows_of(batch)
+    return int((aligned_labels(model, labels) != IGNORED).sum())
 
 
 def _field(output: Any, name: str) -> Any:

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import transformers as hf
-from torch import nn
 
 import attnreg
 from attnreg.errors import InputError
@@ -142,14 +141,9 @@ def test_it_trains_in_other_methods():
     assert SAM(model, sgd(model), attnreg.DropKey(0.1), objective=FreeLBLoss()).step(BATCH).loss.isfinite()
 
 
-def test_what_has_no_embeddings_to_perturb_is_refused():
-    linear = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"FreeLB adds noise to .* `get_input_embeddings\(\)`, which Linear does not"):
-        FineTuning(linear, sgd(linear), objective=FreeLBLoss())
+def test_a_loss_that_does_not_depend_on_the_embeddings_is_refused():
     model = bert(num_labels=3)
     method = FineTuning(model, sgd(model), objective=FreeLBLoss())
-    with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
-        method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.bert.embeddings.LayerNorm.register_forward_hook(lambda *args: args[-1].detach())
     with pytest.raises(ValueError, match="FreeLB needs a loss that depends on the token embeddings"):
         method.step(BATCH)

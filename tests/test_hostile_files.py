@@ -137,7 +137,7 @@ def test_a_whole_checkpoint_of_something_else(cli, tmp_path):
 CONFIG = {
     "[]": "Expected a run folder, got out: it has no config.json with a run's options",
     "{": "Cannot read the run's options",
-    '{"recipe": "finetune", "own": 3}': "Cannot read the run's options",
+    '{"recipe": "finetune", "own": 3}': "Expected a run folder, got out",
     "{}": "Expected a run folder, got out",
     '{"recipe": "finetune"}': "resume with",
 }
@@ -150,6 +150,12 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
     result = cli("recipe", "finetune", "--epochs", 1, "--output-dir", "out", "--resume")
     assert_sentence(result, 1, CONFIG[text])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
+    (tmp_path / "all" / "finetune").mkdir(parents=True)
+    (tmp_path / "all" / "study.json").write_text("{}")
+    (tmp_path / "out").rename(tmp_path / "all" / "finetune" / "seed0")
+    result = cli("compare", "finetune", "--seeds", 1, "--epochs", 1, "--output-dir", "all")
+    says = "has other options than this comparison" if text.endswith('"finetune"}') else CONFIG[text]
+    assert_sentence(result, 1, says.replace("out", "all/finetune/seed0"))
 
 
 def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):

@@ -11,6 +11,7 @@ from attnreg.injection.discovery import Discovery as Discovery
 from attnreg.injection.discovery import FoundSite as FoundSite
 from attnreg.injection.discovery import LeftOut as LeftOut
 from attnreg.injection.discovery import discover as discover
+from attnreg.injection.discovery.snapshot import draws_repeated as draws_repeated
 from attnreg.injection.discovery.snapshot import evaluated as evaluated
 from attnreg.injection.discovery.snapshot import undisturbed as undisturbed
 from attnreg.injection.handle import AttachHandle as AttachHandle

@@ -15,7 +15,7 @@ from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
 from attnreg.injection.running.rates import Sums, added
-from attnreg.outputs import IGNORED, LossFunction, a_batch, loss_of, shifts_labels
+from attnreg.outputs import LossFunction, a_batch, loss_of, terms_of
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.sharding import load_whole_state, whole_state
 from attnreg.training.method import (
@@ -249,20 +249,11 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     rows = {name: len(value) for name, value in tensors.items()}
     if len(set(rows.values())) != 1:
         raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
-    first, size = next(iter(rows.items()))
+    size = next(iter(rows.values()))
     columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
     parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]
-    shifted = shifts_labels(model)
-    terms = [_terms(part, shifted, len(part[first])) for part in parts]
+    terms = [terms_of(model, part) for part in parts]
     total = sum(terms)
     if not total:  # the loss of the whole batch is no number either
         return [(batch, 1.0)]
     return [(part, own / total) for part, own in zip(parts, terms, strict=True) if own]
-
-
-def _terms(part: Batch, shifted: bool, rows: int) -> int:
-    """Return the number of terms in the mean that is the part's loss."""
-    labels = part.get("labels")
-    if labels is None or labels.is_floating_point():
-        return rows
-    return int(((labels[:, 1:] if shifted and labels.dim() == 2 else labels) != IGNORED).sum())

@@ -24,7 +24,6 @@ Batch = Mapping[str, Tensor]
 Hook = Callable[[], None]
 #: Keeps float16 gradients from vanishing where only a direction or a ranking of them counts.
 LOSS_SCALE = 1024.0
-_NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 
 
 @dataclass(frozen=True)
@@ -199,12 +198,6 @@ def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None
 def penalty_of(handle: AttachHandle | None) -> Tensor | None:
     """Return what an attached provider that acts adds to the loss of the latest forward pass, if anything."""
     return handle.provider.penalty() if handle is not None and handle.active else None
-
-
-def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
-    """Let what follows the block draw from torch's global generators what the block draws."""
-    devices = [each for each in {parameter.device for parameter in model.parameters()} if each.type not in _NO_DRAWS]
-    return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
 
 
 @contextmanager

@@ -15,9 +15,10 @@ from attnreg import functional
 from attnreg.arguments import NotNegative, not_negative, one_of, whole_number
 from attnreg.draws import new_seed
 from attnreg.errors import InputError
+from attnreg.injection import draws_repeated
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers.noise import Rounding
-from attnreg.training.method import LOSS_SCALE, Batch, draws_repeated
+from attnreg.training.method import LOSS_SCALE, Batch
 from attnreg.training.objective import ForwardPass, Objective
 
 NoiseKind = Literal["uniform", "normal"]

@@ -46,7 +46,7 @@ class RunReader:
     def config(self) -> dict[str, Any]:
         """The run's options; an error if the folder holds no run."""
         config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
-        if "recipe" not in config:
+        if "recipe" not in config or not isinstance(config.get("own", {}), dict):
             raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
         return config
 

@@ -43,11 +43,7 @@ class RunFolder:
         if not (self.path / "config.json").is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
         config = RunReader(self.path).config
-        try:
-            others = ", ".join(settings.differences(config).values())
-        except (TypeError, AttributeError) as error:
-            raise InputError(f"Cannot read the run's options in {self.path / 'config.json'}: {error}.") from error
-        if others:
+        if others := ", ".join(settings.differences(config).values()):
             raise InputError(
                 f"The run in {self.path} was started with other options: resume with {others}, or pass --output-dir "
                 "for another run."

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import nn
 
 from attnreg.experiments.setup.batches import Labelled
 from attnreg.experiments.setup.setup import Setup
-from attnreg.experiments.tasks.kinds.kind import IGNORED, Kind, Record
+from attnreg.experiments.tasks.kinds.kind import Kind, Record
 from attnreg.injection import AttachHandle, attach
-from attnreg.outputs import rows_of
+from attnreg.outputs import terms_of
 from attnreg.regularizer.base import Regularizer
 
 
@@ -37,10 +37,9 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     # Each process makes the same number of passes, the last one in vain if need be: sharded, they need each other.
     for number in range(rank, -(-len(labelled.batches) // processes) * processes, processes):
         batch = labelled.batches[number % len(labelled.batches)]
-        labels: Tensor | None = batch.get("labels")
         if kind.reading is None:
             output = network(**batch)
-            weight = rows_of(batch) if labels is None or labels.is_floating_point() else int((labels != IGNORED).sum())
+            weight = terms_of(network, batch)
         else:  # labels number the task's classes, which differ from the network's
             output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
         loss = float(output.loss) * weight if weight else 0.0

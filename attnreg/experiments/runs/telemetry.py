@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnreg.errors import StoppedError
 from attnreg.experiments.folder.history import training_losses
+from attnreg.injection.running.rates import Sums, added
 from attnreg.training.method import StepResult
 
 EVERY = 10
@@ -33,7 +34,8 @@ class Telemetry:
         last_good: Callable[[], str] = str,
     ) -> None:
         self._of_run = write, over_processes, last_good
-        self._steps: list[tuple[int, Values, Values]] = []  # since the last line: number, losses, drop rates
+        self._steps: list[tuple[int, Values]] = []  # since the last line: number, losses
+        self._rates: Sums = {}  # since the last line
         self._run: dict[str, list[float]] = {}  # by site: sum of drop rates, number of steps
         self._epoch: dict[str, list[float]] = {}
         self.written = 0
@@ -43,7 +45,8 @@ class Telemetry:
 
     def note(self, step: int, result: StepResult, drop_rates: Mapping[str, Tensor]) -> None:
         """Add one step."""
-        self._steps.append((step, _tensors({"loss": result.loss, **result.logs}), _tensors(drop_rates)))
+        self._steps.append((step, _tensors({"loss": result.loss, **result.logs})))
+        self._rates = added(self._rates, _tensors(drop_rates))
         for key in (f"{name}: {event}" for name, event in result.events.items()):
             self.event_counts[key] = self.event_counts.get(key, 0) + 1
         if step % EVERY == 0 or result.events:
@@ -55,20 +58,21 @@ class Telemetry:
             return
         self.check(step)
         write, over_processes, _ = self._of_run
-        self.latest = {name: float(mean) for name, (mean, _) in _means(losses for _, losses, _ in self._steps).items()}
+        losses = functools.reduce(added, (losses for _, losses in self._steps), Sums())
+        self.latest = {name: float(total / count) for name, (total, count) in losses.items()}
         self.drop_rates = {}
-        for site, (mean, count) in _means(rates for _, _, rates in self._steps).items():
-            self.drop_rates[site] = rate = float(over_processes(mean))
+        for site, (sum_, count) in self._rates.items():
+            self.drop_rates[site] = rate = float(over_processes(sum_ / count))
             for sums in (self._run, self._epoch):
                 total, steps = sums.get(site, (0.0, 0))
                 sums[site] = [total + rate * count, steps + count]
         self.written += 1
         write({"step": step, **self.latest, "drop_rate": self.drop_rates, **(events or {})})
-        self._steps = []
+        self._steps, self._rates = [], {}
 
     def check(self, step: int, networks: Iterable[nn.Module] = ()) -> None:
         """Raise if a loss since the last line, or now a parameter of a network, is not finite."""
-        for number, losses, _ in self._steps:
+        for number, losses in self._steps:
             for name, value in losses.items():
                 if not isfinite(value):
                     raise self._diverged(f"the {name.replace('_', ' ')} is {float(value)}", number)
@@ -104,15 +108,6 @@ class Telemetry:
 
 def _tensors(values: Mapping[str, Tensor | float]) -> Values:
     return {name: torch.as_tensor(value, dtype=torch.float32).detach().clone() for name, value in values.items()}
-
-
-def _means(records: Iterable[Values]) -> dict[str, tuple[Tensor, int]]:
-    """Return the mean of each value, and how many records have it."""
-    found: dict[str, list[Tensor]] = {}
-    for name, value in (pair for record in records for pair in record.items()):
-        found.setdefault(name, []).append(value)
-    sums = {name: functools.reduce(lambda a, b: a.to(b.device) + b, values) for name, values in found.items()}
-    return {name: (total / len(found[name]), len(found[name])) for name, total in sums.items()}
 
 
 class PassCounter:

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtyp
 FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
+NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 LIBRARIES = ("accelerate", "peft", "torch", "transformers")
 MOST = 20_000  # objects to inspect at most; a model that reaches more refers to something outside it
 
@@ -54,9 +55,14 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
         >>> model.training
         True
     """
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with evaluated(model, training=training), torch.random.fork_rng(devices=sorted(devices)):
+    with evaluated(model, training=training), draws_repeated(model):
         yield
+
+
+def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
+    """Let what follows the block draw from torch's global generators what the block draws."""
+    devices = [each for each in {parameter.device for parameter in model.parameters()} if each.type not in NO_DRAWS]
+    return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
 
 
 @contextmanager
