@@ -75,6 +75,21 @@ def test_a_method_of_the_model_begins_a_pass(enter):
     assert whole != seed
 
 
+def test_only_a_part_is_in_training_mode():
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model, ids = hf.BertModel(hf.BertConfig(**SIZES, **rates, vocab_size=30)), torch.randint(5, 30, (3, 6))
+    provider = attnreg.AttributionProvider(p=0.5, q=1.0, target=lambda output, batch: output[0].sum((1, 2)))
+    handle = attnreg.attach(model, attnreg.TokenDropout(0.5) & provider)
+    model.eval().encoder.train()
+    provider.attribute(model, {"input_ids": ids})
+    first, seed = model(ids)[0], handle.seed
+    assert all(handle.drop_rates().values())
+    with handle.replay(seed):
+        assert torch.equal(model(ids)[0], first)
+    assert not torch.equal(model(ids)[0], first)
+    assert handle.seed != seed
+
+
 def test_a_part_of_a_model_has_the_masks_of_the_whole():
     config = hf.BartConfig(vocab_size=30, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
                            encoder_attention_heads=2, decoder_attention_heads=2, dropout=0.0)  # fmt: skip

@@ -9,6 +9,7 @@ from packaging.version import Version
 from torch import nn
 
 import attnreg
+from attnreg.errors import AttnRegWarning
 from tests.cases import BERT, TRANSFORMERS, model_case, output
 from tests.test_contract import models, run, same, without_dropout
 
@@ -207,6 +208,31 @@ def test_only_some_layers_of_a_shared_block():
     with attnreg.attach(model, provider, layers=[1]) as handle:
         output(model, case.batch())
     assert [site.label for site in handle.sites] == ["encoder.1.input"] == [site.label for site, _ in provider.seen]
+
+
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = BERT.build().bert
+
+    def forward(self, ids, others):
+        return [self.encoder(input_ids=each).last_hidden_state for each in (ids, others)]
+
+
+def test_an_encoder_of_several_sequences():
+    model, ids = Siamese().train(), BERT.batch()["input_ids"]
+    without_dropout(model)
+    provider, inputs = Scale("embeddings", 2.0), (ids, ids[:, 1:])
+    says = "In a forward pass of Siamese, encoder runs on several sequences.* attach to `encoder` instead"
+    with pytest.warns(AttnRegWarning, match=says):
+        handle = attnreg.attach(model, provider, example_inputs=inputs)
+    with handle:
+        model(*inputs)
+    assert [site.label for site, _ in provider.seen] == ["encoder.0.embeddings", "encoder.2.embeddings"]
+    assert [site.shape[1] for site, _ in provider.seen] == [ids.shape[1], ids.shape[1] - 1]
+    with attnreg.attach(model.encoder, Scale("embeddings")) as handle:
+        model(*inputs)
+    assert [site.label for site in handle.sites] == ["encoder.0.embeddings"]
 
 
 class Hidden(nn.Module):

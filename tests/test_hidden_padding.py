@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from tests import handwritten
+from tests.test_every_entry import clip
 from tests.test_hidden import Scale
 
 PADDING = torch.tensor([[False] * 2 + [True] * 4, [False] * 5 + [True]])
@@ -48,6 +51,16 @@ def test_a_mask_of_other_tokens_makes_padding_unknown():
         says = r"padding of the hidden states of encoder.layers.0 is unknown: they have 7"
         with pytest.raises(ValueError, match=says):
             model(x, attention_mask=torch.ones(2, 5))
+
+
+def test_a_mask_of_as_many_other_tokens_is_not_theirs():
+    model, ids, pixels = clip()
+    ids, mask = ids[:, :5], torch.arange(5).expand(3, 5) < 3
+    with (
+        attnreg.attach(model, attnreg.HiddenDropout(0.5, "span")),
+        pytest.raises(ValueError, match=r"vision_model.encoder.layers.0 is unknown: they have 5 tokens, which are"),
+    ):
+        model(input_ids=ids, attention_mask=mask, pixel_values=pixels)
 
 
 class Stack(nn.Module):
@@ -207,3 +220,28 @@ def test_a_mask_that_the_dry_run_has_not_seen_is_not_guessed():
         model(ids)
         with pytest.raises(ValueError, match=r"or the mask was not given when the model was attached. Attach with `ex"):
             model(ids, torch.zeros(3, 8, dtype=torch.bool))
+
+
+@handwritten.of_heads
+def without_the_last(q, k, v):
+    return (q @ k.mT).masked_fill(torch.arange(k.shape[2]) == k.shape[2] - 1, -1e9).softmax(-1) @ v
+
+
+class Around(nn.Module):
+    """A block."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.attention = handwritten.Attention(form)
+
+    def forward(self, x):
+        return x + self.attention(x)
+
+
+@pytest.mark.parametrize(("form", "is_known"), [(without_the_last, False), (handwritten.padded, True)])
+def test_padding_that_no_known_mask_explains_is_unknown(form, is_known):
+    model, x = nn.Sequential(Around(form), Around(form)).train(), torch.randn(2, 5, handwritten.C)
+    unknown = pytest.raises(ValueError, match=r"padding of the hidden states of 0 is unknown")
+    provider = attnreg.HiddenDropout(0.5, "span")
+    with attnreg.attach(model, provider, example_inputs=(x,)), nullcontext() if is_known else unknown:
+        model(x)

@@ -53,6 +53,9 @@ WAYS = {
     "subtracted": lambda scores: scores - 100.0 * PADDING,
     "filled": lambda scores: scores.masked_fill(PADDING, -100.0),
     "chosen": lambda scores: torch.where(PADDING, torch.tensor(-1000.0), scores),
+    "added in integers": lambda scores: scores + PADDING * -100,
+    "cut": lambda scores: scores.masked_fill(PADDING, -1e9).clamp(min=-1000.0),
+    "in place of infinities": lambda scores: scores.masked_fill(PADDING, -torch.inf).nan_to_num(neginf=-1000.0),
     "two values": lambda scores: scores + PADDING * -100.0 * torch.arange(8).clamp(max=7),
 }
 
@@ -65,6 +68,16 @@ def test_a_mask_of_low_numbers_is_the_models_own(way):
     nothing = Answer(lambda site: attnreg.Mask(scores=torch.zeros(site.shape[-2:], dtype=torch.bool)))
     with attnreg.attach(model, nothing, example_inputs=(ids,)):
         assert torch.allclose(model(ids), model.words(ids)[:, :6].mean(1, keepdim=True), atol=1e-6)
+    nothing = Answer(lambda site: attnreg.Mask(normalized=torch.zeros(site.shape[-2:], dtype=torch.bool)))
+    with attnreg.attach(model, nothing, example_inputs=(ids,)):
+        assert torch.allclose(model(ids), model.words(ids)[:, :6].mean(1, keepdim=True), atol=1e-6)
+
+
+def test_an_empty_batch_leaves_the_mean_of_drop_rates_a_number():
+    model, ids = Sharp(False).train(), torch.randperm(99)[:24].view(3, 8)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(ids,)) as handle:
+        model(ids[:0])
+        assert handle.drop_rates() == {"encoder.0": 0.0}
 
 
 def padded_keys(a, x, y):

@@ -170,6 +170,9 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
                 [0.0000, 1.0000, 0.0000]])
     """
     weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
+    if valid is not None:  # a model's mask of -100 leaves a little weight, which would be all that a dropped row has
+        valid = torch.atleast_2d(valid)
+        weights = weights.masked_fill(~valid & valid.any(-1, keepdim=True), 0.0)
     total = weights.sum(-1, keepdim=True)
     if detach_sum:
         total = total.detach()

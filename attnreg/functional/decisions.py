@@ -162,7 +162,7 @@ def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:
     """
     dropped = keep == 0
     if units is None:
-        return dropped.sum() / dropped.numel()
+        return dropped.sum() / max(dropped.numel(), 1)
     dropped, units = torch.broadcast_tensors(dropped, units)
     return (dropped & units).sum() / units.sum().clamp(min=1)
 

@@ -13,7 +13,14 @@ from attnreg.arguments import one_of
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite, discover
 from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
-from attnreg.injection.discovery.selection import asked_for, check_blocks, choose, is_chosen, warn_of_the_rest
+from attnreg.injection.discovery.selection import (
+    asked_for,
+    check_blocks,
+    choose,
+    is_chosen,
+    warn_of_sequences,
+    warn_of_the_rest,
+)
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.shadow import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
@@ -88,6 +95,8 @@ def attach(
     chosen = choose(found, layers, stacks, modules) if found.sites else []
     if modules is None and masks_attention:
         warn_of_the_rest(model, found, everything=layers is None and stacks is None)
+    if modules is None:
+        warn_of_sequences(model, found)
     that_look_at_batches(provider)  # raises if they do not fit together
     present: list[FoundHidden] = []
     if any(isinstance(each, HiddenProvider) for each in provider.parts()):

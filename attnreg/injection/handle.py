@@ -22,7 +22,7 @@ from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.changes import Changes
-from attnreg.injection.running.padding import DECODES, Padding, conventions_of
+from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.shadow import (
     MARK,
@@ -72,7 +72,9 @@ class AttachHandle:
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
         # A wrapper that takes `**inputs` does not tell what the model in it takes.
         has_two = any(DECODES & {*input_names(module)} for module in begins)
-        padding = functools.partial(Padding, has_two=has_two, conventions=conventions_of(model, found.sites))
+        conventions = conventions_of(model, found.sites)
+        hides = hides_padding(found.sites, conventions)
+        padding = functools.partial(Padding, has_two=has_two, conventions=conventions, hides=hides)
         passes = self._passes = Passes(model, provider, [each.module for each in everywhere], padding)
         #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
         self.seeds_own = passes.seeds_own = seeded

@@ -38,6 +38,7 @@ class _Place(NamedTuple):
     call: ModuleCall
     axes: str
     chosen: bool
+    attention: FoundSite | None = None  # its self-attention
 
 
 def hidden_sites(
@@ -54,14 +55,15 @@ def hidden_sites(
     order = {id(call): number for number, call in enumerate(found.entries)}
     places.sort(key=lambda place: order.get(id(place.call), -1))
     sites = []
-    first: set[tuple[str, str]] = set()
-    for site, call, axes, is_asked in places:
-        held = site.stack, _outermost_list(model, found, call)
+    first: dict[tuple[str, str], _Place] = {}
+    for place in places:
+        site, call = place.site, place.call
+        begun = first.setdefault((site.stack, _outermost_list(model, found, call)), place)
         wheres: tuple[Where, ...] = ("input", "output", "residual")
-        wheres = wheres if held in first else ("embeddings", *wheres)
-        first.add(held)
-        if is_asked:
-            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call, axes) for where in wheres]
+        if place is begun or (place.attention and place.attention.begins_again(begun.attention)):
+            wheres = ("embeddings", *wheres)
+        if place.chosen:
+            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call, place.axes) for where in wheres]
     classifier = found.classifier
     if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
         last = next((place.site for place in reversed(places) if place.chosen), Site())
@@ -83,7 +85,8 @@ def _around_attention(found: Discovery, chosen: Sequence[FoundSite]) -> list[_Pl
         if id(block) not in places:
             name = _named(found, block)
             place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
-            places[id(block)] = _Place(place, block, _axes(site, block.shape, found.samples), site in chosen)
+            axes = _axes(site, block.shape, found.samples)
+            places[id(block)] = _Place(place, block, axes, site in chosen, site)
     return list(places.values())
 
 
@@ -94,7 +97,7 @@ def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Sit
         held, _, key = found.names[call.module].rpartition(".")
         if held not in lists or call.attentions or not call.is_block:
             continue
-        other, beside, axes, _ = lists[held]
+        other, beside, axes = lists[held][:3]
         its_key = found.names[beside.module].rpartition(".")[2]
         if key.isdigit() and its_key.isdigit():
             layer = other.layer + int(key) - int(its_key)

@@ -9,7 +9,7 @@ from typing import get_args
 
 from torch import nn
 
-from attnreg.errors import CoverageWarning, InputError, NoAttentionError, listed
+from attnreg.errors import AttnRegWarning, CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.coverage import stack_left_out
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -126,6 +126,21 @@ def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) ->
             f"Attention is not masked in {len(rest)} module(s) of {type(model).__name__}: {listed}. All are listed in "
             "`handle.left_out`. To silence this warning, choose what to mask with `modules=...`.",
             CoverageWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
+    """Warn if a module has several sequences in one forward pass, because its layers are counted through all calls."""
+    first: dict[nn.Module, FoundSite] = {}
+    again = next((site for site in found.sites if site.begins_again(first.setdefault(site.module, site))), None)
+    if again is not None:
+        name = next(found.names[call.module] for call in again.sighting.running if call.is_repeated)
+        warnings.warn(
+            f"In a forward pass of {type(model).__name__}, {name} runs on several sequences. Its layers are counted "
+            "through all its calls, and what is decided once per pass, such as TokenDropout's tokens, is the same in "
+            f"each. To regularize each call by itself, attach to `{name}` instead.",
+            AttnRegWarning,
             stacklevel=3,
         )
 

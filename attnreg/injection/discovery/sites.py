@@ -37,6 +37,13 @@ class FoundSite:
         """The module whose own forward computes the attention."""
         return self.sighting.place.module
 
+    def begins_again(self, first: FoundSite | None) -> bool:
+        """Whether it is a later call of the module of ``first``, on another sequence instead of the states of that."""
+        if first is None or first.module is not self.module or first.sighting.place is self.sighting.place:
+            return False
+        one, other = first.sighting.reading, self.sighting.reading
+        return one is not None and other is not None and one.streams.isdisjoint(other.streams)
+
 
 def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
     """Return the attention sites of a model, given the names of its modules and the attention seen in them."""

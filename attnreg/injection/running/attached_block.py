@@ -20,7 +20,7 @@ from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
-from attnreg.injection.running.padding import OF_BLOCKS, Padding
+from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import share
 from attnreg.injection.running.repetition import checkpoint_around
@@ -42,6 +42,7 @@ class BlockCall:
     chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
     modules: tuple[AttachedModule, ...]  # one for each call in the block
     states: Mapping[Where, tuple[HiddenInfo, str]]  # its hidden states, and what their dimensions are
+    foreign: frozenset[str]  # names of the model's masks that had another number of tokens in the dry run
 
 
 class AttachedBlock(Shadow[BlockCall]):
@@ -126,7 +127,7 @@ class AttachedBlock(Shadow[BlockCall]):
         if axes != "bc":
             given = {**dict(zip(self._names, args, strict=False)), **kwargs}
             masks = {name: given.get(name) for name in OF_BLOCKS}
-            valid, unknown = (passes.latest.padding or Padding()).tokens(info.stack, shape, masks)
+            valid, unknown = (passes.latest.padding or Padding()).tokens(info.stack, shape, masks, call.foreign)
             valid = None if valid is None else valid.to(states.device)
         site = HiddenSite(
             **vars(info),
@@ -189,7 +190,13 @@ def _call(
     attached = tuple(modules[module] for module, _ in called if module in modules)
     info = None if own is None else own.info
     chosen_here = (*(site.info for site in inside), *changed)
-    return BlockCall(block.first, block.alone, info, chosen_here, attached, places)
+    foreign = frozenset[str]().union(*map(_foreign, states.values()))
+    return BlockCall(block.first, block.alone, info, chosen_here, attached, places, foreign)
+
+
+def _foreign(states: FoundHidden) -> frozenset[str]:
+    given = masks_of(states.call.around[0]) if states.call.around and "t" in states.axes else {}
+    return frozenset(n for n, mask in given.items() if mask.shape[-1] != states.call.shape[states.axes.index("t")])
 
 
 def _first(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,7 +31,8 @@ OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 class Padding:
     """The padding masks of one forward pass, given its inputs and the names of all inputs that the model takes.
 
-    If the model has an encoder and a decoder (``has_two``), the masks of one are not those of the other.
+    If the model has an encoder and a decoder (``has_two``), the masks of one are not those of the other. A model that
+    ``hides`` padding masks it by none of its masks.
     """
 
     def __init__(
@@ -41,32 +42,40 @@ class Padding:
         *,
         has_two: bool = False,
         conventions: Mapping[tuple[str, int], Convention] | None = None,
+        hides: bool = False,
     ) -> None:
         given = inputs or {}
         self.masks = {name: given[name] for name in NAMES if given.get(name) is not None}
         self._conventions = conventions
+        self._hides = hides
         self.has_two = has_two or bool({*DECODES, "tgt_key_padding_mask"} & {*names, *given})
 
     def tokens(
-        self, stack: Stack, shape: tuple[int, ...], own: Mapping[str, Any] | None = None
+        self,
+        stack: Stack,
+        shape: tuple[int, ...],
+        own: Mapping[str, Any] | None = None,
+        foreign: Collection[str] = (),
     ) -> tuple[Tensor | None, bool]:
         """Return which tokens of hidden states of this shape are not padding, given the block's ``own`` masks by name.
 
-        They are bool, ``(B, T)``, or ``None`` without a mask. Return also whether there is a mask, but of others.
+        The model's masks of these ``foreign`` names are of other tokens, even if there are as many. Those returned are
+        bool, ``(B, T)``, or ``None`` without a mask. Return also whether there is a mask, but of others.
         """
         names = OF_DECODERS if stack == "decoder" and self.has_two else OF_ENCODERS
         masks = [(name, self.masks[name]) for name in names if name in self.masks]
         given = list((own or {}).items())
         # A block's attention mask comes last: it may let padding attend to everything, and then hides what is padding.
         certain = [each for each in given if "padding" in each[0]]
-        for name, mask in (*certain, *masks, *given):
+        near = [each for each in masks if each[0] not in foreign]
+        for name, mask in (*certain, *near, *given):
             convention = self._convention(name, mask)
             if convention in ("pairs", "other"):
                 continue
             valid = tokens_in(mask, convention)
             if valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
                 return valid.expand(shape[:2]), False
-        return None, any(self._convention(name, mask) != "pairs" for name, mask in masks)
+        return None, self._hides or any(self._convention(name, mask) != "pairs" for name, mask in masks)
 
     def batch(self, inputs: Mapping[str, Any], rows: Tensor | None) -> Batch:
         """Return the samples and tokens of a pass with these inputs, which are ``rows`` of a larger batch."""
@@ -131,14 +140,12 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[s
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
         return None
     found: dict[tuple[str, int], Convention] = {}
-    for site in sites:
-        tokens = site.sighting.tokens
-        if tokens is None or site.info.stack == "cross" or site.parts is not None:
-            continue
+    for site, tokens in _attended(sites):
         for number, call in enumerate(site.sighting.running):
             names = OF_DECODERS if number == 0 and site.info.stack == "decoder" else OF_ENCODERS
-            for name, mask in _masks(call).items():
-                if mask.dim() < 2 or (number == 0 and name not in names and _masks(call).keys() & {*names}):
+            given = {} if hasattr(call.module, "config") else masks_of(call)  # those of transformers are known
+            for name, mask in given.items():
+                if mask.dim() < 2 or (number == 0 and name not in names and given.keys() & {*names}):
                     continue
                 convention = _convention(mask, tokens.to(mask.device))
                 if convention is not None:
@@ -147,9 +154,22 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[s
     return found
 
 
-def _masks(call: ModuleCall) -> dict[str, Tensor]:
-    if hasattr(call.module, "config"):  # of transformers
-        return {}
+def hides_padding(sites: Sequence[FoundSite], conventions: Mapping[Any, Convention] | None) -> bool:
+    """Whether a model of one's own masked padding in the dry run, but not by a mask that is known."""
+    is_known = conventions is None or not {"token", "padding"}.isdisjoint(conventions.values())
+    states = (tokens for site, tokens in _attended(sites) if site.block and tokens.shape[1] in site.block.shape)
+    return not is_known and not all(bool(tokens.all()) for tokens in states)
+
+
+def _attended(sites: Sequence[FoundSite]) -> Iterator[tuple[FoundSite, Tensor]]:
+    """Yield whole self-attention, with the keys ``(B, K)`` to which any query attended."""
+    for site in sites:
+        if site.sighting.tokens is not None and site.info.stack != "cross" and site.parts is None:
+            yield site, site.sighting.tokens
+
+
+def masks_of(call: ModuleCall) -> dict[str, Tensor]:
+    """Return the masks among the arguments of a call, by name."""
     given = {**dict(zip(input_names(call.module), call.args, strict=False)), **call.kwargs}
     return {name: given[name] for name in NAMES if isinstance(given.get(name), Tensor)}
 

@@ -136,7 +136,7 @@ class Passes(Repeatable):
         if self.seeds_own or self.rows is not None:
             now.batch = padding.batch(inputs, self.rows)
         was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
-        if was_plain and self.acts_on(module):
+        if was_plain and self._acts():
             raise RuntimeError(
                 f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
                 "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
@@ -156,9 +156,10 @@ class Passes(Repeatable):
             return
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        if module.training and not in_hook():
+        trains = module.training or now.acts  # parts may be in training mode alone
+        if trains and not in_hook():
             self._had_gradients = now.with_gradients
-        training = module.training and now.with_gradients
+        training = trains and now.with_gradients
         if training or self.probing:
             self.rates.clear()
         if training and self.enabled:
@@ -171,7 +172,7 @@ class Passes(Repeatable):
             self._prepared = now
             draws = Draws(functools.partial(self._before_the_sites, now), replayed=self.given is not None)
             with draws_from(draws), self.asking():
-                if self.acts_on(module) and (whole or not self._drawing_in_prepare()):
+                if whole or not self._drawing_in_prepare():
                     self.provider.prepare(inputs)
 
     def _check_trace(self) -> None:

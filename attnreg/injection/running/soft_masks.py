@@ -11,6 +11,7 @@ from attnreg.functional.validity import FORBIDDEN_BELOW, REACH, allowed, has_low
 
 _ADD = "add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__", "__isub__", "rsub"
 _FILL = "masked_fill", "masked_fill_", "where", "__setitem__", "index_fill", "index_fill_", "masked_scatter", "addcmul"
+_CUT = "clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_", "maximum", "minimum", "nan_to_num", "nan_to_num_"
 _MULTIPLY = "matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "mm", "tensordot", "inner", "baddbmm", "baddbmm_"
 
 
@@ -19,7 +20,7 @@ def functions(*names: str) -> frozenset[Any]:
     return frozenset(getattr(where, name) for name in names for where in (torch, Tensor) if hasattr(where, name))
 
 
-ADDS = functions(*_ADD, *_FILL, "baddbmm", "baddbmm_")
+ADDS = functions(*_ADD, *_FILL, *_CUT, "baddbmm", "baddbmm_")
 MULTIPLIES = functions(*_MULTIPLY)
 ADDS_OR_MULTIPLIES = ADDS | MULTIPLIES
 
@@ -36,7 +37,10 @@ class SoftMasks:
         if func in MULTIPLIES:
             self._makes_scores = True
         if func in ADDS:
-            for each in (*args, *(kwargs or {}).values()):
+            given = (*args, *(kwargs or {}).values())
+            if not any(isinstance(each, Tensor) and each.is_floating_point() for each in given):
+                return  # of positions, say
+            for each in given:
                 # A learned bias is no mask, and scores are not kept in memory.
                 if isinstance(each, (float, int)) or (isinstance(each, Tensor) and not each.requires_grad):
                     self._added.append(each)
@@ -50,7 +54,7 @@ class SoftMasks:
         if not self._makes_scores or any(REACH < abs(each) < -FORBIDDEN_BELOW for each in given):
             return allowed(scores)
         open_ = scores.detach() > FORBIDDEN_BELOW
-        tensors = [each for each in self._added if isinstance(each, Tensor) and each.is_floating_point()]
+        tensors = [each for each in self._added if isinstance(each, Tensor) and each.dtype != torch.bool]
         if not tensors or not has_low(scores.detach()):
             return open_
         return open_ & (allowed(scores) | ~torch.stack([_is_mask(each) for each in tensors]).any())
@@ -58,7 +62,7 @@ class SoftMasks:
 
 def _is_mask(added: Tensor) -> Tensor:
     """Whether a tensor holds one or two values as of a mask, and no others so far from 0; 0-d."""
-    added = added.detach().abs()
+    added = added.detach().abs() * 1.0  # in floating point
     far = (added > REACH) & (added < -FORBIDDEN_BELOW)
     low, high = added.masked_fill(~far, torch.inf).amin(), added.masked_fill(~far, 0.0).amax()
     return far.any() & ((added == low) | (added == high) | ~far).all()
