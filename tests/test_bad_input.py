@@ -119,6 +119,7 @@ BAD = [
     bad("search", "--space", "options: {learning-rate: 1e-5..1e-3}", "--data-dir", "nowhere", says="got nowhere: no such folder or file"),
     bad("compare", "finetune", "--jobs", 2, "--launcher", "ray", code=2, says="--jobs is only for --launcher local"),
     bad("search", "--runs", 2, "--seeds", 3, code=2, says=r"Expected --runs of at least --seeds \(3\), got 2"),
+    bad("search", "--space", "options: {lr-warmup: [no, 0.3]}", says="Expected --lr-warmup in the search space as a number"),
     *(
         bad("search", "--space", space, code=2 if "options:" in space else 1, says=says)
         for space, says in {

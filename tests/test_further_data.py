@@ -75,7 +75,7 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     assert ", seed 7:" not in again  # nothing is made or scored again
     length = changes["score_on"][1].pop("max-length")
     without = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)
-    assert_sentence(without, 1, "finetune, seed 7, on other: .* at another length: choose another name")
+    assert_sentence(without, 1, "finetune, seed 7, on other: .* with other options: choose another name")
     changes["score_on"][1] |= {"max-length": length, "classes": {"good": "unacceptable", "bad": "acceptable"}}
     ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
     swapped = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]

@@ -63,7 +63,7 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
     assert sorted(content["rows"] for content in written.values())[:3] == [20, 30, 40]
     ran(cli("evaluate", "out", "--data-dir", "long", "--name", "mine"))
     result = cli("evaluate", "out", "--data-dir", "a/short", "--name", "mine")
-    says = "out/evaluations/mine.json is the evaluation of other data, or at another length or `--class`: choose another name"
+    says = "out/evaluations/mine.json is the evaluation of other data, or with other options: choose another name"
     assert_sentence(result, 1, says)
     result = cli("evaluate", "out", "--name", "../mine")
     assert_sentence(result, 1, "Expected --name to be a file name, got '../mine'")

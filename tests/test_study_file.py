@@ -86,6 +86,11 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"score_on": [{}], "keep_models": False}, "`score_on` needs the models"),
         ({"report_on": "test"}, "Expected `report_on` to be a name in `score_on` of each task .none., got 'test'"),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
+        (
+            {"options": {"lr_warmup": False}},
+            "Expected lr_warmup in the study as a number or text, got False, as YAML reads",
+        ),
+        ({"tasks": [{"epochs": [1, True]}]}, "Expected epochs in the study as a number or text, got True"),
         ({"rungs": ["plain"]}, "methods with values in braces, which held-out rows choose from, got 'plain'"),
     ],
 )

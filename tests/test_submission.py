@@ -79,7 +79,9 @@ def test_the_two_files_of_mnli(cli, home):
     assert_sentence(cli("evaluate", "whole", "--submission", "other"), 1, says)
     (home / "data" / "test_mismatched.jsonl").unlink()
     says = "No test_mismatched file in data, which has test_matched.jsonl, train.jsonl, validation.jsonl: add test_mis"
-    assert_sentence(cli("evaluate", "out", "--submission", "other"), 1, says)
+    result = cli("evaluate", "out", "--submission", "other")
+    assert_sentence(result, 1, says)
+    assert "/data are no longer as when out was made." in result.output
     assert not (home / "other").exists()
 
 
@@ -98,6 +100,11 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     assert [*found["text"]] == texts
     predict = hf.pipeline("text-classification", str(home / "out" / "model"))  # as docs/tasks.md says
     assert [*found["prediction"]] == [each["label"] for each in predict(texts)]
+    made.write_rows(home / "numbers.csv", [{"text": text, "label": 1} for text in texts])
+    numbers = ["evaluate", "out", "--data-dir", "numbers.csv", "--device", "cpu"]
+    says = "Expected labels bad, good .give the class of another one by --class LABEL=CLASS.*, got 1 in row 1"
+    assert_sentence(cli(*numbers), 1, says)
+    ran(cli(*numbers, "--class", "1=good"))
     assert_sentence(cli(*new), 1, "Missing columns .*: label.* To predict rows without labels, add --predict FILE.csv.")
     assert_sentence(cli(*new, "--predict", "found.txt"), 1, "Expected --predict to be a .csv or .jsonl file, got found")
     assert_sentence(cli(*new, "--predict", "no/found.csv"), 1, r"There is no folder no for found\.csv: make it\.")

@@ -201,6 +201,7 @@ def test_a_test_split_that_is_what_is_scored_on(cli, home, tmp_path):
     assert scores[0] == scores[1]
     made.write_rows(tmp_path / "imdb" / "validation.jsonl", rows[:4])
     for options, count in (([], 4), (["--split", "test"], 6)):
-        assert f"{count} rows" in cli("evaluate", "out", *options).output
+        assert f"{count} rows" in cli("evaluate", "out", "--data-dir", "imdb", *options).output
     (tmp_path / "imdb" / "test.jsonl").unlink()
-    assert_sentence(cli("evaluate", "out", "--split", "test"), 1, "No labelled test split in imdb")
+    says = "No labelled test split in imdb"
+    assert_sentence(cli("evaluate", "out", "--data-dir", "imdb", "--split", "test"), 1, says)

@@ -15,9 +15,9 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
 from attnreg.experiments.compare.method import Method, default_baseline, texts_of
 from attnreg.experiments.compare.scoring import Scoring
-from attnreg.experiments.compare.yaml_file import load_yaml, mapping
+from attnreg.experiments.compare.yaml_file import check_switches, load_yaml, mapping
 from attnreg.experiments.options.option import as_typed, flag_of
-from attnreg.experiments.options.settings import SHARED
+from attnreg.experiments.options.settings import OPTIONS, SHARED
 from attnreg.experiments.tasks.built_in import get_task
 
 _SEARCH = ("seeds", "rows")
@@ -26,6 +26,7 @@ _KEYS = {
     *("primary", "rungs", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
+_SWITCHES = {each.name for each in OPTIONS if isinstance(each.default, bool)}
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 _SMALL = {"train_size": 128, "validation_rows": 64, "epochs": 2, "max_length": 64, "batch_size": 16}
@@ -99,6 +100,8 @@ def _checked(content: Any) -> dict[str, Any]:
     tasks = _list(whole, "tasks") or [{}]
     whole["tasks"] = [mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
     whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
+    for options in (whole["options"], *whole["tasks"]):
+        check_switches({name: options[name] for name in options.keys() & _OPTIONS}, _SWITCHES, "the study")
     for entry in (whole, *whole["tasks"]):
         scored = [mapping(each, "`score_on`", _SCORING) for each in _list(entry, "score_on")]
         entry |= {"score_on": scored} if scored else {}

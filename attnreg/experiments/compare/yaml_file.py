@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +52,14 @@ def mapping(content: Any, what: str, known: Collection[str] | None = None) -> di
         if key.replace("-", "_") not in known:
             raise InputError(f"Unknown key {key!r} in {what}.{did_you_mean(key, known)}")
     return {key.replace("-", "_"): value for key, value in found.items()}
+
+
+def check_switches(options: Mapping[str, Any], switches: Collection[str], what: str) -> None:
+    """Raise for true or false, as which YAML reads ``yes`` and ``no``, as a value of another option than a switch."""
+    for name, value in options.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, bool) and name not in switches:
+                raise InputError(
+                    f"Expected {name} in {what} as a number or text, got {each}, as YAML reads yes, no, on and off: "
+                    "write a number, or put the word in quotes."
+                )

@@ -18,7 +18,7 @@ from torch import nn
 from attnreg._files import write_text
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.options.content import checksum
+from attnreg.experiments.options.content import changed, checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
@@ -69,6 +69,11 @@ class SavedModel:
         self._folder = self._own_folder if self.data_dir is None else self.data_dir
         if self.data_dir is None and self._folder is not None and WHOLE in names_in(own, Path(self._folder)).values():
             raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
+        if self.data_dir is None and self._folder is not None and Path(self._folder).exists():
+            then = {"content": self._config.get("content", {})}
+            if changed({"data": checksum(self._folder)}, then):
+                here = absolute(self._folder)
+                warnings.warn(f"The data in {here} are no longer as when {run} was made.", AttnRegWarning, stacklevel=4)
         self._place = choose_device(self.device)
 
     def score(
@@ -81,7 +86,9 @@ class SavedModel:
         """
         folder = self._folder
         # Evaluation needs no training split; the classes come from the model.
-        wanted = replace(self._task, evaluation_only=True, labels=self._task.labels or self._classes)
+        # Integers are not numbers of those: who wrote the data knows no order of them.
+        own = self._task.labels
+        wanted = replace(self._task, evaluation_only=True, labels=own or self._classes, numbered=bool(own))
         task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)
         rows_of = "validation" if split not in splits and _is_validation(split, task, folder) else split
         if rows_of not in splits:
@@ -94,7 +101,8 @@ class SavedModel:
                 rows = self._batches(kind, splits[further], f"{further} inputs{where}")
                 sets[further.removeprefix("validation_")] = rows
         what: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
-        what |= {"max_length": kind.max_length, "renamed": dict(classes or {})}
+        given = {option: value for option, value in self.options.items() if value is not None and option != "task"}
+        what |= {"max_length": kind.max_length, "renamed": dict(classes or {}), "options": given}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
         asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
@@ -239,9 +247,7 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
         if not _may_be_in(path := folder / f"{name}.json", what):
-            raise InputError(
-                f"{path} is the evaluation of other data, or at another length or `--class`: choose another name."
-            )
+            raise InputError(f"{path} is the evaluation of other data, or with other options: choose another name.")
         return path
     other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
     usual = {"", what["task"], "validation"}
@@ -255,7 +261,7 @@ def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
     """Whether a file holds an evaluation of the same data, or none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else what
-        return what.items() <= {"renamed": {}, **found}.items()  # earlier versions did not write what was renamed
+        return what.items() <= {"renamed": {}, "options": {}, **found}.items()  # as earlier versions write them
     except (OSError, ValueError, TypeError):
         return False
 

@@ -58,7 +58,7 @@ def converted(
 
 
 class Classes:
-    """Map labels to class numbers. A label is a class name or a class number.
+    """Map labels to class numbers. A label is a class name or, if classes are ``numbered``, a class number.
 
     Example:
         >>> classes = Classes(["no", "yes"])
@@ -68,11 +68,11 @@ class Classes:
         1
     """
 
-    def __init__(self, labels: Sequence[str]) -> None:
-        self.labels = labels
+    def __init__(self, labels: Sequence[str], *, numbered: bool = True) -> None:
+        self.labels, self._numbered = labels, numbered
         known = {name: number for number, name in enumerate(labels)}
         integers = {whole: number for name, number in known.items() if (whole := _integer(name)) is not None}
-        self._known: dict[Any, int] = {**known, **(integers or dict(enumerate(range(len(labels)))))}
+        self._known: dict[Any, int] = {**known, **(integers or dict(enumerate(range(len(labels) * numbered))))}
 
     def number(self, value: Any) -> int | None:
         """Return the class number of a label, or ``None`` if the label is unknown."""
@@ -84,6 +84,8 @@ class Classes:
         return self._known.get(label)
 
     def __str__(self) -> str:
+        if not self._numbered:
+            return f"{listed(self.labels, 20)} (give the class of another one by --class LABEL=CLASS)"
         return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
 
 

@@ -28,6 +28,8 @@ class Task:
     label: str = "label"  #: the label column.
     #: class names, in the order of integer labels. Empty if there are no classes, or if their names come from the data.
     labels: tuple[str, ...] = ()
+    #: whether integers in the data may be the numbers of these classes; if not, they are names.
+    numbered: bool = True
     #: the columns of the choices, or one column of lists, for kind ``"multiple-choice"``.
     choices: tuple[str, ...] = ()
     #: maps the classes of models of other tasks to classes of this task, for ``attnreg evaluate``.

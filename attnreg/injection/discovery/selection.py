@@ -131,11 +131,12 @@ def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) ->
 
 
 def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
-    """Warn if a module has several sequences in one forward pass, because its layers are counted through all calls."""
+    """Warn if several attentions share a module that runs on other sequences in the same pass."""
     first: dict[nn.Module, FoundSite] = {}
-    again = next((site for site in found.sites if site.begins_again(first.setdefault(site.module, site))), None)
-    if again is not None:
-        name = next(found.names[call.module] for call in again.sighting.running if call.is_repeated)
+    again = [site for site in found.sites if site.begins_again(first.setdefault(site.module, site))]
+    shared = [next(call.module for call in site.sighting.running if call.is_repeated) for site in again]
+    if several := [module for module in shared if shared.count(module) > 1]:
+        name = found.names[several[0]]
         warnings.warn(
             f"In a forward pass of {type(model).__name__}, {name} runs on several sequences. Its layers are counted "
             "through all its calls, and what is decided once per pass, such as TokenDropout's tokens, is the same in "

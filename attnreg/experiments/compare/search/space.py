@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.yaml_file import load_yaml, mapping
+from attnreg.experiments.compare.yaml_file import check_switches, load_yaml, mapping
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.runs.command import load_command
 
@@ -168,6 +168,8 @@ def read_space(text: str | None) -> Space:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
     recipe = content.get("recipe", "regularize" if providers else _PLAIN)
     flags = {f"--{name.lstrip('-').replace('_', '-')}": value for name, value in options.items()}
+    known = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
+    check_switches(flags, {flag for param in known for flag in param.opts}, "the search space")
     values = {flag: read_values(value, flag) for flag, value in flags.items()}
     return Space(str(recipe), values, providers, most, content)
 

@@ -80,7 +80,7 @@ class Tokens(Kind):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes, every = Classes(self.task.labels), []
+        classes, every = Classes(self.task.labels, numbered=self.task.numbered), []
         for row, tags in enumerate(named_labels(rows, self.task.label, place), 1):
             every.append([classes.number(tag) for tag in tags])
             if None in every[-1]:
