@@ -82,14 +82,14 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     before, config = contents(), tmp_path / "out" / "config.json"
     refused("Expected --output-dir to be new or empty, got out: .* pass --resume")
     refused("Expected --output-dir to be new or empty", "--output-dir", "file")
-    refused(r"resume with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
-    refused(r"resume with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
+    refused(r"repeat it with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
+    refused(r"repeat it with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
     refused("--recipe finetune", "--resume", recipe="attention-layerdrop")
     config.write_text(json.dumps({**json.loads(before[config]), "optimizer": "sgd"}))
-    refused("was started with other options: resume with an attnreg that has --optimizer, or pass", "--resume")
+    refused("was started with other options: repeat it with an attnreg that has --optimizer, or choose", "--resume")
     config.write_bytes(before[config])
     left_out = cli("recipe", "finetune", "--epochs", 1, "--output-dir", "out", "--resume")
-    assert_sentence(left_out, 1, r"resume with --train-size 64 \(not given\)")
+    assert_sentence(left_out, 1, r"repeat it with --train-size 64 \(not given\)")
     (tmp_path / "out" / "result.json").unlink()
     del before[tmp_path / "out" / "result.json"]
     refused("No checkpoint in out/checkpoints, although the run has evaluations", "--resume")

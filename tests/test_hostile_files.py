@@ -139,7 +139,7 @@ CONFIG = {
     "{": "Cannot read the run's options",
     '{"recipe": "finetune", "own": 3}': "Expected a run folder, got out",
     "{}": "Expected a run folder, got out",
-    '{"recipe": "finetune"}': "resume with",
+    '{"recipe": "finetune"}': "repeat it with",
 }
 
 
@@ -154,8 +154,7 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
     (tmp_path / "all" / "study.json").write_text("{}")
     (tmp_path / "out").rename(tmp_path / "all" / "finetune" / "seed0")
     result = cli("compare", "finetune", "--seeds", 1, "--epochs", 1, "--output-dir", "all")
-    says = "has other options than this comparison" if text.endswith('"finetune"}') else CONFIG[text]
-    assert_sentence(result, 1, says.replace("out", "all/finetune/seed0"))
+    assert_sentence(result, 1, CONFIG[text].replace("out", "all/finetune/seed0"))
 
 
 def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):
@@ -179,7 +178,7 @@ def test_a_comparison_with_a_damaged_run(cli, tmp_path):
     for name, says in {
         "result.json": "The finished run in out/finetune/seed1 has been changed: result.json has changed",
         "predictions.jsonl": "The finished run in out/finetune/seed1 has been changed: predictions.jsonl has changed",
-        "config.json": "The run in out/finetune/seed1 has other options than this comparison",
+        "config.json": "The run in out/finetune/seed1 was started with other options: repeat it with",
     }.items():
         text = (run / name).read_text()
         for other in (text.replace("1", "2", 1), text[:-5], "[1]"):

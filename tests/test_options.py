@@ -152,7 +152,7 @@ def test_it_trains_and_writes_the_resulting_values(cli, tmp_path):
     assert "Warning: --stop-on dev" in result.output
     assert json.loads((tmp_path / "out" / "result.json").read_text())["steps"] == 2 * 4
     ran(cli("recipe", "ad-drop", "--regime", "paper", *small, "--resume"))
-    assert_sentence(cli("recipe", "ad-drop", *small, "--resume"), 1, "other options: resume with --batch-size 16")
+    assert_sentence(cli("recipe", "ad-drop", *small, "--resume"), 1, "other options: repeat it with --batch-size 16")
 
 
 def test_a_comparison_passes_on_only_what_was_given(cli, tmp_path):

@@ -169,7 +169,7 @@ def test_inputs_are_as_long_as_the_model_takes(cli, home):
     assert (config["max_length"], config["default_max_length"]) == (64, True)
     ran(run(cli, "finetune", "--resume"))
     ran(run(cli, "finetune", "--resume", "--max-length", 64))
-    says = r"started with other options: resume with --max-length 64 \(not --max-length 63\)"
+    says = r"started with other options: repeat it with --max-length 64 \(not --max-length 63\)"
     assert_sentence(run(cli, "finetune", "--resume", "--max-length", 63), 1, says)
     ran(cli("evaluate", "out"))
 

@@ -221,7 +221,7 @@ def test_another_search_needs_another_folder(search, runs):
     refused("The search in found has other space.", *other)
     config = runs.made[0].folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
-    refused("attnreg's version changed, so it cannot be compared with new runs", "--stratified")
+    refused("attnreg's version changed: choose another --output-dir", "--stratified")
     with locked(runs.made[0].folder.parents[2], "busy"):
         refused("Another search is writing to found: wait for", "--stratified")
 

@@ -153,12 +153,7 @@ class Method:
 
     @property
     def searched(self) -> dict[str, list[str]]:
-        """The values in braces by option, in their order; empty if braces hold only part of a value.
-
-        Example:
-            >>> Method("ad-drop --p {0.1,0.3} --q 0.3 --every={1,2}").searched
-            {'--p': ['0.1', '0.3'], '--every': ['1', '2']}
-        """
+        """The values in braces by option, in their order; empty if braces hold only part of a value."""
         found = {flag: values.split(",") for flag, values in _SEARCHED_OPTION.findall(self.text)}
         return found if len(found) == len(_BRACES.findall(self.text)) else {}
 
@@ -188,12 +183,7 @@ def default_baseline(methods: Sequence[Method]) -> Method:
 
 
 def typed_words(options: Mapping[str, object]) -> list[str]:
-    """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out.
-
-    Example:
-        >>> typed_words({"train_size": 500, "model": None, "stratified": True, "report_to": ("a", "b")})
-        ['--train-size', '500', '--stratified', '--report-to', 'a', '--report-to', 'b']
-    """
+    """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out."""
     pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
     given = [(flag_of(name), each) for name, each in pairs if each is not None and each is not False]
     return [word for flag, each in given for word in ([flag] if each is True else [flag, str(each)])]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.options.content import changed
+from attnreg.experiments.folder.writer import check_same
 from attnreg.experiments.options.settings import Settings, with_defaults
 
 Role = Literal["final", "search", "equal time"]
@@ -96,17 +96,7 @@ class PlannedRun:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        settings, config = self.settings, self.reader.config
-        if others := settings.differences(config):
-            raise InputError(
-                f"The run in {self.folder} has other options than this comparison: {', '.join(others.values())}. Give "
-                "the same options, or another --output-dir."
-            )
-        if what := changed(settings.content(), config):
-            raise InputError(
-                f"Since the run in {self.folder} was started, {' and '.join(what)} changed, so it cannot be compared "
-                "with new runs: choose another --output-dir, or remove the folder of the comparison."
-            )
+        check_same(self.folder, self.settings)
 
     def check_data(self) -> None:
         """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""

@@ -33,16 +33,7 @@ def load_yaml(source: Path | str, what: str) -> Any:
 
 
 def mapping(content: Any, what: str, known: Collection[str] | None = None) -> dict[str, Any]:
-    """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys.
-
-    Example:
-        >>> mapping({"train-size": 64}, "`options`", ["train_size"]), mapping(None, "`options`")
-        ({'train_size': 64}, {})
-        >>> mapping({"task": 3}, "`options`", ["tasks"])
-        Traceback (most recent call last):
-            ...
-        attnreg.errors.InputError: Unknown key 'task' in `options`. Did you mean tasks?
-    """
+    """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys."""
     if content is not None and not isinstance(content, dict):
         raise InputError(f"Expected {what} to map names to values, got {content!r}.")
     found = {str(key): value for key, value in (content or {}).items()}

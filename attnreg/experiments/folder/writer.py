@@ -42,16 +42,7 @@ class RunFolder:
             return
         if not (self.path / "config.json").is_file():
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
-        config = RunReader(self.path).config
-        if others := ", ".join(settings.differences(config).values()):
-            raise InputError(
-                f"The run in {self.path} was started with other options: resume with {others}, or pass --output-dir "
-                "for another run."
-            )
-        if new := changed(settings.content(), config):
-            raise InputError(
-                f"Since the run in {self.path} was started, {' and '.join(new)} changed: start it in a new folder."
-            )
+        check_same(self.path, settings)
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
         """Write ``config.json``, with the number of the model's parameters and of those that train."""
@@ -144,3 +135,15 @@ class RunFolder:
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
+
+
+def check_same(folder: Path, settings: Settings) -> None:
+    """Refuse a run that was started with other options, or if its data or files have changed since."""
+    config = RunReader(folder).config
+    if others := ", ".join(settings.differences(config).values()):
+        raise InputError(
+            f"The run in {folder} was started with other options: repeat it with {others}, or choose another "
+            "--output-dir."
+        )
+    if new := " and ".join(changed(settings.content(), config)):
+        raise InputError(f"Since the run in {folder} was started, {new} changed: choose another --output-dir.")

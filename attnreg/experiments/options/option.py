@@ -154,12 +154,7 @@ class Rates(click.FloatRange):
 
     @staticmethod
     def by_pattern(rates: float | str) -> float | dict[str, float]:
-        """Return a rate, or the rates in a text by pattern.
-
-        Example:
-            >>> Rates.by_pattern("query=0.5,value=0.1"), Rates.by_pattern(0.5)
-            ({'query': 0.5, 'value': 0.1}, 0.5)
-        """
+        """Return a rate, or the rates in a text by pattern."""
         if not isinstance(rates, str):
             return rates
         return {pattern: float(rate) for pattern, _, rate in (each.rpartition("=") for each in rates.split(","))}

@@ -242,12 +242,7 @@ SHARED = {each.name for each in OPTIONS} - _OF_ONE_RUN
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved configuration with the defaults of shared options that are newer than it.
-
-    Example:
-        >>> with_defaults({"epochs": 3})["schedule"]
-        'linear'
-    """
+    """Return a saved configuration with the defaults of shared options that are newer than it."""
     kept = (each for each in OPTIONS if each.default is not MISSING and each.name not in NOT_COMPARED)
     return {**json.loads(json.dumps({each.name: each.default for each in kept})), **config}
 

@@ -49,10 +49,6 @@ def plan_rounds(steps: int, round_steps: int | None = None) -> tuple[int, int]:
     """Return the steps of a round (8 by default, or fewer for 30 rounds) and the number of rounds of a game.
 
     The last round may be shorter.
-
-    Example:
-        >>> plan_rounds(450), plan_rounds(100), plan_rounds(100, 40)
-        ((8, 57), (3, 34), (40, 3))
     """
     if steps < 1:
         raise UsageError("No step is left for the game: raise --game or --epochs, or lower --warmup.")

@@ -36,11 +36,6 @@ def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[No
 
 
 def flattened(record: Mapping[str, Any], *prefix: str) -> dict[str, float]:
-    """Flatten the numbers of a nested record; keys become paths. Lists, such as drop rates by head, are left out.
-
-    Example:
-        >>> flattened({"loss": 0.5, "winner": "attacker", "drop_rate": {"encoder.0": 0.25}})
-        {'loss': 0.5, 'drop_rate/encoder.0': 0.25}
-    """
+    """Flatten the numbers of a nested record; keys become paths. Lists, such as drop rates by head, are left out."""
     flat = flatten_dict({**record}, "/".join(prefix), delimiter="/")
     return {name: value for name, value in flat.items() if isinstance(value, (int, float))}

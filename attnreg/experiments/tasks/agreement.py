@@ -60,12 +60,7 @@ def corpus(split: str) -> list[_Row]:
 
 
 def completions(split: str) -> list[_Row]:
-    """Return prompts and completions: a predicate in the plural and a subject, and the predicate that agrees with it.
-
-    Example:
-        >>> completions("train")[0]
-        {'prompt': 'laugh often : this girl behind a dog', 'completion': 'laughs often'}
-    """
+    """Return prompts and completions: a predicate in the plural and a subject, and the predicate that agrees."""
     return [dict(row) for row in _splits("attnreg agreement completion", _completion)[split]]
 
 

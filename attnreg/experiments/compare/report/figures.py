@@ -148,12 +148,7 @@ def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Pict
 
 
 def folded(name: str, width: int = 24, lines: int = 4) -> str:
-    r"""Fold a long name into lines; of a name that is longer still, the middle is left out.
-
-    Example:
-        >>> folded("ad-drop --p 0.3 --q 0.5 --region low", width=20)
-        'ad-drop --p 0.3 --q\n0.5 --region low'
-    """
+    """Fold a long name into lines; of a name that is longer still, the middle is left out."""
     parts = wrap(name, width, break_on_hyphens=False) or [""]
     if len(parts) > lines:
         parts = [*parts[: lines - 1], f"… {parts[-1]}"]

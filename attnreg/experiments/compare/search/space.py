@@ -127,12 +127,7 @@ class Space:
 
 
 def layer_indices(where: Any, layers: int | None) -> list[int] | None:
-    """Return the layers that a word stands for, ``None`` for all; halves need the number of layers.
-
-    Example:
-        >>> [layer_indices(where, 5) for where in LAYERS]
-        [None, [0, 1], [2, 3, 4], [0], [-1]]
-    """
+    """Return the layers that a word stands for, ``None`` for all; halves need the number of layers."""
     if isinstance(where, list):
         return where
     words: dict[str, list[int] | None] = {"all": None, "first": [0], "last": [-1]}
@@ -197,12 +192,7 @@ def read_values(value: Any, name: str) -> Values:
 
 
 def literal(value: Any) -> str:
-    """Return a value as it is written in an expression; texts are in double quotes.
-
-    Example:
-        >>> literal("scores"), literal([0, 1]), literal(True), literal(0.5)
-        ('"scores"', '[0, 1]', 'True', '0.5')
-    """
+    """Return a value as it is written in an expression; texts are in double quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -246,13 +246,7 @@ def labelled(encoded: Dataset) -> list[bool]:
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:
-    """Return the task's class number for each class of a model, by name or by ``merges`` of the task, or raise.
-
-    Example:
-        >>> from attnreg.experiments.tasks import get_task
-        >>> reading_of(["entailment", "neutral", "contradiction"], get_task("hans"))
-        [0, 1, 1]
-    """
+    """Return the task's class number for each class of a model, by name or by ``merges`` of the task, or raise."""
     names = [task.merges.get(name, name) for name in classes]
     if strange := [name for name in names if name not in task.labels]:
         known = dict.fromkeys((*task.labels, *task.merges))
