@@ -111,6 +111,9 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     for given in (["--class", "bad=good"], ["--name", "a"], ["--metric", "f1"], ["--submission", "glue"]):
         says = f"--predict writes predictions and scores nothing: remove {given[0]}"
         assert_sentence(cli(*new, "--predict", "found.csv", *given), 2, says)
+    (home / "folder").mkdir()
+    (home / "new.csv").rename(home / "folder" / "dev.csv")
+    ran(cli("evaluate", "out", "--data-dir", "folder", "--split", "validation", "--predict", "found.csv"))
     # Other columns stay as they are.
     text = "text,id,price,flag,sign\nthe a,12345678901234567890,1.50,TRUE,+15\nwent,12345678901234567891,1e5,,0x10\n"
     (home / "new.csv").write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -181,15 +182,14 @@ class SavedModel:
 
 def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     """Return rows as lines of JSON, or as a table whose lists and objects are JSON; pandas would change numbers."""
+    to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
     if file.suffix == ".jsonl":
-        return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+        return "".join(to_json(row) + "\n" for row in rows)
     writer = csv.writer(text := io.StringIO(), lineterminator="\n")
-    writer.writerows([rows[0], *(map(_packed, row.values()) for row in rows)])
+    writer.writerow(rows[0])
+    for row in rows:
+        writer.writerow([to_json(each) if isinstance(each, (list, dict)) else each for each in row.values()])
     return text.getvalue()
-
-
-def _packed(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else value
 
 
 def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:

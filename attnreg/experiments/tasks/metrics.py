@@ -26,14 +26,9 @@ _TAGS = datasets.Sequence(_TEXTS)
 
 
 def _metric(
-    name: str,
-    about: str,
-    function: Callable[[Any, Any], float],
-    *,
-    feature: Any = _LABELS,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    name: str, about: str, function: Callable[[Any, Any], float], *, feature: Any = _LABELS, highest: float = 1.0
 ) -> Any:
-    """Make a class from a function of predictions and references; ``bounds`` are the lowest and the highest score."""
+    """Make a class from a function of predictions and references, which returns ``highest`` if they are equal."""
 
     class Metric(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
@@ -43,7 +38,7 @@ def _metric(
         def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
             return {name: float(function(predictions, references))}
 
-    Metric.__name__, Metric.__doc__, Metric.bounds = name, about, bounds
+    Metric.__name__, Metric.__doc__, Metric.highest = name, about, highest
     return Metric
 
 
@@ -91,20 +86,20 @@ def word_f1(prediction: str, reference: str) -> float:
 #: The classes of metrics by name, each a local ``evaluate.Metric`` that needs no network.
 METRICS = {each.__name__: each for each in (
     _metric("matthews_correlation", "Matthews correlation coefficient, the metric of CoLA.",
-            lambda ours, theirs: sk.matthews_corrcoef(theirs, ours), bounds=(-1.0, 1.0)),
+            lambda ours, theirs: sk.matthews_corrcoef(theirs, ours)),
     _metric("accuracy", "Fraction of correct predictions.", lambda ours, theirs: sk.accuracy_score(theirs, ours)),
     _metric("f1", "F1 of class 1, for two classes.", lambda ours, theirs: sk.f1_score(
             theirs, ours, labels=[1], average="micro", zero_division=0.0)),
     _metric("macro_f1", "Mean F1 over the classes that occur in the labels or the predictions.",
             lambda ours, theirs: sk.f1_score(theirs, ours, average="macro", zero_division=0.0)),
     _metric("pearson", "Pearson correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.pearsonr), feature=_NUMBERS, bounds=(-1.0, 1.0)),
+            partial(_correlation, stats.pearsonr), feature=_NUMBERS),
     _metric("spearman", "Spearman rank correlation; 0 if all predictions, or all references, are equal.",
-            partial(_correlation, stats.spearmanr), feature=_NUMBERS, bounds=(-1.0, 1.0)),
+            partial(_correlation, stats.spearmanr), feature=_NUMBERS),
     _metric("entity_f1", "Micro F1 of entities; type and both boundaries must match (by seqeval, as CoNLL's script).",
             _entity_f1, feature=_TAGS),
     _metric("bleu", "Corpus BLEU from 0 to 100, by sacreBLEU with its defaults (13a tokenizer, case-sensitive).",
-            _bleu, feature=_TEXTS, bounds=(0.0, 100.0)),
+            _bleu, feature=_TEXTS, highest=100.0),
     _metric("exact_match", "Fraction of texts that are exactly the right ones.", _mean(str.__eq__), feature=_TEXTS),
     _metric("answer_f1", "Mean F1 of the words of answers, normalized as SQuAD's.", _mean(word_f1), feature=_TEXTS),
 )}  # fmt: skip

@@ -176,7 +176,7 @@ def _published(study: Study, groups: Groups) -> Table:
                     if data in scorings:
                         metric = study.metrics.get(task, group.metric)
                         values = [*_measured(group, scorings[data], metric).values()]
-                    scale = 1 if group.metric in METRICS and METRICS[group.metric].bounds[1] == 100 else 100
+                    scale = 1 if group.metric in METRICS and METRICS[group.metric].highest == 100 else 100
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
                 rows.append({**row, "measured": mean, "seeds": str(len(values))})

@@ -33,6 +33,7 @@ from attnreg.experiments.tasks.loading.folder import (
     folder_with_data,
     missing_split,
     parts_of,
+    spellings,
     wanted_names,
 )
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
@@ -102,8 +103,8 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     """Load a split, from where :func:`load_data` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
-    where, found = _find(task, data_dir, {split})
-    name = WHOLE if WHOLE in found else split
+    where, found = _find(task, data_dir, spellings(split))
+    name = WHOLE if WHOLE in found else choose_names({split: [spellings(split)]}, found, where).get(split, split)
     if name not in found:
         raise missing_split(split, found, where)
     rows = _read(task, name, found[name])
