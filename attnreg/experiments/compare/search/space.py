@@ -173,10 +173,6 @@ def read_values(value: Any, name: str) -> Values:
     """Read a range such as ``0.1..0.5``, ``1..8`` or ``1e-5..1e-3 log``, a list of choices, or a fixed value.
 
     ``name`` is what has this value, for messages.
-
-    Example:
-        >>> read_values("1e-5..1e-3 log", "--learning-rate")
-        Range(low=1e-05, high=0.001, log=True)
     """
     if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
         low, high, log = _number(found[1]), _number(found[2]), found[3] == "log"

@@ -52,13 +52,7 @@ def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
 def choose_names(
     wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], where: Path | str
 ) -> dict[str, str]:
-    """Choose one of the names found for each split, or raise if there are two; a split without any is left out.
-
-    Example:
-        >>> wanted = {"train": [["train"]], "validation": [["validation", "dev"], ["test"]], "test": [["test"]]}
-        >>> choose_names(wanted, ["train", "test"], Path("imdb"))
-        {'train': 'train', 'validation': 'test'}
-    """
+    """Choose one of the names found for each split, or raise if there are two; a split without any is left out."""
     chosen: dict[str, str] = {}
     for split, groups in wanted.items():
         there = next((same for group in groups if (same := [name for name in group if name in found])), [])
