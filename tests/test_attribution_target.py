@@ -45,6 +45,15 @@ HEADS = {  # model, batch, target, and what is explained, by the logits z
 }  # fmt: skip
 
 
+def test_soft_labels_are_of_classes():
+    logits, soft = torch.tensor([[1.0, 3.0, 2.0], [2.0, 0.0, 1.0]]), torch.tensor([[0.2, 0.2, 0.6], [0.9, 0.1, 0.0]])
+    for kind, classes in {"predicted": [1, 0], "label": [2, 0]}.items():
+        target, batch = Target(kind), {"labels": soft}
+        assert target.classes(logits, batch).tolist() == classes
+        assert target.score(logits, batch, torch.tensor(classes)).item() == sum(map(float, logits[[0, 1], classes]))
+    assert Target().classes(logits, {"labels": 2 * soft}) is None  # numbers
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_what_is_explained(head):
     make, batch, target, score = HEADS[head]

@@ -72,7 +72,7 @@ def damaged(folder, name, damage):
 
 LOADED = {
     "provider": (attnreg.Regularizer.from_pretrained, "Cannot load a provider"),
-    "checkpoints": (read_state, r"The checkpoint .* is damaged: "),
+    "checkpoints": (read_state, r"The checkpoint .* is damaged, so start the run again: "),
 }
 
 

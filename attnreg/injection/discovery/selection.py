@@ -17,7 +17,7 @@ from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
 
-A_BLOCK = "A block is an entry of a ModuleList or Sequential that returns hidden states in their input shape."
+A_BLOCK = "A block is an entry of a ModuleList or Sequential, around attention, that keeps the shape of hidden states."
 WHY: dict[Where, str] = {
     "embeddings": "They enter the first block of a list of blocks, and count as its layer.",
     "pooled": "It is the one vector per sample that the last linear layer of the model takes, as in a classifier on "
