@@ -39,8 +39,8 @@ class Target:
     * classification and multiple choice, ``(B, C)``: :math:`\sum_b z_{b, c_b}`, the logit of each sample's class;
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
     * extractive question answering: the same for two classes per row, the positions where the answer begins and ends;
-    * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`; but rows of
-      labels that sum to 1 are soft labels of classes, of which the highest is the gold one.
+    * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`; but
+      labels of at least 0 that sum to 1 are soft labels of classes, of which the highest is the gold one.
 
     The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
     model shifts its labels one position to the left, as causal language models do, so does the target. The model's
@@ -97,7 +97,8 @@ class Target:
         logits, labels = logits_of(output), self._labels(output, batch)
         one_number = logits.dim() == 1 or (logits.dim() == 2 and logits.shape[1] == 1)
         numbers = isinstance(labels, Tensor) and labels.is_floating_point() and labels.shape == logits.shape
-        if numbers and not one_number and torch.allclose(labels.sum(-1), labels.new_ones(()), atol=1e-3):
+        sums = labels.sum(-1) if numbers and not one_number and bool((labels >= 0).all()) else None
+        if sums is not None and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
             numbers, labels = False, labels.argmax(-1)
         if one_number or numbers:  # regression
             return None

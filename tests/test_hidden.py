@@ -223,7 +223,7 @@ def test_an_encoder_of_several_sequences():
     model, ids = Siamese().train(), BERT.batch()["input_ids"]
     without_dropout(model)
     provider, inputs = Scale("embeddings", 2.0), (ids, ids[:, 1:])
-    says = "In a forward pass of Siamese, encoder runs on several sequences.* attach to `encoder` instead"
+    says = "In a pass of Siamese, encoder runs on several sequences.* attach to `encoder` instead"
     with pytest.warns(AttnRegWarning, match=says):
         handle = attnreg.attach(model, provider, example_inputs=inputs)
     with handle:

@@ -63,6 +63,23 @@ def test_a_mask_of_as_many_other_tokens_is_not_theirs():
         model(input_ids=ids, attention_mask=mask, pixel_values=pixels)
 
 
+@pytest.mark.parametrize("length", [6, 8])
+def test_longformer_pads_to_its_window(length):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model, provider = (
+        hf.LongformerModel(hf.LongformerConfig(**sizes, vocab_size=30, attention_window=8)),
+        Scale("output"),
+    )
+    ids, mask = (
+        torch.randint(5, 30, (2, length)),
+        torch.arange(length).expand(2, length) < torch.tensor([[length], [4]]),
+    )
+    with attnreg.attach(model.train(), provider):
+        for given in (mask.long(), torch.ones_like(ids)):
+            model(ids, attention_mask=given)
+    assert [site.lengths.tolist() for site, _ in provider.seen] == [[length, 4], [length, length]]
+
+
 class Stack(nn.Module):
     """Blocks, one by one; only ``tells`` gives them the padding. With ``checkpoints``, each is checkpointed."""
 
@@ -223,8 +240,8 @@ def test_a_mask_that_the_dry_run_has_not_seen_is_not_guessed():
 
 
 @handwritten.of_heads
-def without_the_last(q, k, v):
-    return (q @ k.mT).masked_fill(torch.arange(k.shape[2]) == k.shape[2] - 1, -1e9).softmax(-1) @ v
+def without_the_last_two(q, k, v):
+    return (q @ k.mT).masked_fill(torch.arange(k.shape[2]) >= k.shape[2] - 2, -1e9).softmax(-1) @ v
 
 
 class Around(nn.Module):
@@ -238,7 +255,7 @@ class Around(nn.Module):
         return x + self.attention(x)
 
 
-@pytest.mark.parametrize(("form", "is_known"), [(without_the_last, False), (handwritten.padded, True)])
+@pytest.mark.parametrize(("form", "is_known"), [(without_the_last_two, False), (handwritten.padded, True)])
 def test_padding_that_no_known_mask_explains_is_unknown(form, is_known):
     model, x = nn.Sequential(Around(form), Around(form)).train(), torch.randn(2, 5, handwritten.C)
     unknown = pytest.raises(ValueError, match=r"padding of the hidden states of 0 is unknown")

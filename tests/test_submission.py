@@ -81,7 +81,7 @@ def test_the_two_files_of_mnli(cli, home):
     says = "No test_mismatched file in data, which has test_matched.jsonl, train.jsonl, validation.jsonl: add test_mis"
     result = cli("evaluate", "out", "--submission", "other")
     assert_sentence(result, 1, says)
-    assert "/data are no longer as when out was made." in result.output
+    assert "/data have changed since out was made." in result.output
     assert not (home / "other").exists()
 
 

@@ -68,13 +68,22 @@ def test_a_mask_of_low_numbers_is_the_models_own(way):
     nothing = Answer(lambda site: attnreg.Mask(scores=torch.zeros(site.shape[-2:], dtype=torch.bool)))
     with attnreg.attach(model, nothing, example_inputs=(ids,)):
         assert torch.allclose(model(ids), model.words(ids)[:, :6].mean(1, keepdim=True), atol=1e-6)
-    nothing = Answer(lambda site: attnreg.Mask(normalized=torch.zeros(site.shape[-2:], dtype=torch.bool)))
-    with attnreg.attach(model, nothing, example_inputs=(ids,)):
+    model.double()
+    padding = Answer(lambda site: attnreg.Mask(normalized=PADDING.expand(site.shape[-2:])))
+    with attnreg.attach(model, padding, example_inputs=(ids,)):
         assert torch.allclose(model(ids), model.words(ids)[:, :6].mean(1, keepdim=True), atol=1e-6)
 
 
+def test_the_highest_value_of_a_cosine_is_no_mask():
+    model, ids = Sharp(False, lambda scores: scores.clamp(max=100.0)).train(), torch.randperm(99)[:24].view(3, 8)
+    provider = Answer(lambda site: None)
+    with attnreg.attach(model, provider, example_inputs=(ids,)):
+        model(ids)
+    assert provider.asked[0].valid is None or bool(provider.asked[0].valid.all())
+
+
 def test_an_empty_batch_leaves_the_mean_of_drop_rates_a_number():
-    model, ids = Sharp(False).train(), torch.randperm(99)[:24].view(3, 8)
+    model, ids = Sharp(True).train(), torch.randperm(99)[:24].view(3, 8)
     with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(ids,)) as handle:
         model(ids[:0])
         assert handle.drop_rates() == {"encoder.0": 0.0}

@@ -74,7 +74,7 @@ class SavedModel:
             then = {"content": self._config.get("content", {})}
             if changed({"data": checksum(self._folder)}, then):
                 here = absolute(self._folder)
-                warnings.warn(f"The data in {here} are no longer as when {run} was made.", AttnRegWarning, stacklevel=4)
+                warnings.warn(f"Files in {here} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
         self._place = choose_device(self.device)
 
     def score(
@@ -87,9 +87,9 @@ class SavedModel:
         """
         folder = self._folder
         # Evaluation needs no training split; the classes come from the model.
-        # Integers are not numbers of those: who wrote the data knows no order of them.
-        own = self._task.labels
-        wanted = replace(self._task, evaluation_only=True, labels=own or self._classes, numbered=bool(own))
+        # In other data, integers are not numbers of the model's classes: who wrote them knows no order of these.
+        labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
+        wanted = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
         task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)
         rows_of = "validation" if split not in splits and _is_validation(split, task, folder) else split
         if rows_of not in splits:

@@ -41,8 +41,9 @@ class FoundSite:
         """Whether it is a later call of the module of ``first``, on another sequence instead of the states of that."""
         if first is None or first.module is not self.module or first.sighting.place is self.sighting.place:
             return False
-        one, other = first.sighting.reading, self.sighting.reading
-        return one is not None and other is not None and one.streams.isdisjoint(other.streams)
+        readings = (each.sighting.reading for each in (first, self))
+        streams, others = (frozenset() if reading is None else reading.streams for reading in readings)
+        return bool(streams and others) and streams.isdisjoint(others)
 
 
 def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:

@@ -22,7 +22,6 @@ ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtyp
 FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
-NO_DRAWS = ("cpu", "meta")  # the CPU's generator is always among the others
 LIBRARIES = ("accelerate", "peft", "torch", "transformers")
 MOST = 20_000  # objects to inspect at most; a model that reaches more refers to something outside it
 
@@ -61,7 +60,8 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
     """Let what follows the block draw from torch's global generators what the block draws."""
-    devices = [each for each in {parameter.device for parameter in model.parameters()} if each.type not in NO_DRAWS]
+    used = {each.device for each in model.parameters()}  # the CPU's generator is always among them; meta has none
+    devices = [each for each in used if each.type != "cpu" and hasattr(torch, each.type)]
     return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
 
 

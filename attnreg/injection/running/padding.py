@@ -129,6 +129,8 @@ def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
     """Return which tokens are not padding, bool, ``(B, T)``, given a mask of two or more dimensions."""
     is_added = mask.is_floating_point() and (convention == "padding" or mask.dim() > 2)  # to scores
     valid = allowed(mask) if is_added else mask.bool() ^ (convention == "padding")
+    if mask.is_floating_point() and not is_added:  # blocks of Longformer are given 0 and -10000
+        valid = torch.where((mask == 1).any(), valid, allowed(mask))
     return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
 
 
@@ -158,7 +160,7 @@ def hides_padding(sites: Sequence[FoundSite], conventions: Mapping[Any, Conventi
     """Whether a model of one's own masked padding in the dry run, but not by a mask that is known."""
     is_known = conventions is None or not {"token", "padding"}.isdisjoint(conventions.values())
     states = (tokens for site, tokens in _attended(sites) if site.block and tokens.shape[1] in site.block.shape)
-    return not is_known and not all(bool(tokens.all()) for tokens in states)
+    return not is_known and not all(bool(tokens[:, :-1].all()) for tokens in states)  # the last: strictly causal
 
 
 def _attended(sites: Sequence[FoundSite]) -> Iterator[tuple[FoundSite, Tensor]]:

@@ -156,7 +156,7 @@ class Passes(Repeatable):
             return
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        trains = module.training or now.acts  # parts may be in training mode alone
+        trains = module.training or (now.acts and not self.probing)  # parts may be in training mode alone
         if trains and not in_hook():
             self._had_gradients = now.with_gradients
         training = trains and now.with_gradients

@@ -20,7 +20,8 @@ def functions(*names: str) -> frozenset[Any]:
     return frozenset(getattr(where, name) for name in names for where in (torch, Tensor) if hasattr(where, name))
 
 
-ADDS = functions(*_ADD, *_FILL, *_CUT, "baddbmm", "baddbmm_")
+CUTS = functions(*_CUT)
+ADDS = functions(*_ADD, *_FILL, "baddbmm", "baddbmm_") | CUTS
 MULTIPLIES = functions(*_MULTIPLY)
 ADDS_OR_MULTIPLIES = ADDS | MULTIPLIES
 
@@ -41,8 +42,9 @@ class SoftMasks:
             if not any(isinstance(each, Tensor) and each.is_floating_point() for each in given):
                 return  # of positions, say
             for each in given:
-                # A learned bias is no mask, and scores are not kept in memory.
-                if isinstance(each, (float, int)) or (isinstance(each, Tensor) and not each.requires_grad):
+                # A learned bias is no mask, nor the highest value of a cosine; and scores are not kept in memory.
+                is_number = isinstance(each, (float, int)) and (each < 0 or func not in CUTS)
+                if is_number or (isinstance(each, Tensor) and not each.requires_grad):
                     self._added.append(each)
 
     def allowed(self, scores: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class SoftMasks:
 
 def _is_mask(added: Tensor) -> Tensor:
     """Whether a tensor holds one or two values as of a mask, and no others so far from 0; 0-d."""
-    added = added.detach().abs() * 1.0  # in floating point
+    added = (added.detach() * 1.0).abs()  # in floating point
     far = (added > REACH) & (added < -FORBIDDEN_BELOW)
     low, high = added.masked_fill(~far, torch.inf).amin(), added.masked_fill(~far, 0.0).amax()
     return far.any() & ((added == low) | (added == high) | ~far).all()

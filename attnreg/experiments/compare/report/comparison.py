@@ -188,7 +188,7 @@ def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Ite
         yield Paragraph(f"The methods did not have the same number of tries: {tried}.")
     seen = "Dev was not used."
     if groups[0].own_rows is not None:
-        seen = "The scored rows are of train, so some of them took part in this choice: the scores are biased upward."
+        seen = "The scored rows are of train: some may have taken part in this choice, which would bias scores upward."
     for method in comparison.methods:
         if (won := method.winner) is not None:
             yield Paragraph(

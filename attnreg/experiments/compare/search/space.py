@@ -164,7 +164,8 @@ def read_space(text: str | None) -> Space:
     recipe = content.get("recipe", "regularize" if providers else _PLAIN)
     flags = {f"--{name.lstrip('-').replace('_', '-')}": value for name, value in options.items()}
     known = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
-    check_switches(flags, {flag for param in known for flag in param.opts}, "the search space")
+    switches = {flag for param in known for flag in (*param.opts, *param.secondary_opts)}
+    check_switches(flags, switches, "the search space")
     values = {flag: read_values(value, flag) for flag, value in flags.items()}
     return Space(str(recipe), values, providers, most, content)
 
