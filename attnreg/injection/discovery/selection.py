@@ -138,8 +138,8 @@ def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
     if several := [module for module in shared if shared.count(module) > 1]:
         name = found.names[several[0]]
         warnings.warn(
-            f"In a pass of {type(model).__name__}, {name} runs on several sequences: its layers are counted on, and what "
-            f"is decided once per pass is the same in each. To regularize each by itself, attach to `{name}` instead.",
+            f"In a pass of {type(model).__name__}, {name} runs on several sequences: its layers count on, and what is "
+            f"decided once per pass is the same in each. To regularize each by itself, attach to `{name}` instead.",
             AttnRegWarning,
             stacklevel=3,
         )
