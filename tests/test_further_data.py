@@ -76,15 +76,16 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     length = changes["score_on"][1].pop("max-length")
     without = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)
     assert_sentence(without, 1, "finetune, seed 7, on other: .* with other options: choose another name")
-    changes["score_on"][1] |= {"max-length": length, "classes": {"good": "unacceptable", "bad": "acceptable"}}
+    other_way = {"good": "unacceptable", "bad": "acceptable"}
+    changes["score_on"][1] |= {"name": "swapped", "max-length": length, "classes": other_way}
     ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
-    swapped = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
+    swapped = json.loads((run / "evaluations" / "swapped.json").read_text())["metrics"]
     assert swapped["accuracy"] == pytest.approx(1 - evaluation["metrics"]["accuracy"])
     write_rows(
         tmp_path / "other" / "validation.jsonl", [{**row, "label": ["good", "bad"][row["label"]]} for row in rows]
     )
     ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
-    back = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
+    back = json.loads((run / "evaluations" / "swapped.json").read_text())["metrics"]
     assert back["accuracy"] == pytest.approx(evaluation["metrics"]["accuracy"])
 
 
