@@ -11,7 +11,9 @@ import optuna
 import pytest
 
 from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.search import trials
+from attnreg.experiments.compare.search.space import Choice, Range, read_values
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.folder.reader import locked
 from tests.commands import assert_sentence, ran
@@ -329,3 +331,11 @@ def test_with_runs_that_are_made(cli, warm, monkeypatch, tmp_path):
         folder = tmp_path / "found" / "search" / f"trial-{number}" / "seed1000"
         assert json.loads((folder / "result.json").read_text())["scored_on"] == "held-out"
         assert not (folder / "checkpoints").exists()
+
+
+def test_values_of_a_space_and_options_as_typed():
+    assert read_values("1e-5..1e-3 log", "--learning-rate") == Range(1e-5, 1e-3, log=True)
+    assert read_values("1..8", "--epochs") == Range(1, 8, log=False)
+    assert read_values([0.5, "1e-3"], "--p") == Choice([0.5, 1e-3])
+    options = {"train_size": 500, "model": None, "stratified": True, "keep_models": False, "report_to": ("a", "b")}
+    assert typed_words(options) == ["--train-size", "500", "--stratified", "--report-to", "a", "--report-to", "b"]
