@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.regularizer.abilities import PATIENCE
 from tests.handwritten import Layers, plain
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -88,6 +89,14 @@ def test_only_a_part_is_in_training_mode():
         assert torch.equal(model(ids)[0], first)
     assert not torch.equal(model(ids)[0], first)
     assert handle.seed != seed
+
+
+def test_probed_passes_are_no_training():
+    model, ids = Blocks().eval(), torch.randint(0, 20, (2, 4))
+    provider = attnreg.Scheduled(attnreg.DropKey(), p=[(0, 0.5), (1, 0.5)], total_steps=9)
+    with attnreg.attach(model, provider, example_inputs=(ids,)) as handle, handle.probing():
+        for _ in range(PATIENCE + 1):  # of training passes without a step would bring a warning
+            model(ids)
 
 
 def test_a_part_of_a_model_has_the_masks_of_the_whole():

@@ -66,14 +66,9 @@ def test_a_mask_of_as_many_other_tokens_is_not_theirs():
 @pytest.mark.parametrize("length", [6, 8])
 def test_longformer_pads_to_its_window(length):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model, provider = (
-        hf.LongformerModel(hf.LongformerConfig(**sizes, vocab_size=30, attention_window=8)),
-        Scale("output"),
-    )
-    ids, mask = (
-        torch.randint(5, 30, (2, length)),
-        torch.arange(length).expand(2, length) < torch.tensor([[length], [4]]),
-    )
+    model = hf.LongformerModel(hf.LongformerConfig(**sizes, vocab_size=30, attention_window=8))
+    provider, ids = Scale("output"), torch.randint(5, 30, (2, length))
+    mask = torch.arange(length).expand(2, length) < torch.tensor([[length], [4]])
     with attnreg.attach(model.train(), provider):
         for given in (mask.long(), torch.ones_like(ids)):
             model(ids, attention_mask=given)

@@ -72,7 +72,7 @@ def damaged(folder, name, damage):
 
 LOADED = {
     "provider": (attnreg.Regularizer.from_pretrained, "Cannot load a provider"),
-    "checkpoints": (read_state, r"The checkpoint .* is damaged, so start the run again: "),
+    "checkpoints": (read_state, r"The checkpoint .* is damaged \(start in a new folder\): "),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.search import trials
-from attnreg.experiments.compare.search.space import Choice, Range, read_values
+from attnreg.experiments.compare.search.space import Choice, Range, read_space, read_values
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.folder.reader import locked
 from tests.commands import assert_sentence, ran
@@ -337,5 +337,6 @@ def test_values_of_a_space_and_options_as_typed():
     assert read_values("1e-5..1e-3 log", "--learning-rate") == Range(1e-5, 1e-3, log=True)
     assert read_values("1..8", "--epochs") == Range(1, 8, log=False)
     assert read_values([0.5, "1e-3"], "--p") == Choice([0.5, 1e-3])
+    assert read_space("{recipe: attendout, options: {no-baseline: true}}").options == {"--no-baseline": Choice([True])}
     options = {"train_size": 500, "model": None, "stratified": True, "keep_models": False, "report_to": ("a", "b")}
     assert typed_words(options) == ["--train-size", "500", "--stratified", "--report-to", "a", "--report-to", "b"]

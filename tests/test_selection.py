@@ -65,6 +65,8 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
     result = cli("evaluate", "out", "--data-dir", "a/short", "--name", "mine")
     says = "out/evaluations/mine.json is the evaluation of other data, or with other options: choose another name"
     assert_sentence(result, 1, says)
+    result = cli("evaluate", "out", "--data-dir", "long", "--name", "mine", "--metric", "accuracy")
+    assert_sentence(result, 1, says)
     result = cli("evaluate", "out", "--name", "../mine")
     assert_sentence(result, 1, "Expected --name to be a file name, got '../mine'")
 

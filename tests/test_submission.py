@@ -3,6 +3,7 @@
 import csv
 import json
 
+import datasets
 import pandas as pd
 import pytest
 import torch
@@ -140,4 +141,21 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     (home / "out" / "result.json").unlink()
     assert_sentence(
         cli(*new, "--predict", "found.csv"), 1, "The run in out has not finished: continue it with --resume"
+    )
+
+
+def test_the_runs_own_data_may_hold_integers_beside_declared_names(cli, home):
+    rows = made.make(acceptable, 24, 0)
+    named = datasets.Dataset.from_list([{"text": row["sentence"], "label": row["label"]} for row in rows])
+    named = named.cast_column("label", datasets.ClassLabel(names=["good", "bad"]))
+    (home / "own").mkdir()
+    named.to_parquet(home / "own" / "train.parquet")
+    made.write_rows(
+        home / "own" / "validation.jsonl", [{"text": row["sentence"], "label": row["label"]} for row in rows[:8]]
+    )
+    ran(cli("recipe", "finetune", "--task", "custom", "--data-dir", "own", "--text-columns", "text", *QUICK))
+    scored = json.loads((home / "out" / "result.json").read_text())["dev"]["accuracy"]
+    assert f"accuracy {scored:.4f}" in ran(cli("evaluate", "out", "--device", "cpu")).output
+    assert_sentence(
+        cli("evaluate", "out", "--data-dir", "own"), 1, "Expected labels good, bad .give the class of another"
     )

@@ -93,10 +93,10 @@ def attach(
     masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())
     found = discover(model, example_inputs, needs_attention=masks_attention)
     chosen = choose(found, layers, stacks, modules) if found.sites else []
-    if modules is None and masks_attention:
-        warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     if modules is None:
         warn_of_sequences(model, found)
+        if masks_attention:
+            warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if they do not fit together
     present: list[FoundHidden] = []
     if any(isinstance(each, HiddenProvider) for each in provider.parts()):

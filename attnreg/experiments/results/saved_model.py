@@ -19,7 +19,7 @@ from torch import nn
 from attnreg._files import write_text
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.options.content import changed, checksum
+from attnreg.experiments.options.content import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
@@ -68,12 +68,11 @@ class SavedModel:
         self._classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
         self._own_folder = self._config.get("data_dir") if self._task.name == own.name else None
         self._folder = self._own_folder if self.data_dir is None else self.data_dir
-        if self.data_dir is None and self._folder is not None and WHOLE in names_in(own, Path(self._folder)).values():
-            raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
-        if self.data_dir is None and self._folder is not None and Path(self._folder).exists():
-            then = {"content": self._config.get("content", {})}
-            if changed({"data": checksum(self._folder)}, then):
-                here = absolute(self._folder)
+        if self.data_dir is None and self._folder is not None:
+            if WHOLE in names_in(own, Path(self._folder)).values():
+                raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
+            now, here = checksum(self._folder), absolute(self._folder)
+            if self._config.get("content", {}).get("data", now) != now:
                 warnings.warn(f"Files in {here} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
         self._place = choose_device(self.device)
 
@@ -86,8 +85,8 @@ class SavedModel:
         file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
         """
         folder = self._folder
-        # Evaluation needs no training split; the classes come from the model.
-        # In other data, integers are not numbers of the model's classes: who wrote them knows no order of these.
+        # Evaluation needs no training split; the classes come from the model, and integers in other data are not
+        # their numbers, because who wrote them knows no order of these.
         labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
         wanted = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
         task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)

@@ -71,4 +71,4 @@ def read_state(folder: Path) -> dict[str, Any]:
         check_checksums(paths[-1])
         return dict(torch.load(paths[-1] / STATE, map_location="cpu", weights_only=True))  # it cannot run code
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"The checkpoint {paths[-1]} is damaged, so start the run again: {one_line(error)}") from error
+        raise InputError(f"The checkpoint {paths[-1]} is damaged (start in a new folder): {one_line(error)}") from error

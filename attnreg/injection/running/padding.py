@@ -67,8 +67,7 @@ class Padding:
         given = list((own or {}).items())
         # A block's attention mask comes last: it may let padding attend to everything, and then hides what is padding.
         certain = [each for each in given if "padding" in each[0]]
-        near = [each for each in masks if each[0] not in foreign]
-        for name, mask in (*certain, *near, *given):
+        for name, mask in (*certain, *(each for each in masks if each[0] not in foreign), *given):
             convention = self._convention(name, mask)
             if convention in ("pairs", "other"):
                 continue
