@@ -132,7 +132,8 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     with (home / "found.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["id"], second["id"], json.loads(first["tags"])) == ("", "12345678901234568", ["ä", "b"])
-    pd.DataFrame({"text": texts, "price": [0.5, float("nan"), 2.0]}).to_parquet(home / "new.parquet")
+    prices = {"text": texts, "price": [0.5, float("nan"), 2.0]}
+    datasets.Dataset.from_dict(prices).to_parquet(home / "new.parquet")  # pandas would write null
     new[3] = "new.parquet"
     ran(cli(*new, "--predict", "found.jsonl"))
     lines = (home / "found.jsonl").read_text().splitlines()
