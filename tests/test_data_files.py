@@ -92,6 +92,7 @@ REFUSED = [
     ("train.json", json.dumps({"text": ["a"], "label": ["neg"]}), r'train.json must be an array of objects, one for each row, or have it as in \{"data": \[...\]\}\.$'),
     ("train.json", json.dumps({"1": GOOD[0], "2": GOOD[1]}), "train.json must be an array of objects, one for each row"),
     ("train.json", json.dumps({"train": GOOD, "validation": GOOD}), "train.json has rows in train and validation: write each of them as a file"),
+    ("train.json", json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": []}]}), "train.json nests questions in paragraphs: write a row for each"),
     ("train.json", "3", "Line 1 of .*train.json must be one JSON object, got '3'"),
     ("train.json", "[1]", "train.json must be an array of objects, one for each row"),
     ("train.csv", 'text,label\na,neg\n"b,pos\n', r"Cannot read the row in line 3 of .*train.csv: a double quote in it is never closed\.$"),

@@ -13,7 +13,7 @@ from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
-from tests.test_flex import ALL, FACTOR, KEEP, USUAL_WAYS, WAYS, B, H, Model, N, dense, qkv
+from tests.test_flex import ALL, FACTOR, KEEP, WAYS, B, H, Model, N, dense, qkv
 
 pytestmark = NEEDS_TORCH_2_13
 eager, trainable = test_flex.eager, test_flex.trainable
@@ -45,7 +45,7 @@ def written(provider, seed):
 
 
 DRAWING_EVERY_WAY = [
-    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in USUAL_WAYS or name == "weights" else pytest.mark.slow)
+    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in ("plain", "documents and a bias") or name == "weights" else pytest.mark.slow)
     for way in WAYS
     for name, make in DRAWING.items()
 ]  # fmt: skip

@@ -258,7 +258,8 @@ ragged = {
     "input_ids": torch.tensor([[1, 5, 2, 5], [7, 5, 0, 0]]),
     "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
 }
-grains = pytest.mark.parametrize("decisions", ["unit", "key", "type", "word", "batch"])
+GRAINS = ["unit", "key", "type", "word", "batch"]
+grains = pytest.mark.parametrize("decisions", GRAINS)
 
 
 def units_of(values, decisions):
@@ -332,8 +333,10 @@ def test_decisions_are_shared_and_their_probability_counts_each_once(decisions, 
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(found, slow, strict=True))
 
 
-@grains
-@masks_and_heads
+# The value of several masks and heads is tested above; that they are drawn at it shows with one grain as with all.
+@pytest.mark.parametrize(
+    ("decisions", "masks", "heads"), [*((grain, 1, 1) for grain in GRAINS), ("unit", 3, 1), ("unit", 1, 3)]
+)
 def test_decisions_come_as_often_as_they_are_probable(decisions, masks, heads):
     torch.manual_seed(0)
     net = small(decisions=decisions, masks_per_layer=masks, num_heads=heads)

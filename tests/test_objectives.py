@@ -46,8 +46,8 @@ def as_batch(rows):
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("accumulated", [1, 4])
-@pytest.mark.parametrize("counts", [False, True])  # whether the model's loss is divided by the number of labels
+# whether the model's loss is divided by the number of labels
+@pytest.mark.parametrize(("counts", "accumulated"), [(False, 4), (True, 1), pytest.param(True, 4, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)])  # fmt: skip
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     without_chance(monkeypatch)

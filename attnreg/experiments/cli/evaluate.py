@@ -77,7 +77,9 @@ def evaluate(
         click.echo(f"Predictions of {rows} rows saved to {predict}")
         return
     split = split or "validation"
-    path, result = saved.score(split, name, dict(_pair(text) for text in classes))
+    if len(renamed := dict(map(_pair, classes))) < len(classes):
+        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
+    path, result = saved.score(split, name, renamed)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")

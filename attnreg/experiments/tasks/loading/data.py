@@ -40,7 +40,6 @@ from attnreg.experiments.tasks.loading.tables import read_files, read_images, re
 from attnreg.experiments.tasks.task import Task
 
 WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
-HEADER = " The first line of a .csv or .tsv file must hold the column names."
 _TIMEOUT_S = 3.0
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
@@ -199,7 +198,7 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
             f"has {', '.join(map(repr, rows.column_names))}.{did_you_mean(missing[0], rows.column_names)}"
-            f"{HEADER if len(missing) == len(wanted) else ''}"
+            f"{' The first line of a .csv or .tsv file must hold the column names.' * (len(missing) == len(wanted))}"
             f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
         )
 

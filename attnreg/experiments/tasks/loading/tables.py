@@ -202,6 +202,8 @@ def _rows_in_field(whole: dict[str, Any], file: Path) -> list[Any] | None:
         raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
     if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):
         raise InputError(_EXPECTED.format(file))
+    if any("paragraphs" in row for name in fields for row in whole[name]):
+        raise InputError(f"{file} nests questions in paragraphs: write a row for each, as the hub's SQuAD has them.")
     return whole[fields[0]] if fields else None
 
 
