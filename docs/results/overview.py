@@ -38,7 +38,7 @@ DRAWN = (
     ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", "high", (
         "plain", "plain for 15 epochs", "random", "low", "attention")),
     ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", "high", (
-        "plain", "random")),
+        "plain", "random", "low")),
     ("AD-DROP, 500 rows of TREC,\n12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
     ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
