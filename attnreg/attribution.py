@@ -262,13 +262,15 @@ def explain(
             stack.enter_context(torch.autocast(next(model.parameters()).device.type, dtype))
         try:
             found = METHODS[method](run)
+            target.for_model(model)  # raises: transformers may set the kind of labels in its first pass
         except RuntimeError as error:
             # Torch's messages about a gradient with respect to a tensor that the score does not depend on.
             if not any(part in str(error) for part in ("not have been used in the graph", "does not require grad")):
                 raise
             raise InputError(
                 f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
-                "modules that lead to it (`modules=...`), or pass another `target`."
+                "modules that lead to it (`modules=...`), pass another `target`, or, if the model checkpoints now, "
+                "`use_reentrant=False`."
             ) from error
     detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()}
     return Attributions(detached)

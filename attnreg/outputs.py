@@ -16,6 +16,7 @@ from attnreg.errors import InputError, did_you_mean
 IGNORED = -100  # transformers' label for positions without one
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ENDS = ("start", "end")  # of an answer in a text
+_POSITIONS = [f"{name}_positions" for name in _ENDS]
 #: computes the loss, 0-d, from the model's output and the batch
 LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
@@ -94,7 +95,7 @@ def labels_of(batch: Mapping[str, Any], logits: Tensor) -> Any:
         tensor([[   1,    2],
                 [-100, -100]])
     """
-    ends = [batch.get(f"{name}_positions") for name in _ENDS]
+    ends = [batch.get(name) for name in _POSITIONS]
     if batch.get("labels") is not None or not all(isinstance(each, Tensor) for each in ends):
         return batch.get("labels")
     positions = torch.stack([each.reshape(-1) for each in ends if isinstance(each, Tensor)], 1).clamp(min=0)
@@ -156,8 +157,16 @@ def rows_of(batch: Mapping[str, Any]) -> int:
 
 
 def terms_of(model: nn.Module, batch: Mapping[str, Any]) -> int:
-    """Return the number of terms in the mean that is the loss of a batch."""
+    """Return the number of terms in the mean that is the loss of a batch; raise if the loss is a sum of two means."""
     labels = batch.get("labels")
+    tensors = {name: x for name, x in batch.items() if isinstance(x, Tensor) and x.dim()}
+    length = max((x.shape[1] for x in tensors.values() if x.dim() > 1), default=0)
+    ends = [x for name, x in tensors.items() if name in _POSITIONS and labels is None]
+    means = {int((x < length).sum()) for x in ends}  # a position beyond the row counts as not labelled
+    if len(means) > 1 or sum("label" in name for name in tensors) > 1:
+        raise InputError("The loss is a sum of two means, of which parts have other shares: use `micro_batches=1`.")
+    if means:
+        return means.pop()
     if labels is None or labels.is_floating_point():
         return rows_of(batch)
     return int((aligned_labels(model, labels) != IGNORED).sum())

@@ -164,6 +164,15 @@ def test_a_multi_label_classifier_is_refused_when_it_is_attached():
     attnreg.attach(model, attnreg.AttributionProvider(method="random") & attnreg.AttributionProvider(target=len))
 
 
+def test_one_that_only_its_first_batch_tells_is_refused_at_this_batch():
+    model, provider = bert(num_labels=3), attnreg.AttributionProvider()
+    batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([[1.0, 0, 1], [0, 0, 0]])}
+    attnreg.attach(model, provider)
+    with pytest.raises(InputError, match="A multi-label classifier has no single class to explain"):
+        provider.attribute(model, batch)
+    assert not provider.attributions
+
+
 @pytest.mark.parametrize(
     "provider",
     [attnreg.HiddenAttributionDropout(), attnreg.HeadMask(by="importance", target="predicted")],

@@ -36,6 +36,18 @@ def test_samples_come_first_and_torch_says_what_is_padding(batch_first):
         assert site.lengths.tolist() == [5, 3]
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_layers_of_torch_are_given_the_mask_in_another_form(given):
+    """In numbers that are added, where that of the whole is True for padding; both say the same."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, provider = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(), Scale("output")
+    padding, x = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]), torch.randn(2, 5, 8)
+    example = {"src": x, **({"src_key_padding_mask": padding} if given else {})}
+    with attnreg.attach(model, provider & attnreg.HiddenDropout(0.5, "span"), example_inputs=example):
+        model(x, src_key_padding_mask=padding)
+    assert [site.lengths.tolist() for site, _ in provider.seen] == [[5, 3]] * 2
+
+
 def test_a_mask_of_other_tokens_makes_padding_unknown():
     class Prefixed(nn.Module):
         def __init__(self):

@@ -7,6 +7,7 @@ from packaging.version import Version
 from torch import nn
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.outputs import shifts_labels
 from attnreg.training import SAM, CrossEntropy, FineTuning, RDropLoss
 from attnreg.training.fine_tuning import split_batch
@@ -19,6 +20,9 @@ PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
 BATCH = {"input_ids": IDS, "attention_mask": PADDED.long(), "labels": torch.tensor([0, 1, 1, 0, 1])}
 TOKENS = {"input_ids": IDS, "labels": torch.where(PADDED, IDS % 3, -100)}
 NUMBERS = {"input_ids": IDS, "labels": torch.linspace(-1, 1, 5, dtype=torch.float64)}
+# The answers of rows 1 and 3 are cut off: these rows do not count.
+ENDS = torch.tensor([[0, 2], [IDS.shape[1], 99], [1, 1], [99, 99], [2, 3]])
+ANSWERS = {"input_ids": IDS, "start_positions": ENDS[:, 0], "end_positions": ENDS[:, 1]}
 SIZES = {"vocab_size": 20, "n_embd": 16, "n_layer": 1, "n_head": 2}
 
 
@@ -51,6 +55,7 @@ CASES = {
     "tokens": (tagger, TOKENS, FineTuning, dict),
     "causal": (gpt2, TOKENS, FineTuning, dict),
     "weighted": (lambda: bert(dropout=0.0), BATCH, FineTuning, lambda: {"loss_function": CrossEntropy(nn.Identity(), weights=[0.3, 2.0])}),
+    "answers": (lambda: bert(hf.BertForQuestionAnswering, dropout=0.0), ANSWERS, FineTuning, dict),
     "ad-drop": (lambda: bert(dropout=0.0), BATCH, FineTuning, ad_drop),
     "r-drop of tokens": (tagger, TOKENS, FineTuning, lambda: {"objective": RDropLoss(0.7)}),
     "r-drop of a causal model": (gpt2, TOKENS, FineTuning, lambda: {"objective": RDropLoss(0.7), "loss_function": in_double}),
@@ -150,6 +155,20 @@ def test_what_cannot_be_split_is_refused():
         plain(model, micro_batches=2).step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
     with pytest.raises(ValueError, match="Expected `micro_batches` to be at least 1, got 0"):
         plain(model, micro_batches=0)
+    for batch in (
+        {"input_ids": IDS, "labels": IDS, "next_sentence_label": torch.zeros(5, dtype=torch.long)},
+        {**ANSWERS, "end_positions": torch.full((5,), 99)},
+    ):
+        with pytest.raises(InputError, match="The loss is a sum of two means"):
+            split_batch(batch, 2, nn.Identity())
+
+
+def test_a_detached_handle_would_mask_nothing():
+    model = bert()
+    handle = attnreg.attach(model, attnreg.DropKey(0.1))
+    handle.detach()
+    with pytest.raises(InputError, match="This handle is detached"):
+        plain(model, provider=handle)
 
 
 TINY = ["--train-size", 40, "--batch-size", 16, "--epochs", 2, "--device", "cpu", "--model-dropout", 0]

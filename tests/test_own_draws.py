@@ -127,6 +127,21 @@ def test_what_cannot_be_repeated_is_refused_by_name(what):
         model(X.clone().requires_grad_())
 
 
+@pytest.mark.parametrize("own", [np.random.default_rng(0), np.random.RandomState(0), random.Random(0)])
+def test_a_generator_that_a_module_holds_is_refused(own):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+    model[1].own = own
+    with pytest.raises(InputError, match=r"1\.own is a generator of its own, which does not follow the seed"):
+        attnreg.seeded(model)
+    assert not attnreg.is_attached(model)
+
+
+def test_a_seed_is_an_integer():
+    model = nn.Sequential(nn.Dropout())
+    with pytest.raises(TypeError, match="integer"), attnreg.seeded(model).replay(1.5):
+        pass
+
+
 def generators():
     return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
 

@@ -132,3 +132,11 @@ def test_an_optimizer_of_another_model_is_refused(method):
     with pytest.raises(InputError, match="holds no parameter that TransformerEncoderLayer trains: make a new one"):
         method(model, torch.optim.SGD(other.parameters(), 0.1))
     method(model, torch.optim.SGD([*model.parameters(), *other.parameters()], 0.1))
+
+
+def test_one_regularizer_twice_would_step_twice():
+    once = attnreg.Scheduled(AttentionDropout(0.1), 100, p=[(0, 0), (1, 0.5)])
+    with pytest.raises(InputError, match="One Scheduled is in the composition twice, and would step twice: make two"):
+        OnLayers(once, [0]) & (Keep() & OnLayers(once, [1]))
+    with pytest.raises(InputError, match="One AttentionDropout is in the composition twice"):
+        attnreg.CrossTuning(once.provider) & once

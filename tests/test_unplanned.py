@@ -153,6 +153,17 @@ def test_attention_that_never_runs_is_said_once():
             model(x, both=False)
 
 
+def test_attention_that_runs_no_more_is_said_once():
+    model, x = Two(), torch.randn(2, 4, 8)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
+        for number in range(199):
+            model(x, both=number < 100)
+        with pytest.warns(CoverageWarning, match=r"did not run in 100 training passes: second\.self_attn\."):
+            model(x, both=False)
+        for _ in range(201):
+            model(x, both=False)
+
+
 RECORDERS = {
     "jit": lambda model, x: torch.jit.trace(model, (x,), check_trace=False),
     "fx": lambda model, x: torch.fx.symbolic_trace(model),

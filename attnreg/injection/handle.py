@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,7 +214,7 @@ class AttachHandle:
                 f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
                 "replay the whole batch, or use another regularizer."
             )
-        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(seed)):
+        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(operator.index(seed))):
             yield
 
     @contextmanager

@@ -259,6 +259,9 @@ class Compose(Container):
         self.providers: nn.ModuleList = nn.ModuleList(
             q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
         )
+        parts = [part for each in super().inner() for part in each.parts()]
+        if twice := next((part for number, part in enumerate(parts) if part in parts[:number]), None):
+            raise InputError(f"One {type(twice).__name__} is in the composition twice, and would step twice: make two.")
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:

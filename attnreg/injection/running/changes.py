@@ -25,7 +25,7 @@ class Changes:
 
     def __init__(self, model: nn.Module, masked: Sequence[Any], names: Mapping[nn.Module, str]) -> None:
         self._masked = tuple(masked)
-        self._silent = tuple(masked)  # those that have not run so far
+        self._watched = self._silent = tuple(masked)  # those not warned of; of these, which have not run lately
         self._passes = 0
         self._lists: dict[nn.Module, tuple[str, int]] = {}
         self._places: dict[tuple[nn.Module, str], nn.Module] = {}
@@ -53,7 +53,8 @@ class Changes:
     def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:
         """Raise if a module did not run in the present pass, because its forward was replaced.
 
-        Warn of modules that have not run in many passes. ``acts_on`` tells which of them would have been masked.
+        Warn of modules that have not run in the latest passes, as after a change of adapters. ``acts_on`` tells which
+        of them would have been masked.
         """
         for each in self._masked:
             if each.calls.done or not acts_on(each.module):
@@ -63,11 +64,11 @@ class Changes:
                 raise NoAttentionError(
                     f"{each.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
                 )
-        if not self._silent:
-            return
         self._silent = tuple(each for each in self._silent if not each.calls.done and acts_on(each.module))
         self._passes += 1
-        if self._passes == PATIENCE and self._silent:
+        if self._passes % PATIENCE:
+            return
+        if self._silent:
             names = listed([each.name for each in self._silent], 4)
             warnings.warn(
                 f"{len(self._silent)} masked module(s) did not run in {PATIENCE} training passes: {names}. If you "
@@ -76,7 +77,8 @@ class Changes:
                 CoverageWarning,
                 stacklevel=2,
             )
-            self._silent = ()
+            self._watched = tuple(each for each in self._watched if each not in self._silent)
+        self._silent = self._watched
 
 
 def _leads_to(forward: Any, masked: Any) -> bool:

@@ -24,6 +24,7 @@ NAMES = *OF_ENCODERS, *OF_DECODERS
 #: What True, or a number other than 0, is in a mask; ``"pairs"`` of a mask ``(Q, K)`` for all samples, which holds no
 #: padding; ``"other"`` if it is not known
 Convention = Literal["token", "padding", "pairs", "other"]
+Key = tuple[str, int, bool]  # name and rank of a mask, and whether it is of floats
 DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}  # inputs of two stacks
 OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
@@ -41,7 +42,7 @@ class Padding:
         names: Iterable[str] = (),
         *,
         has_two: bool = False,
-        conventions: Mapping[tuple[str, int], Convention] | None = None,
+        conventions: Mapping[Key, Convention] | None = None,
         hides: bool = False,
     ) -> None:
         given = inputs or {}
@@ -96,8 +97,8 @@ class Padding:
     def _convention(self, name: str, mask: Any) -> Convention:
         if not isinstance(mask, Tensor) or mask.dim() < 2:
             return "other"
-        if self._conventions is not None and (name, mask.dim()) in self._conventions:
-            return self._conventions[name, mask.dim()]
+        if (known := (self._conventions or {}).get(_key(name, mask))) is not None:
+            return known
         if "padding" in name:
             return "padding"
         # In a model of one's own, True may be padding, and a mask of as many rows as samples may be one of pairs.
@@ -133,14 +134,14 @@ def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
     return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
 
 
-def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[str, int], Convention] | None:
-    """Return the convention of each mask that modules around self-attention were given, by name and rank.
+def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[Key, Convention] | None:
+    """Return the convention of each mask that modules around self-attention were given, by name, rank and kind.
 
     ``None`` for models of transformers, whose names tell it.
     """
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
         return None
-    found: dict[tuple[str, int], Convention] = {}
+    found: dict[Key, Convention] = {}
     for site, tokens in _attended(sites):
         for number, call in enumerate(site.sighting.running):
             names = OF_DECODERS if number == 0 and site.info.stack == "decoder" else OF_ENCODERS
@@ -150,7 +151,7 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[tuple[s
                     continue
                 convention = _convention(mask, tokens.to(mask.device))
                 if convention is not None:
-                    key = name, mask.dim()
+                    key = _key(name, mask)
                     found[key] = convention if found.get(key, convention) == convention else "other"
     return found
 
@@ -173,6 +174,10 @@ def masks_of(call: ModuleCall) -> dict[str, Tensor]:
     """Return the masks among the arguments of a call, by name."""
     given = {**dict(zip(input_names(call.module), call.args, strict=False)), **call.kwargs}
     return {name: given[name] for name in NAMES if isinstance(given.get(name), Tensor)}
+
+
+def _key(name: str, mask: Tensor) -> Key:
+    return name, mask.dim(), mask.is_floating_point()
 
 
 def _convention(mask: Tensor, tokens: Tensor) -> Convention | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from typing_extensions import override
 
-from attnreg.errors import NoAttentionError
+from attnreg.errors import InputError, NoAttentionError
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.running.forward_pass import Calls
 from attnreg.injection.running.padding import rooms_of
@@ -22,6 +24,7 @@ from attnreg.injection.running.repetition import in_backward
 
 OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
+GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 MARK = "_attnreg"
 OF_PARTS = "module", "method", "_shadowed"  # what a shadow has in a copy of a part of the model
 What = TypeVar("What")
@@ -221,7 +224,13 @@ class SeededModule(AttachedEntry):
 
 
 def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[SeededModule]:
-    """Return all modules of a model that may draw random numbers, innermost last."""
+    """Return all modules of a model that may draw random numbers, innermost last; raise if others than torch do."""
+    for module, name in names.items():
+        if own := next((key for key, value in vars(module).items() if isinstance(value, GENERATORS)), None):
+            raise InputError(
+                f"{name}.{own} is a generator of its own, which does not follow the seed of the pass: draw with torch, "
+                'or attach without own_dropout="seeded".'
+            )
     return [
         SeededModule(passes, module, name)
         for module, name in names.items()
