@@ -200,6 +200,13 @@ def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
     assert reported(comparison).index(printed) < reported(comparison).index("```")
 
 
+def test_what_several_methods_could_have_shown_is_before_correction(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "sam", seeds=3, equal_time=False)
+    with comparison.begun():
+        printed, *_ = write_report(written(comparison, lambda run: 0.7 + len(run.method.text) * run.seed / 1000))
+    assert re.search(r"for ad-drop, sam; 3 seeds detect one of 0\.\d+, before correction\.$", printed), printed
+
+
 def unfinished(tmp_path):
     """Seeds 0 to 2 of the baseline, seeds 1 and 2 of one method, nothing of the others."""
     comparison = comparison_of(tmp_path, "finetune", "ad-drop", "attention-dropout", "r-drop --alpha {1,5}", seeds=4)

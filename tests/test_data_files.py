@@ -11,6 +11,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks import choose_task, get_task, load_data
+from attnreg.experiments.tasks.loading.tables import read_files
 from tests import task_data as made
 from tests.commands import assert_sentence, ran
 
@@ -117,6 +118,12 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
         load(tmp_path, name, content)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_numbers_that_floats_do_not_tell_apart_are_names(tmp_path):
+    ids = ["12345678901234567890", "12345678901234567891", "3"]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a,{each}\n" for each in ids))
+    assert read_files([tmp_path / "train.csv"], ["text"], "label")["label"][:] == ids
 
 
 def test_a_flipped_bit_in_a_packed_file(tmp_path):

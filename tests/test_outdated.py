@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,25 @@ def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):
     edit("data/train.jsonl", '"label": 1', '"label": 0')
     says = "Since the run in out was started, the recipe's file and the data changed: choose another --output-dir"
     assert_sentence(cli(*args, "--resume"), 1, says)
+
+
+def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
+    shutil.move("data", "elsewhere")
+    Path("data").mkdir()
+    for split in ("train", "validation"):
+        (Path("elsewhere") / split).mkdir()
+        shutil.move(f"elsewhere/{split}.jsonl", f"elsewhere/{split}/part.jsonl")
+        (Path("data") / split).symlink_to(tmp_path / "elsewhere" / split)
+    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 1, "--device", "cpu", "--output-dir", "out"]
+    ran(cli(*args))
+    ran(cli(*args, "--resume"))
+    edit("elsewhere/train/part.jsonl", '"label": 1', '"label": 0')
+    assert_sentence(cli(*args, "--resume"), 1, "Since the run in out was started, the data changed")
+
+
+def test_results_within_the_data_would_change_them(files, cli):
+    says = r"data/runs/{} is within --data-dir data: choose another --output-dir\."
+    method, within = ["mine.py", "--data-dir", "data"], ["--output-dir", "data/runs"]
+    assert_sentence(cli("recipe", *method, "--output-dir", "data/runs/out"), 2, says.format("out"))
+    assert_sentence(cli("compare", *method, *within), 2, says.format("mine.py.*/seed0"))
+    assert not Path("data/runs").exists()

@@ -274,6 +274,8 @@ def test_by_dev_it_is_the_plain_run_until_it_stops(early):
         assert says in text
         assert "Warning: --stop-on dev chooses the epoch by its dev score, so this score is biased upward." in text
     assert "returned epoch" not in outputs["plain"]
+    assert f" {every[best - 1]['loss']:.4f} |" in report
+    assert f" {every[end - 1]['loss']:.4f} |" not in report
 
 
 @pytest.mark.parametrize("recipe", EARLY)

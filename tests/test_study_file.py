@@ -90,13 +90,23 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
             {"options": {"lr_warmup": False}},
             "Expected lr_warmup in the study as a number or text, got False, as YAML reads",
         ),
+        (
+            {"tasks": [{"text_columns": ["a", "b"]}]},
+            "Expected `text_columns` to be names with commas, as in `text_columns: a,b`",
+        ),
+        ({"tasks": [{"folds": 3, "validation_rows": 8}]}, "With `folds`, methods are scored on parts of train: remove"),
+        (
+            {"score_on": [{"classes": {False: "bad"}}]},
+            "Expected `classes` to be words, in quotes if YAML reads them as",
+        ),
+        ({"methods": {"a b": "finetune"}, "baseline": None, "primary": None}, "as the name of a method, got 'a b'"),
         ({"tasks": [{"epochs": [1, True]}]}, "Expected epochs in the study as a number or text, got True"),
         ({"rungs": ["plain"]}, "methods with values in braces, which held-out rows choose from, got 'plain'"),
     ],
 )
 def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
     result = cli("compare", "--study", file_of(tmp_path, **changes))
-    assert_sentence(result, 1 if "finetun" not in str(changes) else 2, says)
+    assert_sentence(result, 2 if changes.get("methods") else 1, says)
     assert not (tmp_path / "runs").exists()
 
 

@@ -109,6 +109,10 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     assert_sentence(cli(*new), 1, "Missing columns .*: label.* To predict rows without labels, add --predict FILE.csv.")
     assert_sentence(cli(*new, "--predict", "found.txt"), 1, "Expected --predict to be a .csv or .jsonl file, got found")
     assert_sentence(cli(*new, "--predict", "no/found.csv"), 1, r"There is no folder no for found\.csv: make it\.")
+    for used in ("new.csv", "out/predictions.jsonl"):
+        before = (home / used).read_text()
+        assert_sentence(cli(*new, "--predict", used), 1, f"{used} is a file of the run, or of its data, and would be")
+        assert (home / used).read_text() == before
     for given in (["--class", "bad=good"], ["--name", "a"], ["--metric", "f1"], ["--submission", "glue"]):
         says = f"--predict writes predictions and scores nothing: remove {given[0]}"
         assert_sentence(cli(*new, "--predict", "found.csv", *given), 2, says)
@@ -132,6 +136,10 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     with (home / "found.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["id"], second["id"], json.loads(first["tags"])) == ("", "12345678901234568", ["ä", "b"])
+    made.write_rows(home / "new.jsonl", [{"text": "the\ra", "id": 1}, {"text": "went\n", "id": 2}])
+    ran(cli(*new, "--predict", "found.csv"))
+    with (home / "found.csv").open(newline="") as file:
+        assert [(row["text"], row["id"]) for row in csv.DictReader(file)] == [("the\ra", "1"), ("went\n", "2")]
     prices = {"text": texts, "price": [0.5, float("nan"), 2.0]}
     datasets.Dataset.from_dict(prices).to_parquet(home / "new.parquet")  # pandas would write null
     new[3] = "new.parquet"

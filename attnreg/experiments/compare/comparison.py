@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.arguments import Count, Index
-from attnreg.errors import UsageError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
@@ -65,6 +65,8 @@ class Comparison:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
+        if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
+            raise InputError("With `folds`, methods are scored on parts of train: remove `validation_rows`.")
         self._output.check()
         for run in self.runs():
             run.check()

@@ -99,7 +99,8 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
         known = [(each.detectable, len(each.gaps)) for each in rest if each.detectable is not None]
         largest, seeds = max(known, default=(0.0, 0))
-        detects = f"; {seeds} seeds detect one of {largest:.2g}" if known else ""
+        corrected = ", before correction" if len(found) > 1 else ""
+        detects = f"; {seeds} seeds detect one of {largest:.2g}{corrected}" if known else ""
         said.append(f"No difference to {baseline} found{names}{detects}.")
     return " ".join(said)
 

@@ -173,6 +173,10 @@ class Method:
 def texts_of(methods: Any) -> list[str]:
     """Return the methods of a study file, a list or a mapping of names, as typed; none of anything else."""
     if isinstance(methods, dict):
+        if wrong := next((name for name in methods if name != methods[name] and not _ALIAS.match(f"{name}=x")), None):
+            raise UsageError(
+                f"Expected letters, digits, dashes and underscores as the name of a method, got {wrong!r}."
+            )
         return [str(text) if name == text else f"{name}={text}" for name, text in methods.items()]
     return [str(text) for text in methods] if isinstance(methods, list) else []
 

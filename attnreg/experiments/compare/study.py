@@ -102,6 +102,8 @@ def _checked(content: Any) -> dict[str, Any]:
     whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
     for options in (whole["options"], *whole["tasks"]):
         check_switches({name: options[name] for name in options.keys() & _OPTIONS}, _SWITCHES, "the study")
+        columns = options.get("text_columns")  # a list of other values makes a comparison for each
+        _check(not isinstance(columns, list), "text_columns", "names with commas, as in `text_columns: a,b`", columns)
     for entry in (whole, *whole["tasks"]):
         scored = [mapping(each, "`score_on`", _SCORING) for each in _list(entry, "score_on")]
         entry |= {"score_on": scored} if scored else {}
@@ -272,7 +274,12 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
     made = list[Scoring]()
     for entry in entries:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
-        classes = {theirs: str(ours) for theirs, ours in mapping(entry.get("classes"), "`classes`").items()}
+        given = entry.get("classes")
+        switch = (
+            any(isinstance(word, bool) for pair in given.items() for word in pair) if isinstance(given, dict) else 0
+        )
+        _check(not switch, "classes", "words, in quotes if YAML reads them as true or false", given)
+        classes = {theirs: str(ours) for theirs, ours in mapping(given, "`classes`").items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
         data = entry.get("task"), entry.get("data_dir")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import importlib.util
 import re
@@ -67,9 +68,10 @@ def code_of(values: Iterable[object]) -> str | None:
 def checksum(path: str) -> str:
     """Return the checksum of a file, or of the names and contents of a folder's files, except hidden ones."""
     root = Path(path).resolve()
-    files = [root] if root.is_file() else [each for each in sorted(root.rglob("*")) if each.is_file()]
-    shown = [each for each in files if not any(part[0] == "." for part in each.relative_to(root).parts)]
-    return _checksum_of(tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in shown), root)
+    # Not `Path.glob`, which does not look behind links.
+    names = [""] if root.is_file() else glob.glob("**/*", root_dir=root, recursive=True)  # noqa: PTH207
+    files = [each for each in sorted(root / name for name in names) if each.is_file()]
+    return _checksum_of(tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files), root)
 
 
 @functools.lru_cache(maxsize=16)  # a comparison asks for each of its runs

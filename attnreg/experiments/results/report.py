@@ -36,14 +36,15 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
     for name, its_run, its_history, network in entries:
         records = its_history.of(network)
         best, last = best_of(records, metric), records[-1]
+        scored: Mapping[str, Any] = last
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
         row = {"network": name}
         if run.settings.stop_on is not None:
             is_returned = network == its_history.returned  # or it is the other one of a game
-            returned = _at(its_run.selection().returned(records), metric) if is_returned else "not returned"
-            row["returned epoch"] = returned
-        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{last['loss']:.4f}"}
+            scored = its_run.selection().returned(records) if is_returned else last
+            row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
+        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
         rows.append({**row, "rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
     if (trivial := history.trivial) is not None:
         score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))

@@ -149,6 +149,11 @@ class SavedModel:
             )
         if not file.parent.is_dir():
             raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
+        used = [Path(each).resolve() for each in (self.run, self._folder or self.run)]
+        if file.exists() and any(file.resolve().is_relative_to(each) for each in used):
+            raise InputError(
+                f"{file} is a file of the run, or of its data, and would be replaced: choose another name."
+            )
         model, kind = self._load(task)
         found = self._predictions(model, kind, rows, "inputs")
         named = [task.labels[each] for each in found] if cls.has_classes else found
@@ -184,7 +189,9 @@ def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
     if file.suffix == ".jsonl":
         return "".join(to_json(row) + "\n" for row in rows)
-    writer = csv.writer(text := io.StringIO(), lineterminator="\n")
+    ends_lines = any(isinstance(each, str) and "\r" in each for row in rows for each in row.values())
+    quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which leaves a lone carriage return bare
+    writer = csv.writer(text := io.StringIO(), lineterminator="\n", quoting=quoting)
     writer.writerow(rows[0])
     for row in rows:
         writer.writerow([to_json(each) if isinstance(each, (list, dict)) else each for each in row.values()])

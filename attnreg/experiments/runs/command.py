@@ -150,6 +150,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         shared[name] = getattr(task, name) if shared[name] is None else shared[name]
     data = data_name(task.name, shared["data_dir"])
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
+    output, folder = shared["output_dir"], shared["data_dir"]
+    if folder and output.resolve().is_relative_to(Path(folder).resolve()):  # it would change the data
+        raise UsageError(f"{output} is within --data-dir {folder}: choose another --output-dir.")
     flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
     return Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)

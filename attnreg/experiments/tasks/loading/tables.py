@@ -102,7 +102,9 @@ def _typed(texts: list[str]) -> pyarrow.Array:
         return column  # 007 is a name
     for each in (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()):
         with suppress(pyarrow.ArrowInvalid):
-            return column.cast(each)
+            numbers = column.cast(each)
+            large = each == pyarrow.float64() and any(abs(number) >= 2**53 for number in numbers.to_pylist())
+            return column if large else numbers  # such integers are names, and two may round to one number
     return column
 
 

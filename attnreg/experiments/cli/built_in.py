@@ -1,0 +1,89 @@
+"""What is built in: ``attnreg recipe NAME``, ``attnreg list`` and ``attnreg copy NAME FILE``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import click
+import yaml
+
+import attnreg
+from attnreg._lazy import REGULARIZERS, listed_names
+from attnreg.errors import UsageError
+from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
+from attnreg.experiments.options.option import GroupedCommand, defined, names_like, parsed
+from attnreg.experiments.runs.command import load_command
+from attnreg.experiments.tasks.built_in import TASKS
+
+# the base classes, and the class behind `&`
+_NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
+_EDIT = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
+
+
+class _Recipes(click.Group):
+    """A group whose commands are the recipe files. A recipe is imported only when it runs, not to list it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(recipe_files())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        return load_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Recipes"):
+            formatter.write_dl([(name, summary(path)) for name, path in recipe_files().items()])
+
+
+@click.command(
+    "recipe",
+    cls=_Recipes,
+    options_metavar="",
+    subcommand_metavar="NAME|FILE.py [OPTIONS]",
+    epilog="Example: attnreg recipe attendout --task cola",
+)
+def recipe() -> None:
+    """Run a built-in recipe or your own recipe file."""
+
+
+@click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")
+@click.argument("what", type=click.Choice(["recipes", "studies", "tasks", "providers"]))
+def list_(what: str) -> None:
+    """List the recipes, studies, tasks or providers."""
+    if what == "recipes":
+        rows = {name: summary(path) for name, path in recipe_files().items()}
+    elif what == "studies":
+        texts = {name: path.read_text(encoding="utf-8") for name, path in study_files().items()}
+        rows = {name: yaml.safe_load(text)["summary"] for name, text in texts.items()}
+    else:
+        rows = {name: task.summary for name, task in TASKS.items()} if what == "tasks" else _providers()
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        click.echo(f"{name:<{width}}  {text}")
+
+
+def _providers() -> dict[str, str]:
+    """Read names and summaries from the source files, because importing the providers would import torch."""
+    rows = {}
+    for name, module in listed_names(attnreg.__file__).items():
+        if module.startswith(REGULARIZERS) and name[0].isupper() and name not in _NOT_BY_NAME:
+            found = defined(parsed(module), name, ast.ClassDef)
+            rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
+    return rows
+
+
+@click.command("copy", cls=GroupedCommand, epilog=_EDIT)
+@click.argument("name", shell_complete=names_like(recipe_files))
+@click.argument("file", type=click.Path(path_type=Path))
+def copy(name: str, file: Path) -> None:
+    """Copy a recipe to a file that you can edit.
+
+    NAME is a recipe of `attnreg list recipes`, FILE a new .py file. Run it with `attnreg recipe FILE`.
+    """
+    source = find_recipe(name)
+    if file.suffix != ".py":
+        raise UsageError(f"Expected FILE to end in .py, got {file}.")
+    if file.exists():
+        raise UsageError(f"{file} is there already: choose another FILE, or remove it.")
+    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")
