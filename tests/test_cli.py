@@ -82,6 +82,9 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     before, config = contents(), tmp_path / "out" / "config.json"
     refused("Expected --output-dir to be new or empty, got out: .* pass --resume")
     refused("Expected --output-dir to be new or empty", "--output-dir", "file")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "metrics.jsonl").write_text("{}\n")
+    refused("got begun: choose another folder, or remove this one, which has no checkpoint", "--output-dir", "begun")
     refused(r"repeat it with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
     refused(r"repeat it with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
     refused("--recipe finetune", "--resume", recipe="attention-layerdrop")

@@ -34,11 +34,6 @@ def site_report(sites: Iterable[Site], rates: Mapping[str, float], notes: Sequen
     """Return a table with a row per site: its label, its mean drop rate so far, by label in ``rates``, and its module.
 
     Below it are sentences on regularizers that drop nothing by design, and why no pass was masked yet.
-
-    Example:
-        >>> site_report([Site(name="layer.0")], {"encoder.0": 0.25})
-        site       drop rate  module
-        encoder.0  0.250      layer.0
     """
     shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
     rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in sites]

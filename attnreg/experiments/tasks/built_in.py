@@ -126,20 +126,7 @@ def choose_task(
     choice_columns: str | None = None,
     metric: str | None = None,
 ) -> Task:
-    """Return the task that command-line options describe.
-
-    Args:
-        name: name of the task. The next four arguments are only for task ``custom``.
-        kind: a name in :data:`attnreg.experiments.tasks.kinds.KINDS` (default: classification).
-        text_columns: names of the text columns, separated by commas.
-        label_column: name of the label column (default: ``label``).
-        choice_columns: names of the columns with the choices, separated by commas, or of one column of lists; for kind
-            ``"multiple-choice"``.
-        metric: metric that is reported first and selects the best epoch (default: the task's). Micro-F1 of single
-            classes, ``"micro_f1"``, is accuracy.
-
-    Raises:
-        UsageError: if there is no such task, or an option is missing, wrong, or only for task ``custom``.
+    """Return the task that the command line's options of these names describe, or raise ``UsageError``.
 
     Example:
         >>> choose_task("custom", text_columns="question,answer", metric="f1").metrics

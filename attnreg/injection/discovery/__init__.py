@@ -53,12 +53,6 @@ def discover(
 
     Raises:
         NoAttentionError: if the model does not run, or no attention is found although the caller ``needs_attention``.
-
-    Example:
-        >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
-        >>> found = discover(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-        >>> [site.info.name for site in found.sites]
-        ['layers.0.self_attn', 'layers.1.self_attn']
     """
     with ONE_AT_A_TIME, materialized(model):
         finder, classifier = _dry_run(model, example_inputs)

@@ -40,20 +40,7 @@ def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Set a model to eval mode within the block; restore each module's mode and torch's random state after it.
-
-    Args:
-        model: the model.
-        training: set it to training mode instead.
-
-    Example:
-        >>> model = nn.Dropout()
-        >>> with undisturbed(model):
-        ...     model.training
-        False
-        >>> model.training
-        True
-    """
+    """Set a model to eval, or ``training``, mode within the block; restore modes and torch's random state after it."""
     with evaluated(model, training=training), draws_repeated(model):
         yield
 

@@ -33,16 +33,6 @@ def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
 
     Reference:
         The mean: Sentence-BERT (arXiv 1908.10084), Section 3.
-
-    Example:
-        >>> import torch
-        >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-        >>> model = BertForSequenceClassification(config).eval()
-        >>> pool(model, "mean")
-        >>> states = model(torch.tensor([[1, 2]]), output_hidden_states=True)
-        >>> torch.equal(states.logits, model.classifier(states.hidden_states[-1].mean(1)))
-        True
     """
     if pooling == "own":
         if usual != "own":
