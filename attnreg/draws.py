@@ -32,7 +32,7 @@ class Draws:
         part: index of the part, if an attention is computed in parts with other queries and keys. Each has its own
             numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
         first_query: index of the first query in the sequence.
-        samples: index of each sample in a larger batch, ``(B,)``.
+        batch: the samples and tokens of the pass, if numbers are to follow from theirs.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -48,11 +48,11 @@ class Draws:
         replayed: bool = False,
         part: int = 0,
         first_query: int = 0,
-        samples: Tensor | None = None,
+        batch: Batch | None = None,
     ) -> None:
         self.replayed = replayed
         self.first_query = first_query
-        self._samples = samples
+        self._batch = batch or Batch()
         self._part = part
         self._seed = seed
         self._count = 0
@@ -68,24 +68,31 @@ class Draws:
 
     def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
         """Return the source of another part of the same attention, which has the same seed."""
-        return Draws(
-            lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, samples=self._samples
-        )
+        return Draws(lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, batch=self._batch)
 
     def place(self, shape: Sequence[int], by_query: bool | None = None) -> dict[str, Any]:
-        """Return where draws of this shape are: the index of the first query, and those of samples in a larger batch.
+        """Return where draws of this shape are: the first query and key, and the samples in a larger batch.
 
         Raises:
             InputError: if draws of this shape do not show their samples.
         """
-        by_query = len(shape) == 4 and shape[-2] > 1 if by_query is None else by_query
-        samples = self._samples if len(shape) > 1 else None  # a draw of one dimension is for the whole batch
+        by_query = len(shape) > 2 and shape[-2] > 1 if by_query is None else by_query
+        batch = self._batch
+        samples = batch.rows if len(shape) > 1 else None  # a draw of one dimension is for the whole batch
         if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
             raise InputError(
                 f"Draws of shape {tuple(shape)} do not show {len(samples)} samples: replay the whole batch, without "
                 "`rows`."
             )
-        return {"first_query": self.first_query if by_query else 0, "samples": samples}
+        before = batch.cached if len(shape) == 3 else self.first_query
+        place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples}
+        if (first := batch.first) is not None and len(shape) > 2 and shape[0] == len(first) and not self._part:
+            first = first.view(-1, *[1] * (len(shape) - 2))  # padding on the left does not count
+            if by_query:
+                place["first_query"] = before - first
+            if len(shape) == 4 and shape[3] > 1:
+                place["first_key"] = -first
+        return place
 
     def uniform(
         self,
@@ -248,12 +255,13 @@ class Drawn:
     shape: tuple[int, int, int, int]  # (B, H, Q, K), with 1 where positions share a decision
     device: torch.device | None = None
     rescale: bool = False  # divide kept attention weights by 1 - p
-    first_query: int = 0  # index of the first query in the sequence
+    first_query: int | Tensor = 0  # index of the first query in the sequence
     samples: Tensor | None = None  # index of each sample in a larger batch, (B,)
+    first_key: Tensor | None = None  # index of the first key
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
-        place: Any = {"first_query": self.first_query, "samples": self.samples}
+        place: Any = {"first_query": self.first_query, "samples": self.samples, "first_key": self.first_key}
         return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, **place)
 
     def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -272,7 +280,7 @@ class Drawn:
         shape = batch, heads, len(queries), keys
         # Row i of the answer stands for query `queries[i]`, while `seeded_keep` counts rows from the first query on.
         first = (queries if rows > 1 else 0) - torch.arange(len(queries), device=queries.device) + self.first_query
-        place: Any = {"first_query": first, "samples": self.samples}
+        place: Any = {"first_query": first, "samples": self.samples, "first_key": self.first_key}
         return functional.seeded_keep(self.seed, shape, self.p, device=queries.device, **place)
 
     def keep_at(self) -> KeepAt:
@@ -282,6 +290,7 @@ class Drawn:
         b = b if self.samples is None else self.samples.to(b.device)
         # The words of a row are in memory, since hashing them takes 64 bits, and the drop rate, since it may change.
         first, second = row_words(self.seed, b[:, None, None], h[:, None], q + self.first_query)
+        first = first if self.first_key is None else first + key_steps(self.first_key)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
         p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
 

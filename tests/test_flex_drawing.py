@@ -14,6 +14,7 @@ from tests.cases import NEEDS_TORCH_2_13
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
 from tests.test_flex import ALL, FACTOR, KEEP, WAYS, B, H, Model, N, dense, qkv
+from tests.test_own_dropout import MASKED, check_the_side_of_padding
 
 pytestmark = NEEDS_TORCH_2_13
 eager, trainable = test_flex.eager, test_flex.trainable
@@ -115,3 +116,10 @@ def test_decisions_in_the_kernel_of_some_rows_are_those_of_the_whole():
     grid = torch.meshgrid(*(torch.arange(n) for n in shape), indexing="ij")
     for found in (drawn.written_out(), drawn.of_queries(torch.arange(3)), drawn.keep_at()(*grid)):
         assert torch.equal(found, whole)
+
+
+@test_flex.theirs
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("text", MASKED[:3])
+def test_padding_on_the_left_does_not_count(text, trainable):
+    check_the_side_of_padding("llama with lora", "flex_attention", text)

@@ -112,10 +112,32 @@ def test_rows_are_refused_where_samples_are_unknown():
         model(**batch)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_the_side_of_padding_does_not_matter(family):
-    model, ids = build(family), torch.randint(2, 40, (3, 6), generator=torch.Generator().manual_seed(1))
-    handle, found = attnreg.seeded(model), []
+MASKED = [
+    "DropKey(0.4)",
+    "DropKey(0.4, share_queries=True)",
+    "AttentionDropout(0.3) & HiddenDropout(0.3)",
+    "DropAttention(0.3)",
+]
+MASKED += ["DropHead(0.4) & HiddenNoise(0.1)"]
+SIDES = [
+    ("gpt2", "eager", None),
+    ("llama with lora", "sdpa", None),
+    *(("llama with lora", "sdpa", text) for text in MASKED),
+]
+
+
+def seeded(model, text):
+    if text is None:
+        return attnreg.seeded(model)
+    return attnreg.attach(model, attnreg.parse_provider(text, model), own_dropout="seeded")
+
+
+def check_the_side_of_padding(family, kernel, text):
+    model, ids = build(family, kernel), torch.randint(2, 40, (3, 6), generator=torch.Generator().manual_seed(1))
+    for module in model.modules():
+        if kernel == "flex_attention" and hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # the kernel has none
+    handle, found = seeded(model, text), []
     lengths = torch.tensor([6, 4, 3])
     mask = (torch.arange(6) < lengths[:, None]).long()
     for left in (False, True):
@@ -132,17 +154,26 @@ def test_the_side_of_padding_does_not_matter(family):
     assert not torch.allclose(other[0], found[0][0], atol=1e-3)
 
 
+@pytest.mark.parametrize(("family", "kernel", "text"), SIDES)
+def test_the_side_of_padding_does_not_matter(family, kernel, text):
+    check_the_side_of_padding(family, kernel, text)
+
+
 def cache_of(model, *, static):
     return StaticCache(config=model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("family", ["gpt2", "llama with lora"])
-def test_a_cached_continuation_goes_on(family, static, compiled):
+@pytest.mark.parametrize(
+    ("family", "text"), [("gpt2", None), ("llama with lora", None), ("llama with lora", MASKED[2])]
+)
+def test_a_cached_continuation_goes_on(family, text, static, compiled):
     torch._dynamo.reset()
     model, ids = build(family), torch.randint(2, 40, (2, 8), generator=torch.Generator().manual_seed(1))
-    handle, run = attnreg.seeded(model), torch.compile(model, backend="aot_eager") if compiled else model
+    # torch.compile cannot follow the calls of two regularizers in those of pytest.
+    text = text.partition(" & ")[0] if compiled and text else text
+    handle, run = seeded(model, text), torch.compile(model, backend="aot_eager") if compiled else model
     padded = torch.ones_like(ids)
     padded[0, :2] = 0
     bounds = (0, 3, 6, 8) if static or compiled else (0, 4, 6, 7, 8)

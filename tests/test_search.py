@@ -16,6 +16,7 @@ from attnreg.experiments.compare.search import trials
 from attnreg.experiments.compare.search.space import Choice, Range, read_space, read_values
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.folder.reader import locked
+from attnreg.experiments.options.option import as_typed
 from tests.commands import assert_sentence, ran
 from tests.task_data import tiny_bert, write_rows
 from tests.test_compare import started_by
@@ -340,3 +341,8 @@ def test_values_of_a_space_and_options_as_typed():
     assert read_space("{recipe: attendout, options: {no-baseline: true}}").options == {"--no-baseline": Choice([True])}
     options = {"train_size": 500, "model": None, "stratified": True, "keep_models": False, "report_to": ("a", "b")}
     assert typed_words(options) == ["--train-size", "500", "--stratified", "--report-to", "a", "--report-to", "b"]
+    assert as_typed("--layers", [0, 1]) == "--layers 0,1"
+    assert as_typed("--provider", "A('x') & B()") == "--provider \"A('x') & B()\""
+    assert as_typed("words", ["a", "b c"]) == "a 'b c'"
+    assert [as_typed("--plot/--no-plot", value) for value in (True, False, None)] == ["--plot", "--no-plot", ""]
+    assert as_typed("--resume", False) == ""

@@ -65,7 +65,7 @@ class HiddenDropout(HiddenProvider):
             return states * kept.unsqueeze(-1)
         is_column = self.mode == "column" and len(site.shape) == 3
         shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
-        keep = site.keep(self.p, shape).to(site.dtype)
+        keep = site.keep(self.p, shape, by_query=not is_column).to(site.dtype)
         return states * (keep / (1 - self.p + (self.p == 1)))
 
 

@@ -65,10 +65,6 @@ class Method:
     """A recipe and its options, as typed after ``attnreg recipe``; values in braces are searched on held-out rows.
 
     ``alias`` is a short name for reports and folders, ``folder`` that of the search that the method won, if any.
-
-    Example:
-        >>> [variant.text for variant in Method("ad-drop --p 0.3 --q {0.1,0.3}").variants]
-        ['ad-drop --p 0.3 --q 0.1', 'ad-drop --p 0.3 --q 0.3']
     """
 
     text: str

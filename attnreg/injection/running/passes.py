@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -273,8 +274,9 @@ class Passes(Repeatable):
     def draws_at(self, site: Site, place: Place) -> Draws:
         """Return the source of what is drawn now at a place."""
         now = self.latest
-        rows = None if now.batch is None else now.batch.rows
-        return Draws(functools.partial(self._next_seed, now, place, site), samples=rows)
+        # Without own draws, only passes of some rows know their batch: padding would count in the one they are of.
+        batch = now.batch if self.seeds_own or now.batch is None else replace(now.batch, first=None, cached=0)
+        return Draws(functools.partial(self._next_seed, now, place, site), batch=batch)
 
     def _next_seed(self, now: Pass, place: Place, site: Site) -> int | Tensor:
         count = now.counts.get((place, site.label), 0)

@@ -201,13 +201,7 @@ def _tokens_of(span: tuple[int, int] | None, characters: Sequence[Sequence[int]]
 
 
 def best_span(start: NDArray[np.floating], end: NDArray[np.floating], longest: int) -> tuple[int, int, float]:
-    """Return the first and the last token of the span with the highest sum of logits, ``(n,)``, and this sum.
-
-    Example:
-        >>> import numpy as np
-        >>> best_span(np.array([0.0, 1.0, 5.0]), np.array([2.0, 4.0, 0.0]), longest=2)
-        (1, 1, 5.0)
-    """
+    """Return the first and the last token of the span with the highest sum of logits, ``(n,)``, and this sum."""
     import numpy as np
 
     sums = start[:, None] + end[None, :]
