@@ -52,13 +52,6 @@ class Target:
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 2, and its official code.
-
-    Example:
-        >>> import torch
-        >>> logits = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
-        >>> target = Target("predicted")
-        >>> target.score(logits, {}, target.classes(logits, {}))
-        tensor([5.])
     """
 
     def __init__(self, kind: str | Callable[[Any, Mapping[str, Any]], Tensor] = "predicted") -> None:
@@ -75,7 +68,7 @@ class Target:
         if is_multi_label(model):
             raise InputError(
                 f"A multi-label classifier has no single class to explain, as `target` {self.kind!r} needs: pass a "
-                "function that scores the labels to explain."
+                "function that scores the labels to explain, or, if each row has one, set `config.problem_type`."
             )
         target = Target(self.kind)
         target._by_class = shifts_labels(model)
@@ -269,7 +262,7 @@ def explain(
                 raise
             raise InputError(
                 f"The score to explain does not depend on every attributed site ({', '.join(labels)}): attach only to "
-                "modules that lead to it (`modules=...`), pass another `target`, or, if the model checkpoints now, "
+                "modules that lead to it (`modules=...`), pass another `target`, or checkpoint with "
                 "`use_reentrant=False`."
             ) from error
     detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()}

@@ -17,6 +17,8 @@ IGNORED = -100  # transformers' label for positions without one
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _ENDS = ("start", "end")  # of an answer in a text
 _POSITIONS = [f"{name}_positions" for name in _ENDS]
+_TOKENS = "input_ids", "inputs_embeds", "attention_mask"
+_SECOND_LABELS = {"next_sentence_label", "sentence_order_label", "mc_labels"}  # of transformers' models with two losses
 #: computes the loss, 0-d, from the model's output and the batch
 LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
@@ -88,12 +90,6 @@ def labels_of(batch: Mapping[str, Any], logits: Tensor) -> Any:
 
     For extractive question answering, these are ``start_positions`` and ``end_positions``, as ``(B, 2)``. A position
     beyond the row counts as not labelled, as in the losses of transformers.
-
-    Example:
-        >>> positions = {"start_positions": torch.tensor([1, 9]), "end_positions": torch.tensor([2, 9])}
-        >>> labels_of(positions, torch.zeros(2, 2, 5))
-        tensor([[   1,    2],
-                [-100, -100]])
     """
     ends = [batch.get(name) for name in _POSITIONS]
     if batch.get("labels") is not None or not all(isinstance(each, Tensor) for each in ends):
@@ -157,19 +153,26 @@ def rows_of(batch: Mapping[str, Any]) -> int:
 
 
 def terms_of(model: nn.Module, batch: Mapping[str, Any]) -> int:
-    """Return the number of terms in the mean that is the loss of a batch; raise if the loss is a sum of two means."""
+    """Return the number of terms in the mean that is the loss of a batch; of two means, that of the longer one."""
     labels = batch.get("labels")
-    tensors = {name: x for name, x in batch.items() if isinstance(x, Tensor) and x.dim()}
-    length = max((x.shape[1] for x in tensors.values() if x.dim() > 1), default=0)
-    ends = [x for name, x in tensors.items() if name in _POSITIONS and labels is None]
-    means = {int((x < length).sum()) for x in ends}  # a position beyond the row counts as not labelled
-    if len(means) > 1 or sum("label" in name for name in tensors) > 1:
-        raise InputError("The loss is a sum of two means, of which parts have other shares: use `micro_batches=1`.")
-    if means:
-        return means.pop()
+    if labels is None and (ends := _labelled_ends(batch)):
+        return max(ends)
     if labels is None or labels.is_floating_point():
         return rows_of(batch)
     return int((aligned_labels(model, labels) != IGNORED).sum())
+
+
+def check_one_mean(batch: Mapping[str, Any]) -> None:
+    """Raise if the model's own loss of a batch is a sum of two means: no weights of parts make it from theirs."""
+    if ("labels" in batch and batch.keys() & _SECOND_LABELS) or len({*_labelled_ends(batch)}) > 1:
+        raise InputError("The loss is a sum of two means, of which parts have other shares: use `micro_batches=1`.")
+
+
+def _labelled_ends(batch: Mapping[str, Any]) -> list[int]:
+    """Count the starts and the ends of answers that are in their row: others are not labelled."""
+    tokens = next((x for name in _TOKENS if isinstance(x := batch.get(name), Tensor)), None)
+    ends = [x for name in _POSITIONS if isinstance(x := batch.get(name), Tensor)]
+    return [len(x) if tokens is None else int((x < tokens.shape[1]).sum()) for x in ends]
 
 
 def _field(output: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from torch import nn
 import attnreg
 from attnreg.attribution import Target, explain
 from attnreg.errors import InputError
+from attnreg.outputs import labels_of
 from tests.cases import SMALL, model_case
 from tests.test_attribution import BATCH, bert
 
@@ -184,3 +185,9 @@ def test_so_it_is_by_every_regularizer_that_explains_a_class(provider):
         attnreg.attach(model, provider)
     for other in (attnreg.HeadMask(by="importance"), attnreg.HeadMask(target="predicted")):
         attnreg.attach(model, other).detach()
+
+
+def test_an_answer_that_is_cut_off_has_no_label():
+    """Its position is beyond the row, as in the losses of transformers."""
+    positions = {"start_positions": torch.tensor([1, 9, -1]), "end_positions": torch.tensor([[2], [5], [0]])}
+    assert labels_of(positions, torch.zeros(3, 2, 5)).tolist() == [[1, 2], [-100, -100], [0, 0]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attnreg.experiments.cli.main import main
-from attnreg.experiments.results.document import Table, print_table
+from attnreg.experiments.results.document import Heading, Table, markdown, print_table
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
 from tests.commands import assert_sentence, ran
@@ -84,7 +84,7 @@ def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):
     refused("Expected --output-dir to be new or empty", "--output-dir", "file")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "metrics.jsonl").write_text("{}\n")
-    refused("got begun: choose another folder, or remove this one, which has no checkpoint", "--output-dir", "begun")
+    refused(r"got begun: choose another folder\.$", "--output-dir", "begun")
     refused(r"repeat it with --seed 0 \(not --seed 1\)", "--resume", "--seed", 1)
     refused(r"repeat it with no --validation-rows \(not --validation-rows 9\)", "--resume", "--validation-rows", 9)
     refused("--recipe finetune", "--resume", recipe="attention-layerdrop")
@@ -147,3 +147,8 @@ def test_in_a_notebook_there_is_no_progress_bar(cli, monkeypatch):
     with Path("/dev/ptmx").open() as terminal:
         assert terminal.isatty()
         assert not Console(file=terminal).is_terminal
+
+
+def test_a_bar_in_a_cell_of_a_written_table_is_no_column():
+    blocks = [Heading("A"), Table(["m", "x"], [["a|b", "1"]])]
+    assert markdown(blocks, Path()) == "# A\n\n| m | x |\n| --- | ---: |\n| a\\|b | 1 |\n"

@@ -105,8 +105,8 @@ def test_units_are_valid_positions_of_real_rows_and_drop_rates_count_them_alone(
         assert bool(counted[b, h, q, k]) == is_unit
         total += is_unit
         dropped += is_unit and not full[b, h, q, k]
-    of_heads = functional.units(valid[0].expand(3, 6, 6), shape)  # without a dimension of samples
-    assert torch.equal(of_heads.expand(shape)[0], functional.units(valid[:1], shape).expand(shape)[0])
+    of_heads = torch.stack([valid[0, 0], valid[1, 0], valid[0, 0] & valid[1, 0]])  # without a dimension of samples
+    assert torch.equal(functional.units(of_heads, shape), functional.units(of_heads[None], shape)[0])
     assert float(functional.drop_rate(keep, units)) == pytest.approx(dropped / total, abs=1e-6)
     assert float(functional.drop_rate(keep)) == pytest.approx(float((~full).float().mean()), abs=1e-6)
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -244,6 +245,17 @@ def test_a_mask_that_the_dry_run_has_not_seen_is_not_guessed():
         model(ids)
         with pytest.raises(ValueError, match=r"or the mask was not given when the model was attached. Attach with `ex"):
             model(ids, torch.zeros(3, 8, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.permutations([torch.bool, torch.int64, torch.float32], 2)], ids=str)
+def test_a_mask_of_tokens_may_come_in_another_type(dtypes):
+    model, ids = OneMask(lambda mask: {"own": ~mask.bool()}).train(), torch.randint(0, 99, (3, 8))
+    model.layers = nn.ModuleList(Block(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+    first, second = ((torch.arange(8) < torch.tensor([8, 5, 3])[:, None]).to(dtype) for dtype in dtypes)
+    provider = Scale("output")
+    with attnreg.attach(model, provider & attnreg.HiddenDropout(0.5, "span"), example_inputs=(ids, first)):
+        model(ids, second)
+    assert [site.lengths.tolist() for site, _ in provider.seen] == [[8, 5, 3]] * 2
 
 
 @handwritten.of_heads

@@ -107,6 +107,7 @@ def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
         (Path("elsewhere") / split).mkdir()
         shutil.move(f"elsewhere/{split}.jsonl", f"elsewhere/{split}/part.jsonl")
         (Path("data") / split).symlink_to(tmp_path / "elsewhere" / split)
+    (Path("elsewhere") / "train" / "again").symlink_to(tmp_path / "data")  # which would never end
     args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 1, "--device", "cpu", "--output-dir", "out"]
     ran(cli(*args))
     ran(cli(*args, "--resume"))
@@ -115,7 +116,7 @@ def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
 
 
 def test_results_within_the_data_would_change_them(files, cli):
-    says = r"data/runs/{} is within --data-dir data: choose another --output-dir\."
+    says = r"data/runs/{} would change the data, which it is in: choose another --output-dir\."
     method, within = ["mine.py", "--data-dir", "data"], ["--output-dir", "data/runs"]
     assert_sentence(cli("recipe", *method, "--output-dir", "data/runs/out"), 2, says.format("out"))
     assert_sentence(cli("compare", *method, *within), 2, says.format("mine.py.*/seed0"))

@@ -138,7 +138,7 @@ def test_a_generator_that_a_module_holds_is_refused(own):
 
 def test_a_seed_is_an_integer():
     model = nn.Sequential(nn.Dropout())
-    with pytest.raises(TypeError, match="integer"), attnreg.seeded(model).replay(1.5):
+    with pytest.raises(InputError, match=r"Expected an integer as seed, got 1\.5"), attnreg.seeded(model).replay(1.5):
         pass
 
 

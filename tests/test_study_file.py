@@ -94,12 +94,18 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
             {"tasks": [{"text_columns": ["a", "b"]}]},
             "Expected `text_columns` to be names with commas, as in `text_columns: a,b`",
         ),
-        ({"tasks": [{"folds": 3, "validation_rows": 8}]}, "With `folds`, methods are scored on parts of train: remove"),
+        (
+            {"tasks": [{"folds": 3, "validation_rows": 8}]},
+            "With --folds, methods are scored on parts of train: remove --val",
+        ),
         (
             {"score_on": [{"classes": {False: "bad"}}]},
-            "Expected `classes` to be words, in quotes if YAML reads them as",
+            "Expected `classes` to be words, no and yes in quotes, got",
         ),
-        ({"methods": {"a b": "finetune"}, "baseline": None, "primary": None}, "as the name of a method, got 'a b'"),
+        (
+            {"methods": {"a b": "finetune"}, "baseline": None, "primary": None},
+            "with dashes between, as a name, got 'a b'",
+        ),
         ({"tasks": [{"epochs": [1, True]}]}, "Expected epochs in the study as a number or text, got True"),
         ({"rungs": ["plain"]}, "methods with values in braces, which held-out rows choose from, got 'plain'"),
     ],

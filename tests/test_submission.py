@@ -111,7 +111,9 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     assert_sentence(cli(*new, "--predict", "no/found.csv"), 1, r"There is no folder no for found\.csv: make it\.")
     for used in ("new.csv", "out/predictions.jsonl"):
         before = (home / used).read_text()
-        assert_sentence(cli(*new, "--predict", used), 1, f"{used} is a file of the run, or of its data, and would be")
+        assert_sentence(
+            cli(*new, "--predict", used), 1, rf"{used} would become part of the (run|data): choose another place\."
+        )
         assert (home / used).read_text() == before
     for given in (["--class", "bad=good"], ["--name", "a"], ["--metric", "f1"], ["--submission", "glue"]):
         says = f"--predict writes predictions and scores nothing: remove {given[0]}"

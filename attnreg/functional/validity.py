@@ -58,7 +58,7 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
     if not self_attention or shape[-2] != shape[-1]:
         return valid
     keys = valid.any(-2).expand(*valid.shape[:-2], shape[-1])
-    if valid.dim() > 2:
+    if len(shape) == 4 and valid.dim() > 2:
         keys = keys.any(-2, keepdim=True)  # a position is padding for all heads
     return valid & keys.unsqueeze(-1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -204,6 +203,8 @@ class AttachHandle:
             True
         """
         seed = self.seed if seed is None else seed
+        if isinstance(seed, float):
+            raise InputError(f"Expected an integer as seed, got {seed}.")
         if seed is None:
             raise RuntimeError("No pass has drawn masks that could be repeated: make one first, or give a `seed`.")
         indices = None if rows is None else torch.as_tensor(rows, dtype=torch.long)
@@ -214,7 +215,7 @@ class AttachHandle:
                 f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
                 "replay the whole batch, or use another regularizer."
             )
-        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(operator.index(seed))):
+        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(seed)):
             yield
 
     @contextmanager

@@ -259,8 +259,8 @@ class Compose(Container):
         self.providers: nn.ModuleList = nn.ModuleList(
             q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
         )
-        parts = [part for each in super().inner() for part in each.parts()]
-        if twice := next((part for number, part in enumerate(parts) if part in parts[:number]), None):
+        parts = [part for each in self.inner() for part in each.parts() if type(part).step is not Regularizer.step]
+        if twice := next((part for number, part in enumerate(parts) if any(part is p for p in parts[:number])), None):
             raise InputError(f"One {type(twice).__name__} is in the composition twice, and would step twice: make two.")
 
 

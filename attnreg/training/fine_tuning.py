@@ -15,7 +15,7 @@ from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle, attach
 from attnreg.injection.running.rates import Sums, added
-from attnreg.outputs import LossFunction, a_batch, loss_of, terms_of
+from attnreg.outputs import LossFunction, a_batch, check_one_mean, loss_of, terms_of
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.sharding import load_whole_state, whole_state
 from attnreg.training.method import (
@@ -180,6 +180,8 @@ class FineTuning(TrainingMethod):
         self._rates = {}
         if self.micro_batches == 1:
             return self._backward(batch)
+        if self.loss_function is None:
+            check_one_mean(batch)
         *first, last = split_batch(batch, self.micro_batches, self.model)
         with self.updater.local(self._network):
             losses = [self._backward(*part) for part in first]

@@ -66,7 +66,7 @@ class Comparison:
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
-            raise InputError("With `folds`, methods are scored on parts of train: remove `validation_rows`.")
+            raise InputError("With --folds, methods are scored on parts of train: remove --validation-rows.")
         self._output.check()
         for run in self.runs():
             run.check()

@@ -25,7 +25,8 @@ OF_ALL = {  # options that cannot be of a single method
 }
 WINNER = "winner.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_ALIAS = re.compile(r"([A-Za-z0-9]\w*(?:-\w+)*)=(?=\S)")
+_NAME = r"[A-Za-z0-9]\w*(?:-\w+)*"
+_ALIAS = re.compile(rf"({_NAME})=(?=\S)")
 _FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
 _SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}")
 
@@ -169,10 +170,8 @@ class Method:
 def texts_of(methods: Any) -> list[str]:
     """Return the methods of a study file, a list or a mapping of names, as typed; none of anything else."""
     if isinstance(methods, dict):
-        if wrong := next((name for name in methods if name != methods[name] and not _ALIAS.match(f"{name}=x")), None):
-            raise UsageError(
-                f"Expected letters, digits, dashes and underscores as the name of a method, got {wrong!r}."
-            )
+        if wrong := [name for name, text in methods.items() if name != text and not re.fullmatch(_NAME, str(name))]:
+            raise UsageError(f"Expected words of letters and digits, with dashes between, as a name, got {wrong[0]!r}.")
         return [str(text) if name == text else f"{name}={text}" for name, text in methods.items()]
     return [str(text) for text in methods] if isinstance(methods, list) else []
 

@@ -102,8 +102,9 @@ def _checked(content: Any) -> dict[str, Any]:
     whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
     for options in (whole["options"], *whole["tasks"]):
         check_switches({name: options[name] for name in options.keys() & _OPTIONS}, _SWITCHES, "the study")
-        columns = options.get("text_columns")  # a list of other values makes a comparison for each
-        _check(not isinstance(columns, list), "text_columns", "names with commas, as in `text_columns: a,b`", columns)
+        for name in ("text_columns", "choice_columns"):  # a list of other values makes a comparison for each
+            columns = options.get(name)
+            _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
     for entry in (whole, *whole["tasks"]):
         scored = [mapping(each, "`score_on`", _SCORING) for each in _list(entry, "score_on")]
         entry |= {"score_on": scored} if scored else {}
@@ -124,14 +125,16 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         whole["methods"] = [*texts_of(whole.get("methods")), *added]
     shown = [_shown(name, value) for name, value in options.items()]
     if small:
-        values = ", ".join(_shown(name, value) for name, value in _SMALL.items())
+        folded = any(each.get("folds") for each in (whole.get("options") or {}, *(whole.get("tasks") or [])))
+        few = {name: value for name, value in _SMALL.items() if name != "validation_rows" or not folded}
+        values = ", ".join(_shown(name, value) for name, value in few.items())
         notes.append(
             f"Small scale, which shows that the study runs and nothing else: one seed, {values}, and of the values in "
             "braces the first and the last."
         )
         methods = [_BRACES.sub(r"{\1,\2}", text) for text in texts_of(whole.get("methods"))]
         whole |= {**_FEW, "methods": methods or whole.get("methods")}
-        options = {**_SMALL, **options}
+        options = {**few, **options}
     if shown:
         notes.append(f"Changed from the study file: {' '.join(shown)}.")
     whole |= {name: options.pop(name) for name in DESIGN if name in options}
@@ -274,12 +277,10 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
     made = list[Scoring]()
     for entry in entries:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
-        given = entry.get("classes")
-        switch = (
-            any(isinstance(word, bool) for pair in given.items() for word in pair) if isinstance(given, dict) else 0
-        )
-        _check(not switch, "classes", "words, in quotes if YAML reads them as true or false", given)
-        classes = {theirs: str(ours) for theirs, ours in mapping(given, "`classes`").items()}
+        given = mapping(entry.get("classes"), "`classes`")
+        words = [*(entry.get("classes") or ()), *given.values()]
+        _check(not any(isinstance(each, bool) for each in words), "classes", "words, no and yes in quotes", words)
+        classes = {theirs: str(ours) for theirs, ours in given.items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
         data = entry.get("task"), entry.get("data_dir")

@@ -35,11 +35,11 @@ class RunFolder:
         if not settings.resume:
             names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
             if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
-                there = (reader := RunReader(self.path)).resumable or reader.finished
-                or_else = "pass --resume to continue its run (of a finished one: to print its report)" * there
+                reader = RunReader(self.path)
+                again = ", or pass --resume to continue its run (of a finished one: to print its report)"
                 raise InputError(
-                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder, or "
-                    f"{or_else or 'remove this one, which has no checkpoint'}."
+                    f"Expected --output-dir to be new or empty, got {self.path}: choose another folder"
+                    f"{again * (reader.resumable or reader.finished)}."
                 )
             return
         if not (self.path / "config.json").is_file():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import importlib.util
+import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,10 +68,19 @@ def code_of(values: Iterable[object]) -> str | None:
 def checksum(path: str) -> str:
     """Return the checksum of a file, or of the names and contents of a folder's files, except hidden ones."""
     root = Path(path).resolve()
-    # Not `Path.glob`, which does not look behind links.
-    names = [""] if root.is_file() else glob.glob("**/*", root_dir=root, recursive=True)  # noqa: PTH207
-    files = [each for each in sorted(root / name for name in names) if each.is_file()]
+    files = [root] if root.is_file() else sorted(_files_in(root))
     return _checksum_of(tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files), root)
+
+
+def _files_in(root: Path) -> Iterator[Path]:
+    """Yield the files of a folder, also behind links to other folders, each of which is looked into once."""
+    seen = set[Path]()
+    for place, folders, names in os.walk(root, followlinks=True):
+        is_new = (real := Path(place).resolve()) not in seen
+        seen.add(real)
+        folders[:] = sorted(each for each in folders if each[0] != "." and is_new)
+        names = [each for each in names if each[0] != "." and is_new]
+        yield from (file for name in names if (file := Path(place, name)).is_file())
 
 
 @functools.lru_cache(maxsize=16)  # a comparison asks for each of its runs

@@ -149,11 +149,9 @@ class SavedModel:
             )
         if not file.parent.is_dir():
             raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
-        used = [Path(each).resolve() for each in (self.run, self._folder or self.run)]
-        if file.exists() and any(file.resolve().is_relative_to(each) for each in used):
-            raise InputError(
-                f"{file} is a file of the run, or of its data, and would be replaced: choose another name."
-            )
+        of_run = file.resolve().parent == self.run.resolve() and file.stem in ("predictions", "metrics", "telemetry")
+        if of_run or (self._folder is not None and file.resolve().is_relative_to(Path(self._folder).resolve())):
+            raise InputError(f"{file} would become part of the {'run' if of_run else 'data'}: choose another place.")
         model, kind = self._load(task)
         found = self._predictions(model, kind, rows, "inputs")
         named = [task.labels[each] for each in found] if cls.has_classes else found

@@ -151,8 +151,11 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[Key, Co
                     continue
                 convention = _convention(mask, tokens.to(mask.device))
                 if convention is not None:
-                    key = _key(name, mask)
-                    found[key] = convention if found.get(key, convention) == convention else "other"
+                    # A mask of 1 for tokens may come in any type; one that is added, or True for padding, in its own.
+                    is_float = mask.is_floating_point()
+                    any_type = convention == "token" and not (is_float and bool((mask < 0).any()))
+                    for key in {_key(name, mask), (name, mask.dim(), is_float ^ any_type)}:
+                        found[key] = convention if found.get(key, convention) == convention else "other"
     return found
 
 

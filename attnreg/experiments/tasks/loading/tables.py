@@ -103,8 +103,8 @@ def _typed(texts: list[str]) -> pyarrow.Array:
     for each in (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()):
         with suppress(pyarrow.ArrowInvalid):
             numbers = column.cast(each)
-            large = each == pyarrow.float64() and any(abs(number) >= 2**53 for number in numbers.to_pylist())
-            return column if large else numbers  # such integers are names, and two may round to one number
+            ids = each == pyarrow.float64() and any(len(text) > 15 and text.lstrip("+-").isdigit() for text in texts)
+            return column if ids else numbers  # two may round to one number
     return column
 
 
