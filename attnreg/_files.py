@@ -11,6 +11,7 @@ from pathlib import Path
 from attnreg.errors import InputError
 
 SUMS = "SHA256SUMS"
+LOCK = ".lock"  # in the folder of a run, a comparison or a search
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnreg._files import write_text
+from attnreg._files import LOCK, write_text
 from attnreg.errors import InputError
-from attnreg.experiments.folder.reader import LOCK, locked
+from attnreg.experiments.folder.reader import locked
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from attnreg._files import check_checksums
+from attnreg._files import LOCK, check_checksums
 from attnreg.errors import InputError
-
-LOCK = ".lock"
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from attnreg import __version__
-from attnreg._files import SUMS, checksums_of, replaced_folder, write_text
+from attnreg._files import LOCK, SUMS, checksums_of, replaced_folder, write_text
 from attnreg.errors import InputError, StoppedError
-from attnreg.experiments.folder.reader import LOCK, RunReader, locked
+from attnreg.experiments.folder.reader import RunReader, locked
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.models.lora import save_model

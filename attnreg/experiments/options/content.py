@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from attnreg import __version__
+from attnreg._files import LOCK
 from attnreg.errors import InputError
 
 NAMES = {
@@ -66,7 +67,7 @@ def code_of(values: Iterable[object]) -> str | None:
 
 
 def checksum(path: str) -> str:
-    """Return the checksum of a file, or of the names and contents of a folder's files, except hidden ones."""
+    """Return the checksum of a file, or of a folder's files and their names, without hidden ones and results."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else sorted(_files_in(root))
     return _checksum_of(tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files), root)
@@ -76,10 +77,10 @@ def _files_in(root: Path) -> Iterator[Path]:
     """Yield the files of a folder, also behind links to other folders, each of which is looked into once."""
     seen = set[Path]()
     for place, folders, names in os.walk(root, followlinks=True):
-        is_new = (real := Path(place).resolve()) not in seen
+        counts = (real := Path(place).resolve()) not in seen and (LOCK not in names or real == root)
         seen.add(real)
-        folders[:] = sorted(each for each in folders if each[0] != "." and is_new)
-        names = [each for each in names if each[0] != "." and is_new]
+        folders[:] = sorted(each for each in folders if each[0] != "." and counts)
+        names = [each for each in names if each[0] != "." and counts]
         yield from (file for name in names if (file := Path(place, name)).is_file())
 
 

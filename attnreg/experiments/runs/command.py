@@ -150,10 +150,6 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         shared[name] = getattr(task, name) if shared[name] is None else shared[name]
     data = data_name(task.name, shared["data_dir"])
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
-    output, folder = shared["output_dir"].resolve(), Path(shared["data_dir"] or "").resolve()
-    is_within = bool(shared["data_dir"]) and output.is_relative_to(folder)
-    if is_within and not any(part[0] == "." for part in output.relative_to(folder).parts):  # hidden files are no data
-        raise UsageError(f"{shared['output_dir']} would change the data, which it is in: choose another --output-dir.")
     flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
     return Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
