@@ -198,3 +198,14 @@ def test_the_site_needs_no_network(site):
 def test_every_public_name_has_a_page(site):
     names = {*attnreg.__all__} - {"experiments"}
     assert {f"attnreg.{name}" for name in names} <= {path.stem for path in (site / "api").glob("*.html")}
+
+
+def test_pages_stay_short():
+    """As CONTRIBUTING.md says."""
+    docs = Path(__file__).parent.parent / "docs"
+    pages = [
+        page for folder in (docs, docs / "providers") for page in folder.glob("*.md") if page.name != "families.md"
+    ]
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in pages}
+    assert sum(words.values()) <= 35_000
+    assert words[docs / "results.md"] <= 1_200
