@@ -39,6 +39,8 @@ DRAWN = (
         "plain", "plain for 15 epochs", "random", "low", "attention")),
     ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", "high", (
         "plain", "random", "low")),
+    ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", "high", (
+        "plain for 15 epochs", "plain", "random")),
     ("AD-DROP, 500 rows of TREC,\n12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
     ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
@@ -50,7 +52,7 @@ SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many pa
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
-PLANNED = (("AD-DROP, CR, Subj, TREC and\nSST-2 sentences, 500 rows", ("minus plain, as many passes",)),)
+PLANNED = (("AD-DROP, Subj, TREC and SST-2\nsentences, and pooled, 500 rows", ("minus plain, as many passes",)),)
 
 
 def interval(row: Row) -> str:
