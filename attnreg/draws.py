@@ -70,7 +70,9 @@ class Draws:
         """Return the source of another part of the same attention, which has the same seed."""
         return Draws(lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, batch=self._batch)
 
-    def place(self, shape: Sequence[int], by_query: bool | None = None) -> dict[str, Any]:
+    def place(
+        self, shape: Sequence[int], by_query: bool | None = None, device: torch.device | None = None
+    ) -> dict[str, Any]:
         """Return where draws of this shape are: the first query and key, and the samples in a larger batch.
 
         Raises:
@@ -87,7 +89,7 @@ class Draws:
         before = batch.cached if len(shape) == 3 else self.first_query
         place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples}
         if (first := batch.first) is not None and len(shape) > 2 and shape[0] == len(first) and not self._part:
-            first = first.view(-1, *[1] * (len(shape) - 2))  # padding on the left does not count
+            first = first.to(device=device).view(-1, *[1] * (len(shape) - 2))  # padding on the left does not count
             if by_query:
                 place["first_query"] = before - first
             if len(shape) == 4 and shape[3] > 1:
@@ -104,7 +106,7 @@ class Draws:
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, multiples of 2^-24, as ``uniform`` of a site does, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
-        return functional.seeded_uniform(seed, shape, device=device, **self.place(shape, by_query)).to(dtype)
+        return functional.seeded_uniform(seed, shape, device=device, **self.place(shape, by_query, device)).to(dtype)
 
     def keep(
         self,
@@ -116,7 +118,7 @@ class Draws:
     ) -> Tensor:
         """Draw decisions, bool, ``True`` = kept, as ``keep`` of a site does, on any device."""
         seed = self.next_seed(whole=len(shape) < 2)
-        return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query))
+        return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query, device))
 
     def next_seed(self, *, whole: bool = False) -> int | Tensor:
         """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""

@@ -177,7 +177,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
         if self.in_kernel:
             seed = self.draws.next_seed()
-            return Mask(drawn=(Drawn(seed, p, shape, self.device, **self.draws.place(shape, by_query)),))
+            return Mask(drawn=(Drawn(seed, p, shape, self.device, **self.draws.place(shape, by_query, self.device)),))
         return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
@@ -186,7 +186,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         With ``rescale``, kept weights are divided by 1 - p.
         """
         seed = self.draws.next_seed()
-        drawn = Drawn(seed, p, self.shape, self.device, rescale, **self.draws.place(self.shape, by_query=True))
+        drawn = Drawn(seed, p, self.shape, self.device, rescale, **self.draws.place(self.shape, True, self.device))
         return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
 
     def scores(self) -> Tensor:
