@@ -117,9 +117,14 @@ def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
 
 def test_results_within_the_data_are_no_data(files, cli, monkeypatch):
     monkeypatch.chdir(files / "data")
-    few = ["--epochs", 1, "--device", "cpu", "--train-size", 16, "--data-dir", "."]
-    for resume in ([], ["--resume"]):
-        ran(cli("recipe", "../mine.py", *few, "--output-dir", "out", *resume))
-        ran(cli("compare", "../mine.py", "finetune", *few, "--seeds", 2, "--no-equal-time", "--jobs", 1))
+    run = ["recipe", "../mine.py", "--epochs", 1, "--device", "cpu", "--train-size", 16, "--data-dir", "."]
+    ran(cli(*run, "--output-dir", "out"))
+    ran(cli(*run, "--output-dir", "runs/other"))
+    before = content.checksum(".")
+    with comparison(Path()).begun():  # locks its folder
+        Path("study/seed0").mkdir()
+        Path("study/seed0/report.md").write_text("x")
+    assert content.checksum(".") == before
+    ran(cli(*run, "--output-dir", "out", "--resume"))
     edit("train.jsonl", '"label": 1', '"label": 0')
-    assert_sentence(cli("compare", "../mine.py", "finetune", *few, "--seeds", 2), 1, "the data changed")
+    assert_sentence(cli(*run, "--output-dir", "out", "--resume"), 1, "the data changed")
