@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any
@@ -156,7 +157,7 @@ def terms_of(model: nn.Module, batch: Mapping[str, Any]) -> int:
     """Return the number of terms in the mean that is the loss of a batch; of two means, that of the longer one."""
     labels = batch.get("labels")
     if labels is None and (ends := _labelled_ends(batch)):
-        return max(ends)
+        return max(int(each.sum()) for each in ends)
     if labels is None or labels.is_floating_point():
         return rows_of(batch)
     return int((aligned_labels(model, labels) != IGNORED).sum())
@@ -164,15 +165,16 @@ def terms_of(model: nn.Module, batch: Mapping[str, Any]) -> int:
 
 def check_one_mean(batch: Mapping[str, Any]) -> None:
     """Raise if the model's own loss of a batch is a sum of two means: no weights of parts make it from theirs."""
-    if ("labels" in batch and batch.keys() & _SECOND_LABELS) or len({*_labelled_ends(batch)}) > 1:
+    ends = _labelled_ends(batch)
+    if ("labels" in batch and batch.keys() & _SECOND_LABELS) or any(not torch.equal(each, ends[0]) for each in ends):
         raise InputError("The loss is a sum of two means, of which parts have other shares: use `micro_batches=1`.")
 
 
-def _labelled_ends(batch: Mapping[str, Any]) -> list[int]:
-    """Count the starts and the ends of answers that are in their row: others are not labelled."""
+def _labelled_ends(batch: Mapping[str, Any]) -> list[Tensor]:
+    """Return which starts, and which ends, of answers are in their row, ``(B,)``: others are not labelled."""
     tokens = next((x for name in _TOKENS if isinstance(x := batch.get(name), Tensor)), None)
-    ends = [x for name in _POSITIONS if isinstance(x := batch.get(name), Tensor)]
-    return [len(x) if tokens is None else int((x < tokens.shape[1]).sum()) for x in ends]
+    ends = [x.reshape(-1) for name in _POSITIONS if isinstance(x := batch.get(name), Tensor)]
+    return [x < (math.inf if tokens is None else tokens.shape[1]) for x in ends]
 
 
 def _field(output: Any, name: str) -> Any:

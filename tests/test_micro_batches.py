@@ -158,6 +158,7 @@ def test_what_cannot_be_split_is_refused():
     for batch in (
         {"input_ids": IDS, "labels": IDS, "next_sentence_label": torch.zeros(5, dtype=torch.long)},
         {**ANSWERS, "end_positions": torch.full((5,), 99)},
+        {**ANSWERS, "end_positions": ENDS[:, 1].roll(1)},  # as many, of other rows
     ):
         with pytest.raises(InputError, match="The loss is a sum of two means"):
             plain(model, micro_batches=2).step(batch)

@@ -188,8 +188,8 @@ class AttachHandle:
                 of this batch in other passes or processes. Samples with one index share their masks.
 
         Raises:
-            InputError: if ``rows`` does not have an index for each sample, or a regularizer decides before the pass, or
-                where samples are not told apart.
+            InputError: if the seed is no integer, ``rows`` has no index for each sample, a regularizer decides
+                before the pass, or samples are not told apart.
             RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
                 draws from torch's own generator.
 

@@ -248,6 +248,9 @@ class Compose(Container):
     Args:
         providers: the regularizers, which are asked in this order.
 
+    Raises:
+        InputError: if one is no regularizer, or one that steps is there twice.
+
     Example:
         >>> from attnreg import AttentionDropout, AttentionLayerDrop
         >>> len((AttentionDropout(0.1) & AttentionLayerDrop(0.2) & AttentionDropout(0.3)).providers)

@@ -190,7 +190,7 @@ def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 
 def as_typed(flag: str, value: Any) -> str:
-    r"""Format an option, or a positional argument, as it is typed on the command line; empty if it is not given."""
+    """Format an option, or a positional argument, as it is typed on the command line; empty if it is not given."""
     flag, _, off_flag = flag.partition("/") if flag.startswith("-") else (flag, "", "")
     if value is None or value is False or value == []:
         return off_flag if value is False else ""

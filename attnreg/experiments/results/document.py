@@ -82,7 +82,7 @@ Block = Heading | Paragraph | Code | Table | Picture | Contents
 
 
 def markdown(blocks: Sequence[Block], folder: Path) -> str:
-    r"""Render blocks as Markdown; picture links are relative to ``folder``."""
+    """Render blocks as Markdown; picture links are relative to ``folder``."""
     parts: list[str] = []
     for block in blocks:
         match block:

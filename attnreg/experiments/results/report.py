@@ -42,7 +42,8 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
         row = {"network": name}
         if run.settings.stop_on is not None:
             is_returned = network == its_history.returned  # or it is the other one of a game
-            scored = its_run.selection().returned(records) if is_returned else last
+            if is_returned:
+                scored = its_run.selection().returned(records)
             row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
         row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
         rows.append({**row, "rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
