@@ -38,7 +38,7 @@ class Mask:
             spread evenly over its valid keys, except dropped scores, before ``normalized`` and ``weights``.
 
     Raises:
-        TypeError: if ``scores`` or ``kept`` is not boolean, or ``relaxed`` is not a float per row.
+        TypeError: if a field is no tensor, ``scores`` or ``kept`` not boolean, or ``relaxed`` not a float per row.
 
     Example:
         >>> a = Mask(scores=torch.tensor([[True, False]]))
@@ -57,13 +57,11 @@ class Mask:
     drawn_weights: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.kept is not None and self.kept.dtype != torch.bool:
-            raise TypeError(f"Expected `kept` to be a bool tensor (True = kept), got {self.kept.dtype}.")
-        if self.scores is not None and self.scores.dtype != torch.bool:
-            raise TypeError(
-                f"Expected `scores` to be a bool tensor (True = kept), got {self.scores.dtype}: "
-                "pass a factor on the attention weights as `weights`."
-            )
+        for name in ("scores", "kept", "weights", "normalized", "relaxed"):
+            value, decides = getattr(self, name), name in ("scores", "kept")
+            if value is not None and not (isinstance(value, Tensor) and (value.dtype == torch.bool or not decides)):
+                wanted = "a bool tensor (True = kept; a factor is passed as `weights`)" if decides else "a tensor"
+                raise TypeError(f"Expected `{name}` to be {wanted}, got {getattr(value, 'dtype', type(value))}.")
         relaxed = self.relaxed
         if relaxed is not None and (not relaxed.is_floating_point() or (relaxed.dim() and relaxed.shape[-1] != 1)):
             raise TypeError(

@@ -108,9 +108,17 @@ def test_a_mask_of_the_wrong_shape_names_the_provider_and_the_place(field):
         model(**BERT.batch())
 
 
-def test_scores_masks_are_boolean():
-    with pytest.raises(TypeError, match="Expected `scores` to be a bool tensor"):
-        attnreg.Mask(scores=torch.ones(2))
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"scores": torch.ones(2)}, "`scores` to be a bool tensor .*, got torch.float32"),
+        ({"kept": [True]}, "`kept` to be a bool tensor .*, got <class 'list'>"),
+        ({"weights": 0.5}, "`weights` to be a tensor, got <class 'float'>"),
+    ],
+)
+def test_fields_of_a_mask_are_tensors(fields, says):
+    with pytest.raises(TypeError, match=f"Expected {says}"):
+        attnreg.Mask(**fields)
 
 
 class Cross(nn.Module):

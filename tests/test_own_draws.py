@@ -127,11 +127,13 @@ def test_what_cannot_be_repeated_is_refused_by_name(what):
         model(X.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("own", [np.random.default_rng(0), np.random.RandomState(0), random.Random(0)])
+@pytest.mark.parametrize(
+    "own", [np.random.default_rng(0), np.random.RandomState(0), [random.Random(0)], {0: random.Random(0)}]
+)
 def test_a_generator_that_a_module_holds_is_refused(own):
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
     model[1].own = own
-    with pytest.raises(InputError, match=r"1\.own is a generator of its own, which does not follow the seed"):
+    with pytest.raises(InputError, match=r"1\.own is or holds a generator of its own, which does not follow the seed"):
         attnreg.seeded(model)
     assert not attnreg.is_attached(model)
 
@@ -139,6 +141,13 @@ def test_a_generator_that_a_module_holds_is_refused(own):
 def test_a_seed_is_an_integer():
     model = nn.Sequential(nn.Dropout())
     with pytest.raises(InputError, match=r"Expected an integer as seed, got 1\.5"), attnreg.seeded(model).replay(1.5):
+        pass
+
+
+@pytest.mark.parametrize("rows", [[0.9, 1], [True, False], [-1, 0], torch.zeros(2, 1, dtype=torch.int64)])
+def test_rows_are_indices(rows):
+    model = nn.Sequential(nn.Dropout())
+    with pytest.raises(InputError, match=r"Expected `rows` to be indices"), attnreg.seeded(model).replay(1, rows):
         pass
 
 

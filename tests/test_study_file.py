@@ -186,13 +186,14 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path):
     study = read_study(file_of(tmp_path, tasks=tasks, seeds=2, **further), tmp_path / "out")
     asked = saved_model.request({"task": None}, data_dir=None, split="test", max_length=None, classes={})
     assert study.comparisons["a"].runs()[0].settings.validation_rows == 9
-    for comparison in study.comparisons.values():
-        for run in written(comparison, 0.5).runs():
-            if run.method.name != "random":
-                score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
-                (run.folder / "evaluations").mkdir()
-                content = json.dumps({"request": asked, "metrics": {"accuracy": score}})
-                (run.folder / "evaluations" / "test.json").write_text(content)
+    runs = [run for comparison in study.comparisons.values() for run in written(comparison, 0.5).runs()]
+    assert "No run has a score on test yet: repeat the command." in reported_study(study)
+    for run in runs:
+        if run.method.name != "random":
+            score = 0.5 + 0.01 * run.seed * (1 + (run.method.name == "high"))
+            (run.folder / "evaluations").mkdir()
+            content = json.dumps({"request": asked, "metrics": {"accuracy": score}})
+            (run.folder / "evaluations" / "test.json").write_text(content)
     report = reported_study(study)
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnreg.arguments import short
 from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
@@ -184,7 +185,7 @@ class AttachHandle:
 
         Args:
             seed: the :attr:`seed` of that pass (default: of the latest), or any integer.
-            rows: the index of each sample in the batch of that pass (default: all samples, in order). It is for parts
+            rows: int64, the index of each sample in the batch of that pass (default: all samples, in order); for parts
                 of this batch in other passes or processes. Samples with one index share their masks.
 
         Raises:
@@ -207,7 +208,9 @@ class AttachHandle:
             raise InputError(f"Expected an integer as seed, got {seed}.")
         if seed is None:
             raise RuntimeError("No pass has drawn masks that could be repeated: make one first, or give a `seed`.")
-        indices = None if rows is None else torch.as_tensor(rows, dtype=torch.long)
+        indices = None if rows is None else torch.as_tensor(rows)
+        if indices is not None and (indices.dtype != torch.int64 or indices.dim() != 1 or indices.lt(0).any()):
+            raise InputError(f"Expected `rows` to be indices (int64, from 0), got {short(rows)}.")
         parts = self.provider.parts()
         early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]
         if rows is not None and early:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, probability_below_one
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, aligned_labels, needed_labels_of, predictions_of, shifts_labels
+from attnreg.outputs import IGNORED, aligned_labels, moved_labels, needed_labels_of, predictions_of, shifts_labels
 from attnreg.training.method import Batch
 
 
@@ -22,10 +22,10 @@ class CrossEntropy:
     .. math:: \mathcal L = \frac{1}{|R|} \Big( \sum_{t \in R} \ell_t + \lambda \sum_{t \in P} \ell_t \Big), \qquad
         \ell_t = -(1 - \epsilon)\, w_{y_t} \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} w_c \log p_t(c)
 
-    R are the rows or positions with a label, P the other tokens of a causal language model that are predicted and no
-    padding, such as those of a prompt, whose labels are -100. Since the sum is divided by the number of labels,
-    micro-batches add up to their batch, and a response weighs the same after a short and a long prompt; torch's mean
-    with ``weight`` divides by the weights of the batch instead.
+    R are the rows or positions with a label. P are the tokens of prompts: those that a causal language model predicts,
+    that are no padding and whose labels are -100, in rows that have a label, too. Since the sum is divided by the
+    number of labels, micro-batches add up to their batch, and a response weighs the same after a short and a long
+    prompt; torch's mean with ``weight`` divides by the weights of the batch instead.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
@@ -87,12 +87,12 @@ class CrossEntropy:
 
 
 def _prompts(labels: Tensor, batch: Batch) -> Tensor:
-    """Return the tokens without a label that are no padding, as labels."""
+    """Return the tokens without a label that are no padding, in rows that have some label to predict, as labels."""
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if ids is None or ids.shape != labels.shape or (mask is not None and mask.shape != labels.shape):
         raise InputError("CrossEntropy with `prompt` needs `input_ids`, and an `attention_mask` if any, like `labels`.")
-    left_out = labels != IGNORED if mask is None else (labels != IGNORED) | ~mask.bool()
-    return ids.masked_fill(left_out, IGNORED)
+    wanted = (labels == IGNORED) & (moved_labels(labels) != IGNORED).any(-1, keepdim=True)
+    return ids.where(wanted if mask is None else wanted & mask.bool(), IGNORED)
 
 
 def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:

@@ -46,10 +46,10 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
                 scored = its_run.selection().returned(records)
             row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
         row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
-        rows.append({**row, "rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
+        rows.append({**row, "training rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
     if (trivial := history.trivial) is not None:
         score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
-        rows.append({"network": trivial["predictor"], "last epoch": score, "rows": size, "time (s)": "0"})
+        rows.append({"network": trivial["predictor"], "last epoch": score, "training rows": size, "time (s)": "0"})
     return Table.of(rows)
 
 

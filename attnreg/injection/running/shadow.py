@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from attnreg.errors import InputError, NoAttentionError
@@ -226,10 +227,11 @@ class SeededModule(AttachedEntry):
 def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[SeededModule]:
     """Return all modules of a model that may draw random numbers, innermost last; raise if others than torch do."""
     for module, name in names.items():
-        if own := next((key for key, value in vars(module).items() if isinstance(value, GENERATORS)), None):
+        held = ((key, each) for key, value in vars(module).items() for each in tree_leaves(value))
+        if own := next((key for key, each in held if isinstance(each, GENERATORS)), None):
             raise InputError(
-                f"{name}.{own} is a generator of its own, which does not follow the seed of the pass: draw with torch, "
-                'or attach without own_dropout="seeded".'
+                f"{name}.{own} is or holds a generator of its own, which does not follow the seed of the pass: draw "
+                'with torch, or attach without own_dropout="seeded".'
             )
     return [
         SeededModule(passes, module, name)

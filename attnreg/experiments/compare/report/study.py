@@ -39,6 +39,8 @@ def write_study_report(study: Study) -> list[Table]:
         return []
     missing = [f"{name}: {text}" for name, each in study.comparisons.items() for text in each.missing()]
     reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
+    if not reported:
+        missing.append(f"No run has a score on {study.report_on} yet: repeat the command.")
     declared = _declared(study, reported)
     opening = [*_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
