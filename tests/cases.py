@@ -16,6 +16,7 @@ from torch import nn
 from tests.provider_cases import PROVIDERS, ProviderCase
 
 TRANSFORMERS = Version(hf.__version__)
+CACHE = "cache" if Version("5.24") <= TRANSFORMERS else "past_key_values"  # the argument of models that takes one
 NEEDS_TORCH_2_13 = pytest.mark.skipif(torch.__version__ < "2.13", reason="needs torch 2.13")
 TEXT = {"vocab_size": 40, "pad_token_id": 0}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -230,6 +230,38 @@ def test_what_comes_after_other_products_is_known_for_what_it_is(form):
     assert [each.name for each in found.left_out if each.seen == "softmax of 4 dimensions"] == ["layers.2"]
 
 
+@torch.library.custom_op("attnreg_tests::experts", mutates_args=())
+def experts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A linear map that torch has no name for, as kernels of experts are."""
+    return x @ weight
+
+
+class OverDepth(nn.Module):
+    """Attention residuals: each token asks, by learned queries, its own states of earlier layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, handwritten.C)
+        self.queries = nn.ParameterList(torch.randn(n, handwritten.C) for n in (1, 3))
+        self.weight = nn.Parameter(torch.randn(handwritten.C, handwritten.C))
+        self.attention = handwritten.Attention(handwritten.plain)
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        states = torch.stack([x, 2 * x], 2)
+        for queries in self.queries:
+            asked = queries.expand(*states.shape[:2], -1, -1) @ states.transpose(-1, -2)
+            y = experts((asked.softmax(-1) @ states).sum(2), self.weight)
+            states = torch.stack([x, x + y], 2)
+        return self.attention(states.sum(2))
+
+
+def test_attention_of_a_token_over_its_own_states_is_left_out():
+    found = discover(OverDepth(), INPUTS)
+    assert [site.info.name for site in found.sites] == ["attention"]
+    assert {each.reason for each in found.left_out} == {"its scores are not products of queries and keys"}
+
+
 class Windows(nn.Module):
     """Swin's first stage: pieces of an image in windows, heads in a dimension of their own."""
 

@@ -9,7 +9,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback
-from tests.cases import SMALL, TEXT, tiny_bert
+from tests.cases import CACHE, SMALL, TEXT, tiny_bert
 from tests.test_trainers import EXTRA, WORDS, of_trl, pytestmark  # noqa: F401 (what trl warns of)
 
 trl = pytest.importorskip("trl", reason=EXTRA)
@@ -112,7 +112,7 @@ def test_rollouts_and_references_are_plain(folder, tmp_path, lora):
     one_mask(trainer)
 
     def note(module, args, kwargs, output):
-        kwargs.pop("past_key_values", None)
+        kwargs.pop(CACHE, None)
         seen.append((module.training, torch.is_grad_enabled(), kwargs, output.last_hidden_state))
 
     hooks = [model.model.register_forward_hook(note, with_kwargs=True)]

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 import attnreg
 from attnreg.errors import InputError
-from tests.cases import keep_few_activations
+from tests.cases import CACHE, keep_few_activations
 from tests.own_dropout_cases import EVERY, FAMILIES, OPTIONS, SEED, assert_same, batch_of, build, outputs, pass_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -183,7 +183,7 @@ def test_a_cached_continuation_goes_on(family, text, static, compiled):
             whole = model(input_ids=ids, attention_mask=mask).logits
             for begin, end in itertools.pairwise(bounds):
                 seen = None if mask is None else mask[:, :end]
-                part = run(input_ids=ids[:, begin:end], attention_mask=seen, past_key_values=cache, use_cache=True)
+                part = run(input_ids=ids[:, begin:end], attention_mask=seen, use_cache=True, **{CACHE: cache})
                 parts.append(part.logits)
         real = padded.bool() if mask is not None else slice(None)
         torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], rtol=1e-4, atol=1e-5)
@@ -208,8 +208,8 @@ def test_a_cache_with_sliding_windows_is_continued_as_long_as_it_has_all_tokens(
     mask[0, :2] = 0
     with torch.no_grad(), handle.replay(SEED):
         whole = model(input_ids=ids, attention_mask=mask).logits
-        model(input_ids=ids[:, :4], attention_mask=mask[:, :4], past_key_values=cache, use_cache=True)
-        more = {"input_ids": ids[:, 4:], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        model(input_ids=ids[:, :4], attention_mask=mask[:, :4], use_cache=True, **{CACHE: cache})
+        more = {"input_ids": ids[:, 4:], "attention_mask": mask, CACHE: cache, "use_cache": True}
         if window < 9:
             with pytest.raises(InputError, match="A cache with a sliding window of 4 tokens forgets the first ones"):
                 model(**more)
@@ -227,7 +227,7 @@ def test_a_cached_continuation_of_a_decoder_goes_on(family, length):
     with torch.no_grad(), handle.replay(SEED):
         whole = model(**batch, decoder_input_ids=ids)
         begun = model(**batch, decoder_input_ids=ids[:, :-length], use_cache=True)
-        last = model(**batch, decoder_input_ids=ids[:, -length:], past_key_values=begun.past_key_values)
+        last = model(**batch, decoder_input_ids=ids[:, -length:], **{CACHE: begun[CACHE]})
     torch.testing.assert_close(torch.cat([begun.logits, last.logits], 1), whole.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(last.encoder_last_hidden_state, whole.encoder_last_hidden_state)
 

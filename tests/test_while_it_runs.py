@@ -12,6 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 import attnreg
 from attnreg.errors import NoAttentionError
 from tests import handwritten
+from tests.cases import CACHE
 from tests.sweep.checks import Answer
 
 
@@ -233,7 +234,7 @@ def test_a_cached_continuation_equals_the_full_pass(name, kernel, groups):
                 parts = []
                 for begin, end in ((0, 5), (5, 6), (6, 8)):
                     given = None if mask is None else mask[:, :end]
-                    out = model(input_ids=ids[:, begin:end], attention_mask=given, past_key_values=cache)
+                    out = model(input_ids=ids[:, begin:end], attention_mask=given, **{CACHE: cache})
                     parts.append(out.logits)
                 difference = (torch.cat(parts, 1) - full)[padding.bool()].abs().max()
                 assert difference < 1e-4, (mask is None, type(cache).__name__)

@@ -2,7 +2,7 @@
 
 BY_REASON = {
     "has no forward pass of its own": """
-        chameleon_vqgan emu3_vqgan glm_image_vqmodel qwen2_5_omni qwen3_omni_moe
+        apertus1p5_vision_tokenizer chameleon_vqgan emu3_vqgan glm_image_vqmodel qwen2_5_omni qwen3_omni_moe
     """,
     "needs natten": "dinat",
     "needs timm": """

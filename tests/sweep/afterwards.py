@@ -87,9 +87,15 @@ def entries(model, inputs, options):
                 alone = _plain(getattr(model, name), **arguments)
             if alone is None:
                 continue
+            seeds = set()
+            hooks = [module.register_forward_hook(lambda *_, seen=seeds: seen.add(handle.seed)) for module in modules]
             out = _run(getattr(model, name), **arguments)
+            for hook in hooks:
+                hook.remove()
             if apart([x.detach() for x in out], alone) == 0.0:
                 continue  # it reaches no attention that is masked
+            if len(seeds) > 1:
+                continue  # it makes several passes, such as one for each image
             assert handle.seed is not None, f"{name} is masked, but has no seed"
             with handle.replay():
                 _same(_run(getattr(model, name), **arguments), out, f"a replay of {name}")

@@ -51,8 +51,8 @@ TIME_FIRST = """
 """
 # Their sounds have a dimension of channels, one.
 CHANNELS = """
-    dac encodec mimi mimi_encoder pe_audio pe_audio_encoder pocket_tts_audio_tokenizer
-    pocket_tts_audio_tokenizer_encoder xcodec
+    dac encodec mimi mimi_encoder omniasr omniasr_audio omniasr_ctc pe_audio pe_audio_encoder pocket_tts_audio_tokenizer
+    pocket_tts_audio_tokenizer_encoder wavtokenizer wavtokenizer_encoder xcodec
 """
 # Their encoders want a mask that is already spread over queries and keys.
 UNMASKED = ["moss_transcribe_diarize_audio", "qwen2_audio_encoder", "voxtral_encoder"]
@@ -115,6 +115,7 @@ INPUTS = {
     **{name: given(input_features=frames_first) for name in TIME_FIRST.split()},
     **{name: given(input_values=normal(BATCH, 1, SAMPLES)) for name in CHANNELS.split()},
     **{name: given(attention_mask=None) for name in UNMASKED},
+    "apertus1p5": given(padding_mask=torch.ones(BATCH, SAMPLES, dtype=torch.long)),
     "audio-spectrogram-transformer": only(input_values=lambda m: normal(BATCH, m.config.max_length, bands(m))),
     **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], _past),
     "clap": MEL,

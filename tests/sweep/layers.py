@@ -14,7 +14,7 @@ NONE = """
 # Attention by hashes or correlations, only in one direction or in both although others of its kind are not, in more
 # places than the layers that are counted, or in fewer.
 UNSURE = """
-    autoformer cpmant embedding_gemma2_text fastspeech2_conformer funnel informer longcat_flash minicpm_ocr_vision
+    autoformer cpmant dory embedding_gemma2_text fastspeech2_conformer funnel informer longcat_flash minicpm_ocr_vision
     minicpmv4_6_vision minicpmv4_7_vision mllama_vision_model mra nystromformer phi4_multimodal_vision
     pp_formulanet_text reformer seamless_m4t seamless_m4t_v2 t5gemma2_text videoprism_vision_model xclip_vision_model
     xlnet yoso

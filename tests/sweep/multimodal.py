@@ -28,6 +28,7 @@ CHANGES = {
     **{name: {"out_hidden_size": 128} for name in ["muse_glimmer", "muse_spark"]},
     **{name: {"vision_start_token_id": 9} for name in ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"]},
     "aria": {"projector_patch_to_query_dict": {16: 4}},
+    "apertus1p5": {"text_config": {"vocab_size": 260}, "image_token_offset": 100, "audio_token_offset": 164},
     "chameleon": {
         "vocabulary_map": {"<image>": 10, **{f"IMGIMG{chr(ord('A') + i)}Z": 20 + i for i in range(8)}},
         "vq_config": {"num_embeddings": 8, "base_channels": 32, "channel_multiplier": [1] * 5, "resolution": 32},
@@ -127,7 +128,7 @@ INPUTS = {
     **{name: only(**MINICPM) for name in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision")},
     **{name: given(**PLACED) for name in ("embedding_gemma2", "gemma4")},
     **{name: given(pixel_values=_cells) for name in ("kimi_k25", "kimi_k25_vision", "paddleocr_vl")},
-    **{name: given(**SMALL_GRIDS) for name in ("inkling2", "inkling2_vision")},
+    **{name: given(**SMALL_GRIDS) for name in ("inkling2", "inkling2_loop", "inkling2_vision")},
     **{name: only(flattened_patches=flattened) for name in ("kosmos_2_5_vision_model", "pix2struct_vision_model")},
     **{f"qwen{which}_thinker": given(feature_attention_mask=mask(FRAMES, 0)) for which in ("2_5_omni", "3_omni_moe")},
     "blip-2": given(counts={"image": 10}),

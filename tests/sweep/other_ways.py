@@ -7,12 +7,12 @@ NEIGHBOURS = "embeddings of neighbouring tokens, put side by side"
 
 BY_WAY = {
     RECURRENT: """
-        bailing_hybrid bamba falcon_h1 glm5_next_text granitemoehybrid jamba kimi_linear minimax nemotron_h
-        olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma zamba zamba2
+        bailing_hybrid bamba falcon_h1 glm5_next_text granitemoehybrid jamba kimi_linear lara_mini minimax
+        nemotron_h olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp_text recurrent_gemma zamba zamba2
     """,
     CONVOLUTION: """
-        canine convbert fastspeech2_conformer fastspeech2_conformer_with_hifigan inkling2_text inkling_mm_model
-        inkling_text lfm2_moe lfm3 nystromformer
+        canine convbert fastspeech2_conformer fastspeech2_conformer_with_hifigan inkling2_loop_text inkling2_text
+        inkling_mm_model inkling_text lfm2_moe lfm3 nystromformer
     """,
     NEIGHBOURS: "mobilebert",
     CONVOLVED_KEYS: "zaya",

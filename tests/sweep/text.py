@@ -8,7 +8,7 @@ from tests.sweep.shrink import BATCH, LENGTH, TARGET
 # Positions of text and images: three parts, of half a head's width together.
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 MROPED = """
-    cosmos3_edge_text hunyuan_vl_text paddleocr_vl_text qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text
+    cosmos3_edge_text hunyuan_vl_text hy_v4_vl_text paddleocr_vl_text qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text
     qwen2_vl_text
 """
 # Where only a part of a head's width is rotated, the head is wider for three parts to fit.

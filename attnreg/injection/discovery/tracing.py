@@ -183,7 +183,7 @@ class Tracer(TorchDispatchMode):
         if first.dim() - 1 == out.dim() >= 3 and any(each in name for each in RESAMPLING):
             return rules.resampled(first, out.shape)
         if first.dim() - 1 == out.dim() > 0 and first.shape[1:-1] == out.shape[:-1]:
-            return rules.across(first, out.shape)
+            return rules.across(rules.settled(first) if any(map(self._is_held, tensors)) else first, out.shape)
         return rules.everywhere(known, out.shape)
 
     def _put_together(self, origins: list[Tensor]) -> None:

@@ -215,12 +215,7 @@ class Kind(ABC):
 
 
 def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
-    """Warn of classes that no training row has, and of those whose names differ only in case or spaces.
-
-    Example:
-        >>> list(absent_classes(["no", "yes", "maybe"], [0, 2]))
-        ['no training row has the class yes: raise --train-size, or add such rows.']
-    """
+    """Warn of classes that no training row has, and of those whose names differ only in case or spaces."""
     there, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
     if alike := [repr(name) for name, each in zip(names, spelled, strict=True) if spelled.count(each) > 1]:
         yield f"classes {listed(alike, _SHOWN)} differ only in case or spaces: spell a class alike in all rows."

@@ -124,6 +124,9 @@ def load_pretrained(
         options = {**dropout_options(config, dropout, name), **kind.head_options()}
         # A head with another number of classes is replaced by a new one.
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
+        # Marian's positions are constants, which are not saved, but to which transformers 5.24 passes gradients.
+        for key in {*(model._keys_to_ignore_on_save or ())} & {key for key, _ in model.named_parameters()}:
+            model.get_parameter(key).requires_grad_(False)
     except InputError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
