@@ -11,7 +11,7 @@ from tests.sweep.page import PAGE
 from tests.sweep.zoo import not_built, specimens
 
 pytestmark = pytest.mark.skipif(
-    Version("5.23") > TRANSFORMERS, reason="the sweep is of the models of transformers 5.23"
+    Version("5.24") > TRANSFORMERS, reason="the sweep is of the models of transformers 5.24"
 )
 RUN = "run `python -m tests.sweep.page`"
 

@@ -12,7 +12,7 @@ from tests.sweep.verdict import verdict
 from tests.sweep.zoo import specimens
 
 pytestmark = pytest.mark.skipif(
-    Version("5.23") > TRANSFORMERS, reason="the sweep is of the models of transformers 5.23"
+    Version("5.24") > TRANSFORMERS, reason="the sweep is of the models of transformers 5.24"
 )
 
 # Of the kinds of attention that this library has been wrong about, or could be; tests/test_contract.py has others.
