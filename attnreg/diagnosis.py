@@ -359,8 +359,10 @@ def _without_checkpoints() -> Iterator[list[object]]:
         given.append(function)
         return function(*args)
 
-    plain = SimpleNamespace(apply=apply)
-    with mock.patch.multiple(checkpoint, CheckpointFunction=plain, _checkpoint_without_reentrant_generator=once):
+    old = "_checkpoint_without_reentrant_generator"
+    new = f"{old}_impl"  # since torch 2.14
+    generator: dict[str, Any] = {new if hasattr(checkpoint, new) else old: once}
+    with mock.patch.multiple(checkpoint, CheckpointFunction=SimpleNamespace(apply=apply), **generator):
         yield given
 
 

@@ -105,6 +105,7 @@ class Beside(nn.Module):
         return self.block(x).softmax(-1)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, since torch 2.14
 def test_attention_in_a_method_that_forward_never_calls_is_said_once():
     model, x = Beside(), torch.randn(2, 4, 8)
     with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
@@ -171,7 +172,7 @@ RECORDERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 @pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
 def test_a_recorded_pass_would_repeat_its_masks(record):
     model, x = Encoding(), torch.randint(0, 20, (3, 6))
