@@ -359,9 +359,8 @@ def _without_checkpoints() -> Iterator[list[object]]:
         given.append(function)
         return function(*args)
 
-    old = "_checkpoint_without_reentrant_generator"
-    new = f"{old}_impl"  # since torch 2.14
-    generator: dict[str, Any] = {new if hasattr(checkpoint, new) else old: once}
+    names = (f"_checkpoint_without_reentrant_generator{end}" for end in ("_impl", ""))  # the first since torch 2.14
+    generator: dict[str, Any] = {next(name for name in names if hasattr(checkpoint, name)): once}
     with mock.patch.multiple(checkpoint, CheckpointFunction=SimpleNamespace(apply=apply), **generator):
         yield given
 

@@ -102,8 +102,7 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
             f"The inputs of {type(model).__name__} are unknown. Pass the arguments of one forward pass with two "
             "samples: `attach(..., example_inputs={...})`."
         )
-    problem = problems[0]
     raise NoAttentionError(
-        f"{type(model).__name__} does not run on example inputs ({type(problem).__name__}: {one_line(problem)}). Pass "
-        "inputs that it accepts: `attach(..., example_inputs={...})`."
-    ) from problem
+        f"{type(model).__name__} does not run on example inputs ({type(problems[0]).__name__}: "
+        f"{one_line(problems[0])}). Pass inputs that it accepts: `attach(..., example_inputs={{...}})`."
+    ) from problems[0]

@@ -114,8 +114,10 @@ class Trials:
         """End a trial with its scores by seed, or with the reason why a run has failed."""
         trial = self._opened(self._frozen[tried.number])
         trial.set_user_attr("told", {"scores": list(scores), "failure": failure})
-        failed = failure is not None
-        self._study.tell(trial, None if failed else fmean(scores), TrialState.FAIL if failed else None)
+        if failure is None:
+            self._study.tell(trial, fmean(scores))
+        else:
+            self._study.tell(trial, state=TrialState.FAIL)
         return self.all[tried.number]
 
     def _opened(self, trial: FrozenTrial) -> optuna.trial.Trial:
