@@ -35,6 +35,9 @@ def test_the_page_names_each_once_and_counts_them():
     count = len(plain | said | others)
     assert f"**{count} of {count + len(causes)} types are\nright, {len(causes)} are refused, 0 are wrong.**" in text
     assert not (plain | said | others) & causes
+    for page in ("../README.md", "attaching.md"):
+        assert f"[{count} of {count + len(causes)} model types]" in (PAGE.parent / page).read_text(encoding="utf-8")
+    assert f"the other {len(causes)} are refused" in (PAGE.parent / "attaching.md").read_text(encoding="utf-8")
 
 
 def _names(row):
