@@ -48,6 +48,21 @@ def recomputed(gaps):
     return [gaps.mean(), gaps.mean() - half, gaps.mean() + half, ttest_1samp(gaps, 0).pvalue]
 
 
+def random_effects(data):
+    """Mean over data sets, 95 % interval and p: DerSimonian and Laird's variance between them, Knapp and Hartung's test."""
+    means = [sum(gaps) / len(gaps) for gaps in data]
+    within = [sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps) for gaps, mean in zip(data, means)]
+    fixed = sum(mean / variance for mean, variance in zip(means, within)) / sum(1 / variance for variance in within)
+    spread = sum((mean - fixed) ** 2 / variance for mean, variance in zip(means, within))
+    scale = sum(1 / each for each in within) - sum(1 / each**2 for each in within) / sum(1 / each for each in within)
+    weights = [1 / (each + max(0, (spread - (len(data) - 1)) / scale)) for each in within]
+    mean = sum(weight * each for weight, each in zip(weights, means)) / sum(weights)
+    wide = sum(weight * (each - mean) ** 2 for weight, each in zip(weights, means)) / (len(data) - 1)
+    error = (max(1, wide) / sum(weights)) ** 0.5
+    over = student(len(data) - 1)
+    return [mean, mean - over.ppf(0.975) * error, mean + over.ppf(0.975) * error, 2 * over.cdf(-abs(mean) / error)]
+
+
 def corrected(ps):
     """Holm's correction: the i-th smallest of m times m - i, never below a smaller one's."""
     order, adjusted = np.argsort(ps), np.empty(len(ps))
@@ -68,13 +83,16 @@ def test_all_comparisons_follow_from_the_scores_of_their_seeds():
     names = ("setting", "method", "baseline", "study", "extension")
     assert len({tuple(row[name] for name in names) for row in ALL}) == len(ALL)
     for row in ALL:
-        mine, other = of_seeds(row["scores"]), of_seeds(row["baseline_scores"])
         first, count = int(row["first_seed"]), int(row["seeds"])
-        gaps = [mine[seed] - other[seed] for seed in range(first, first + count)]
+        data = []
+        for formulas in zip(row["scores"].split("; "), row["baseline_scores"].split("; "), strict=True):
+            mine, other = map(of_seeds, formulas)
+            data.append([mine[seed] - other[seed] for seed in range(first, first + count)])
+            some = row["extension"] == "added" or "the first" in row["setting"]  # of the seeds that both have
+            assert len({*mine} & {*other}) == count or some, row
+        expected = random_effects(data) if len(data) > 1 else recomputed(*data)
         numbers = [float(row[name]) for name in ("difference", "low", "high", "p")]
-        assert numbers == pytest.approx(recomputed(gaps), rel=1e-5, abs=1e-9), row
-        some = row["extension"] == "added" or "the first" in row["setting"]  # of the seeds that both have
-        assert len({*mine} & {*other}) == count or some, row
+        assert numbers == pytest.approx(expected, rel=1e-5, abs=1e-9), row
     adjusted = corrected(np.array([float(row["p"]) for row in ALL]))
     assert [float(row["p_holm"]) for row in ALL] == pytest.approx(adjusted, rel=1e-5)
 
@@ -146,6 +164,14 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))
     assert (rows[0]["metric"], rows[3]["train_size"], rows[3]["board"]) == ("accuracy", 200, "sst2, 200 rows")
     assert rows[3]["difference"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5, 2.0])  # of the variance between data sets, none, some, most
+def test_data_sets_are_pooled_by_a_random_effects_model(overview, apart):
+    draws = np.random.default_rng(int(2 * apart))
+    data = [draws.normal(apart * place, 1 + place, 12) for place in range(4)]
+    found, _ = overview["comparisons"].__globals__["pooled"](data)
+    assert [*found] == pytest.approx(random_effects(data))
 
 
 def test_another_cpu():

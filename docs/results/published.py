@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
+from scipy import stats
 
-from attnreg.experiments.compare.statistics import detectable, holm, paired_difference
+from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.tasks.built_in import choose_task
@@ -28,6 +30,7 @@ ENVIRONMENT = ("commit", "device", "cpu", "torch", "transformers")
 TERM = re.compile(r"(?:^| ([+-]) )(\S+\.csv):(\w+)\[([^\]]*)\]")
 
 Row = dict[str, Any]
+FloatArray = NDArray[np.float64]
 
 
 @cache
@@ -53,6 +56,36 @@ def scores(formula: str) -> dict[int, float]:
             raise SystemExit(f"{formula}: expected one score per seed, got {len(each)} of {len(rows)} rows")
         found.append(each)
     return {seed: sum(each[seed] for each in found) for seed in found[0] if all(seed in each for each in found)}
+
+
+def paired(formulas: Sequence[str], setting: Row, contrast: str) -> tuple[list[int], list[FloatArray]]:
+    """Return the seeds, and the scores of both methods ``(2, seeds)`` on each data set."""
+    (first, last), found, seeds = setting.get("seeds", (0, 10**9)), [], list[int]()
+    for pair in zip(*(each.split("; ") for each in formulas), strict=True):
+        mine, other = map(scores, pair)
+        both = sorted(seed for seed in {*mine} & {*other} if first <= seed <= last)
+        if both != [*range(both[0], both[-1] + 1)] or seeds not in ([], both):
+            raise SystemExit(f"{contrast}: expected seeds without gaps, alike on each data set, got {both}")
+        seeds = both
+        found.append(np.array([[each[seed] for seed in seeds] for each in (mine, other)]))
+    return seeds, found
+
+
+def pooled(gaps: Sequence[FloatArray]) -> tuple[Difference, float]:
+    """Return the mean over data sets of the differences of their seeds by a random-effects model, and the deviation of one.
+
+    The variance between data sets is that of DerSimonian and Laird (1986, Equation 8); interval and p are those of Knapp
+    and Hartung (2003), by Student's t over data sets, with a variance not below that of the model.
+    """
+    means, within = np.array([(each.mean(), each.var(ddof=1) / len(each)) for each in gaps]).T
+    weights, free = 1 / within, len(means) - 1
+    spread = weights @ (means - np.average(means, weights=weights)) ** 2
+    between = max(0.0, (spread - free) / (weights.sum() - weights @ weights / weights.sum()))
+    weights = 1 / (within + between)
+    mean = np.average(means, weights=weights)
+    error = float(np.sqrt(max(1.0, weights @ (means - mean) ** 2 / free) / weights.sum()))
+    half, p = stats.t.ppf(0.975, free) * error, 2 * stats.t.sf(abs(mean) / error, free)
+    return Difference(*map(float, (mean, mean - half, mean + half, p))), error * len(means) ** 0.5
 
 
 def contributed(folder: Path) -> Iterator[Row]:
@@ -90,10 +123,14 @@ def settings() -> list[Row]:
 
 
 def formula(setting: Row, method: str) -> str:
-    """Return where the scores of a method stand."""
+    """Return where the scores of a method stand, for each data set of those that are pooled."""
     named = setting["methods"][method]
     if ".csv:" in named:
         return str(named)
+    if "pooled" in setting:
+        alone = {name: value for name, value in setting.items() if name != "pooled"}
+        tasks = [{**alone, "where": {**setting["where"], "task": task}} for task in setting["pooled"]]
+        return "; ".join(formula(each, method) for each in tasks)
     where = {"method": named, **setting.get("where", {})}
     values = " & ".join(f"{name}={value}" for name, value in where.items())
     return f"{setting['table']}:{setting.get('score', 'score')}[{values}]"
@@ -101,7 +138,8 @@ def formula(setting: Row, method: str) -> str:
 
 def environment(formulas: list[str], setting: Row) -> Row:
     """Return what the tables, or else the list, say of commit, device, CPU, torch and transformers."""
-    used = [row for each in formulas for _, path, _, where in TERM.findall(each) for row in chosen(path, where)]
+    each = [part for formula in formulas for part in formula.split("; ")]
+    used = [row for part in each for _, path, _, where in TERM.findall(part) for row in chosen(path, where)]
     told = {name: sorted({row[name] for row in used if row.get(name)}) for name in ENVIRONMENT}
     return {name: "; ".join(found) or setting.get(name, "") for name, found in told.items()}
 
@@ -110,13 +148,12 @@ def comparison(setting: Row, contrast: str) -> Row:
     """Return one line of the file of all comparisons, without what is corrected over all."""
     method, baseline = contrast.split(" - ")
     formulas = [formula(setting, name) for name in (method, baseline)]
-    mine, other = map(scores, formulas)
-    first, last = setting.get("seeds", (0, 10**9))
-    seeds = sorted(seed for seed in {*mine} & {*other} if first <= seed <= last)
-    if seeds != [*range(seeds[0], seeds[-1] + 1)]:
-        raise SystemExit(f"{contrast}: expected seeds without gaps, got {seeds}")
-    pair = [[each[seed] for seed in seeds] for each in (mine, other)]
-    found = paired_difference(*pair)
+    seeds, pairs = paired(formulas, setting, contrast)
+    gaps = [mine - other for mine, other in pairs]
+    if len(pairs) > 1:
+        (found, deviation), units = pooled(gaps), len(pairs)
+    else:
+        found, deviation, units = paired_difference(*pairs[0]), float(gaps[0].std(ddof=1)), len(seeds)
     if np.isnan(found.p):
         raise SystemExit(f"{setting['study']}, {contrast}: expected at least two seeds with different gaps")
     return {
@@ -138,7 +175,7 @@ def comparison(setting: Row, contrast: str) -> Row:
         "high": found.high,
         "p": found.p,
         "p_holm": np.nan,
-        "detectable": detectable(float(np.subtract(*pair).std(ddof=1)), len(seeds)),
+        "detectable": detectable(deviation, units),
         "planned": "primary" if contrast in setting.get("primary", ()) else "secondary",
         "extension": setting.get("extension", ""),
         **environment(formulas, setting),
