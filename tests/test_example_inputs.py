@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.discovery.example_inputs import example_inputs
-from tests.cases import TRANSFORMERS
+from tests.cases import TRANSFORMERS, bert_in_float64
 from tests.sweep.zoo import WARNINGS, specimens
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
@@ -58,3 +58,16 @@ def test_a_configuration_that_is_unusual_is_no_obstacle():
     model.config = SimpleNamespace(image_size="large")
     with pytest.raises(NoAttentionError, match="Pass the arguments of one forward pass"):
         discover(model)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "inputs_embeds", "position_ids", "attention_mask"])
+def test_expanded_inputs_find_the_same_as_their_copies(name):
+    model = bert_in_float64()
+    row = {"input_ids": torch.randint(3, 40, (1, 5)), "inputs_embeds": torch.rand(1, 5, 16, dtype=torch.float64)}
+    row |= {"position_ids": torch.arange(5)[None], "attention_mask": torch.ones(1, 5)}
+    del row["input_ids" if name == "inputs_embeds" else "inputs_embeds"]
+    inputs = {key: each.expand(2, *each.shape[1:]) for key, each in row.items()}
+    assert 0 in inputs[name].stride()
+    copied = {key: each.clone(memory_format=torch.contiguous_format) for key, each in inputs.items()}
+    assert len(sites(model, copied)) == 2
+    assert sites(model, {**copied, name: inputs[name]}) == sites(model, inputs) == sites(model, copied)

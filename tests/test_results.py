@@ -50,17 +50,18 @@ def recomputed(gaps):
 
 def random_effects(data):
     """Mean over data sets, 95 % interval and p: DerSimonian and Laird's variance between them, Knapp and Hartung's test."""
+    places, free = range(len(data)), len(data) - 1
     means = [sum(gaps) / len(gaps) for gaps in data]
-    within = [sum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps) for gaps, mean in zip(data, means)]
-    fixed = sum(mean / variance for mean, variance in zip(means, within)) / sum(1 / variance for variance in within)
-    spread = sum((mean - fixed) ** 2 / variance for mean, variance in zip(means, within))
+    within = [sum((gap - means[i]) ** 2 for gap in data[i]) / (len(data[i]) - 1) / len(data[i]) for i in places]
+    fixed = sum(means[i] / within[i] for i in places) / sum(1 / each for each in within)
+    spread = sum((means[i] - fixed) ** 2 / within[i] for i in places)
     scale = sum(1 / each for each in within) - sum(1 / each**2 for each in within) / sum(1 / each for each in within)
-    weights = [1 / (each + max(0, (spread - (len(data) - 1)) / scale)) for each in within]
-    mean = sum(weight * each for weight, each in zip(weights, means)) / sum(weights)
-    wide = sum(weight * (each - mean) ** 2 for weight, each in zip(weights, means)) / (len(data) - 1)
+    weights = [1 / (each + max(0, (spread - free) / scale)) for each in within]
+    mean = sum(weights[i] * means[i] for i in places) / sum(weights)
+    wide = sum(weights[i] * (means[i] - mean) ** 2 for i in places) / free
     error = (max(1, wide) / sum(weights)) ** 0.5
-    over = student(len(data) - 1)
-    return [mean, mean - over.ppf(0.975) * error, mean + over.ppf(0.975) * error, 2 * over.cdf(-abs(mean) / error)]
+    low, high = (mean + student.ppf(end, free) * error for end in (0.025, 0.975))
+    return [mean, low, high, 2 * student.cdf(-abs(mean) / error, free)]
 
 
 def corrected(ps):

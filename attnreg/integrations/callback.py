@@ -189,9 +189,7 @@ class AttnRegCallback(TrainerCallback):
             )
         by_epoch = any(type(each).on_epoch is not Regularizer.on_epoch for each in self.handle.provider.parts())
         if state.global_step and by_epoch and not has_length(data):
-            return (
-                "The Trainer resumes data without a length, whose epochs it does not know: masks may act in other ones."
-            )
+            return "The Trainer resumes data without a length, whose epochs it does not know: masks may act in others."
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
 
     def _clear_gradients(self) -> None:

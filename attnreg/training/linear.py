@@ -27,9 +27,7 @@ def use_own_weights(layers: Iterable[nn.Linear]) -> None:
 def check_free(layers: Mapping[str, nn.Linear], title: str) -> None:
     """Refuse layers whose forward something has replaced."""
     if taken := [name for name, layer in layers.items() if "forward" in vars(layer)]:
-        raise InputError(
-            f"{title} cannot replace the forward of {taken[0]}, which something else has already replaced."
-        )
+        raise InputError(f"{title} cannot replace the forward of {taken[0]}: something else has replaced it.")
 
 
 # A partial of a module-level function can be pickled and copied with the model; a closure could not.

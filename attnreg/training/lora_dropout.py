@@ -56,9 +56,7 @@ class LoRADropout:
         #: The matrices A and B of each adapter, by its name.
         self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
         if not self.adapters:
-            raise InputError(
-                f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model` first."
-            )
+            raise InputError(f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model`.")
         for side in (0, 1):
             check_free({name: pair[side] for name, pair in self.adapters.items()}, "LoRADropout")
         of_features, of_ranks = _rates("p", p, self.adapters), _rates("ranks", ranks, self.adapters)

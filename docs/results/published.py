@@ -72,10 +72,10 @@ def paired(formulas: Sequence[str], setting: Row, contrast: str) -> tuple[list[i
 
 
 def pooled(gaps: Sequence[FloatArray]) -> tuple[Difference, float]:
-    """Return the mean over data sets of the differences of their seeds by a random-effects model, and the deviation of one.
+    """Return the mean difference over data sets by a random-effects model, and the standard deviation of one.
 
-    The variance between data sets is that of DerSimonian and Laird (1986, Equation 8); interval and p are those of Knapp
-    and Hartung (2003), by Student's t over data sets, with a variance not below that of the model.
+    The variance between data sets is that of DerSimonian and Laird (1986, Equation 8); interval and p are those of
+    Knapp and Hartung (2003), by Student's t over data sets, with a variance not below that of the model.
     """
     means, within = np.array([(each.mean(), each.var(ddof=1) / len(each)) for each in gaps]).T
     weights, free = 1 / within, len(means) - 1

@@ -64,9 +64,7 @@ def recover_states(folder: Path) -> None:
 def read_state(folder: Path) -> dict[str, Any]:
     """Read the newest checkpoint onto the CPU."""
     if not (paths := sorted(folder.glob("step-*"))):
-        raise InputError(
-            f"No checkpoint in {folder}, although the run has evaluations. Start it again in a new folder."
-        )
+        raise InputError(f"No checkpoint in {folder}, although the run has evaluations: start it in a new folder.")
     try:
         check_checksums(paths[-1])
         return dict(torch.load(paths[-1] / STATE, map_location="cpu", weights_only=True))  # it cannot run code

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attnreg.errors import NoAttentionError, one_line
 from attnreg.injection.discovery.blocks import ModuleCall
@@ -77,6 +79,12 @@ def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
             sighting.reading = replace(sighting.reading, in_order=False)
 
 
+def _unshared(tensor: Tensor) -> Tensor:
+    """Return a tensor whose elements have a place in memory each, which those of an expanded one do not."""
+    expanded = tensor.layout == torch.strided and not tensor.is_contiguous() and 0 in tensor.stride()
+    return tensor.contiguous() if expanded else tensor
+
+
 def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None) -> tuple[Finder, ModuleCall | None]:
     # A head may need more than its backbone, such as an end-of-sentence token or several choices.
     runnables = dict.fromkeys((model, getattr(model, "base_model", model) if inputs is None else model))
@@ -85,6 +93,7 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
         (each, made) for each in runnables for made in (make_example_inputs(each) if inputs is None else (inputs,))
     ):
         args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+        args, kwargs = tree_map_only(Tensor, _unshared, (args, kwargs))
         try:
             with unchanged(model) as tensors:
                 finder = Finder(model, tensors, (args, kwargs))

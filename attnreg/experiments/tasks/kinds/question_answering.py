@@ -41,9 +41,7 @@ class QuestionAnswering(Kind):
     has_windows = True
     config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
     tokenizer_needs = FAST
-    remarks = (
-        "Rows, batch sizes and losses are of windows, into which contexts are divided; scores are of questions.",
-    )
+    remarks = ("Rows, batch sizes and losses are of windows, into which contexts are divided; scores of questions.",)
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
