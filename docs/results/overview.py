@@ -41,6 +41,8 @@ DRAWN = (
         "plain", "random", "low")),
     ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", "high", (
         "plain for 15 epochs", "plain", "random")),
+    ("... 500 rows of Subj, with these\nvalues, 12 seeds, on test", "replication", "subj", "high", (
+        "plain for 15 epochs", "plain", "random")),
     ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", "high", (
         "plain for 15 epochs", "plain", "random")),
     ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
@@ -54,7 +56,7 @@ SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many pa
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
-PLANNED = (("AD-DROP, Subj and SST-2\nsentences, and pooled, 500 rows", ("minus plain, as many passes",)),)
+PLANNED = (("AD-DROP, SST-2 sentences,\nand pooled, 500 rows", ("minus plain, as many passes",)),)
 
 
 def interval(row: Row) -> str:
