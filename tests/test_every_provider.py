@@ -104,3 +104,17 @@ EDGES = [
 @pytest.mark.parametrize(("name", "key", "wrong"), EDGES)
 def test_a_value_at_the_edge_is_refused(name, key, wrong):
     refuse(name, key, wrong)
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in ARGUMENTS if name in BUILT_IN
+                                           and key in getattr(BUILT_IN[name], "schedulable", ())])  # fmt: skip
+def test_a_value_that_is_set_later_is_refused_as_in_the_constructor(name, key):
+    made, given = needed(name)
+    provider = made(**given)
+    before = getattr(provider, key)
+    for wrong in ("nonsense", -1, math.nan, [0.1]):
+        with pytest.raises(InputError, match=f"`{key}`"):
+            setattr(provider, key, wrong)
+        assert getattr(provider, key) == before
+    setattr(provider, key, 0.25)
+    assert provider.config[key] == 0.25

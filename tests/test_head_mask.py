@@ -117,7 +117,7 @@ def test_other_targets_need_no_labels():
 
 @pytest.mark.parametrize("heads", [4, 5])
 def test_a_layer_without_that_many_heads_is_refused(heads):
-    model, says = bert().train(), rf"Expected `heads` below 4, the number of heads at .*, got {heads}"
+    model, says = bert().train(), rf"Expected `heads` of .* to be below 4, got {heads}"
     for by in ("random", "importance"):
         with pytest.raises(ValueError, match=says):
             attnreg.attach(model, attnreg.OnLayers(attnreg.HeadMask(heads, by), [1]))

@@ -116,8 +116,8 @@ def test_graphs_that_do_not_fit_are_refused(graph, sentence):
 
 test_what_it_cannot_serve_is_refused = refused(
     (lambda: attnreg.StructuralMask(1, heads=[-1]), "Expected `heads` to be at least 0, got -1"),
-    (lambda: attnreg.StructuralMask(1, heads=[0, 3])(site()), r"Expected `heads` below 3, .* got \[3\]"),
-    (lambda: attnreg.attach(bert(), attnreg.StructuralMask(1, heads=[0, 9])), r"Expected `heads` below 4, the number of heads at bert.*, got \[9\]"),
+    (lambda: attnreg.StructuralMask(1, heads=[0, 3])(site()), r"Expected `heads` of .* to be below 3, got \[3\]"),
+    (lambda: attnreg.attach(bert(), attnreg.StructuralMask(1, heads=[0, 9])), r"Expected `heads` of bert.* to be below 4, got \[9\]"),
     (lambda: attnreg.StructuralMask(1).check([attnreg.SiteInfo(stack="cross")], None), "StructuralMask needs self-attention, got cross-attention at attention"),
     (lambda: functional.ancestor_mask(torch.tensor([0, 3, -1])), r"Expected `parents` in -1..2, got \[0, 3, -1\]"),
 )  # fmt: skip

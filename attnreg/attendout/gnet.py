@@ -207,7 +207,7 @@ class GNetProvider(MaskProvider):
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
             if site.heads is not None and number not in (1, site.heads):
                 raise InputError(
-                    f"Expected `{name}` to be 1 or {site.heads}, the number of heads at {site.name}, got {number}."
+                    f"Expected `{name}` to be 1 or {site.heads}, as many as {site.name} has, got {number}."
                 )
 
     def learned_parameters(self) -> list[nn.Parameter]:

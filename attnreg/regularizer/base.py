@@ -56,7 +56,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
     ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name, so that
     :meth:`save_pretrained` can write it. Every built-in regularizer raises ``InputError``, a :class:`ValueError`, if an
-    argument is out of range, and when attached to a model that lacks what it acts on, such as its layers or queries.
+    argument is out of range, also one set later if a schedule can change it, and when attached to a model that lacks
+    what it acts on, such as its layers or queries.
 
     Abilities are class attributes, properties or methods that a subclass may override. A class whose body defines a
     name that is nearly one of them, or a hook, is refused with :class:`TypeError`: it would never be called.
@@ -95,6 +96,12 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _check_names(cls)
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.schedulable and name in vars(self) and not isinstance(value, Tensor):
+            type(self)(**{**self.config, name: value})  # raises if the value is out of range
+        super().__setattr__(name, value)
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:

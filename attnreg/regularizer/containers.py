@@ -275,7 +275,7 @@ class Scheduled(Container):
             if self.over == "training":
                 getattr(self.provider, name).fill_(line(progress) * self._reached)
             else:
-                setattr(self.provider, name, line(progress) * self._reached)
+                vars(self.provider)[name] = line(progress) * self._reached  # checked before
 
 
 def _reach(module: nn.Module, incompatible: Any) -> None:

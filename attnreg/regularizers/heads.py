@@ -121,9 +121,7 @@ class HeadMask(TwoPasses, MaskProvider):
 
     def _check_heads(self, site: SiteInfo) -> None:
         if site.heads is not None and self.heads >= site.heads:
-            raise InputError(
-                f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {self.heads}."
-            )
+            raise InputError(f"Expected `heads` of {site.name} to be below {site.heads}, got {self.heads}.")
 
     @property
     @override

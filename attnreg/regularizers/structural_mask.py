@@ -72,7 +72,7 @@ class StructuralMask(MaskProvider):
 
     def _check_heads(self, site: SiteInfo) -> None:
         if site.heads is not None and (missing := [head for head in self.heads or () if head >= site.heads]):
-            raise InputError(f"Expected `heads` below {site.heads}, the number of heads at {site.name}, got {missing}.")
+            raise InputError(f"Expected `heads` of {site.name} to be below {site.heads}, got {missing}.")
 
     @property
     @override

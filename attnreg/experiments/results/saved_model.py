@@ -144,9 +144,7 @@ class SavedModel:
             raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
         rows = load_inputs(task, split, self._folder)
         if "prediction" in rows.column_names:
-            raise InputError(
-                f"The rows to predict have a column `prediction` already, which {file} would hold: rename it."
-            )
+            raise InputError(f"The rows to predict have a column `prediction`, which {file} would hold: rename it.")
         if not file.parent.is_dir():
             raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
         of_run = file.resolve().parent == self.run.resolve() and file.stem in ("predictions", "metrics", "telemetry")

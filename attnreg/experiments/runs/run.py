@@ -86,9 +86,7 @@ class Run(Setup):
             AsleepWarning: if the provider is never active within the run's epochs.
         """
         if self.settings.linear_probe and not self._is_probed:
-            raise UsageError(
-                f"--linear-probe is not for {self.settings.recipe}, which makes its own networks: remove it."
-            )
+            raise UsageError(f"--linear-probe is not for {self.settings.recipe}, which makes its networks: remove it.")
         if not self.settings.ema and self.settings.wise_ft == 1.0:
             return fit(method, self)
         if self.settings.wise_ft < 1.0 and self.settings.lora_rank is not None:
