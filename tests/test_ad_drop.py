@@ -115,6 +115,18 @@ def test_a_first_pass_can_be_forgotten():
         assert provider.attributions == {}
 
 
+@pytest.mark.parametrize("make", [make for make, _ in LOOKING.values()], ids=LOOKING)
+def test_a_first_pass_of_another_model_masks_nothing(make):
+    first, second, provider = bert(0.0), bert(0.0), make()
+    with attnreg.attach(first, provider):
+        provider.attribute(first, BATCH)
+    with (
+        attnreg.attach(second, provider),
+        pytest.raises(RuntimeError, match=r"needs `provider.attribute\(model, batch"),
+    ):
+        second(**BATCH)
+
+
 def test_random_regions_need_no_first_pass():
     model = bert(0.0)
     plain = model(**BATCH).logits

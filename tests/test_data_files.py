@@ -86,6 +86,8 @@ REFUSED = [
     ("train.csv", "text,label\na,neg\nb, c,pos\n", "Line 3 of .*train.csv has 3 fields instead of 2: put a text with a comma in double quotes"),
     ("train.tsv", "text\tlabel\na\tneg\nb\tc\tpos\n", "Line 3 of .*train.tsv has 3 fields instead of 2: replace a tab in a text by a space"),
     ("train.csv", "text,text,label\na,b,neg\nc,d,pos\n", "train.csv has two columns named text: rename one of them"),
+    ("train.csv", "text,label,id,id\na,neg,0,1\nc,pos,2,3\n", "train.csv has two columns named id: rename one of them"),
+    ("train.csv", ",text,label,\n0,a,neg,1\n1,c,pos,\n", "train.csv has two columns without a name: rename one of them"),
     ("train.csv", "fine,pos\nb,neg\n", "the data has 'fine', 'pos'. The first line of a .csv or .tsv file must hold the column names"),
     ("train.csv", "text, label\na, neg\nb, pos\n", "Missing columns in split train .*: label. .*the data has 'text', ' label'. Did you mean  label"),
     ("train.csv", "text,label\na,neg\nb,\nc,pos\n", "Expected labels 0 .neg., 1 .pos., got '' in row 2 of split train"),

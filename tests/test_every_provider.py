@@ -4,6 +4,7 @@ import inspect
 import math
 
 import pytest
+import torch
 
 import attnreg
 from attnreg import training
@@ -116,5 +117,39 @@ def test_a_value_that_is_set_later_is_refused_as_in_the_constructor(name, key):
         with pytest.raises(InputError, match=f"`{key}`"):
             setattr(provider, key, wrong)
         assert getattr(provider, key) == before
+    state = torch.get_rng_state()
     setattr(provider, key, 0.25)
     assert provider.config[key] == 0.25
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+ONLY_MADE = [("HiddenKey", "p"), ("UniDrop", "attention"), ("HiddenDropout", "where"), ("ConcreteDropout", "p"),
+             ("BernoulliScheduleProvider", "schedule"), ("CrossTuning", "every")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "key"), ONLY_MADE)
+def test_an_argument_that_is_read_once_cannot_be_set_later(name, key):
+    made, given = needed(name)
+    provider = made(**given)
+    with pytest.raises(InputError, match=rf"^{name} reads `{key}` only when it is made: make a new one\.$"):
+        setattr(provider, key, 0.5)
+
+
+def test_what_a_schedule_changes_cannot_be_set():
+    scheduled = attnreg.Scheduled(attnreg.DropHead(), 10, p=[(0, 0.2), (1, 0.4)])
+    with pytest.raises(InputError, match=r"^`p` of this DropHead follows a schedule: change its knots\.$"):
+        scheduled.provider.p = 0.5
+    scheduled.step()
+    assert float(scheduled.provider.p) == pytest.approx(0.22)
+
+
+def test_classes_of_ones_own_set_what_they_like():
+    class Half(attnreg.DropKey):
+        def __init__(self, p=0.1):
+            super().__init__(p)
+            self.p = p / 2
+
+    half = Half(0.4)
+    assert half.p == 0.2
+    half.share_heads = True
+    assert half.config == {"p": 0.2}

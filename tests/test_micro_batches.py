@@ -210,7 +210,7 @@ def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
     result = cli("recipe", "attendout", *TINY, "--gradient-accumulation", 2)
     assert_sentence(result, 2, "AttendOut's Generator masks whole batches: remove --gradient-accumulation")
     result = cli("recipe", "finetune", *TINY, "--gradient-accumulation", 17)
-    assert_sentence(result, 1, "Expected --gradient-accumulation of at most 16, the rows of a batch, got 17")
+    assert_sentence(result, 1, "Expected --gradient-accumulation of at most 16, a batch's rows, got 17")
 
 
 class Towers(nn.Module):

@@ -60,7 +60,7 @@ def test_noise_on_prompts_leaves_padding_and_responses_as_they_are():
 
 
 def test_noise_on_prompts_needs_labels_that_tell_them():
-    with pytest.raises(ValueError, match="Only causal language models have prompts for EmbeddingNoise; BertFor"):
+    with pytest.raises(ValueError, match="Only causal language models have prompts; BertFor"):
         attnreg.attach(BERT.build(), EmbeddingNoise(tokens="prompt"))
     model, batch = llama()
     attnreg.attach(model, EmbeddingNoise(tokens="prompt"))

@@ -201,5 +201,5 @@ def test_what_cannot_be_right_is_refused(folder, tmp_path):
     dpo.model.train()
     refuses(dpo, "were computed in training mode", callback.handle, one_mask=True)
     plain = hf.Trainer(hf.AutoModelForCausalLM.from_pretrained(folder), of_trl(hf.TrainingArguments, tmp_path))
-    says = "is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a Trainer"
+    says = "is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got Trainer"
     refuses(plain, says, attnreg.DropKey(0.1), one_mask=True)

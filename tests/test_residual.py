@@ -121,7 +121,7 @@ def test_a_block_whose_connections_cannot_be_followed_is_refused(how, says):
 
 
 def test_they_have_no_attribution():
-    with pytest.raises(ValueError, match="has several residual connections, which have no attribution"):
+    with pytest.raises(ValueError, match="has several residual connections, without attribution"):
         attnreg.HiddenAttributionDropout(where="residual")
 
 

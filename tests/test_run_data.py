@@ -109,7 +109,7 @@ def test_folds_divide_train_and_each_is_scored_on_once(tmp_path):
 
 def test_what_does_not_fit_is_said(tmp_path):
     for options, kind, says in [
-        ({"shots": 5000, "train_size": None}, InputError, "Expected --shots of at most .*, the rows of class . in train"),
+        ({"shots": 5000, "train_size": None}, InputError, "Expected --shots of at most .*, rows of class . in train"),
         ({"shots": 5}, UsageError, "--shots and --train-size both say how many rows"),
         ({"folds": 5000}, InputError, "Expected --folds of at most 2000"),
         ({"task": "agreement-words", "stratified": True}, UsageError, "--stratified is for classification"),

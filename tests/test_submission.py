@@ -122,7 +122,10 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     (home / "new.csv").rename(home / "folder" / "dev.csv")
     ran(cli("evaluate", "out", "--data-dir", "folder", "--split", "validation", "--predict", "found.csv"))
     # Other columns stay as they are.
-    text = "text,id,price,flag,sign\nthe a,12345678901234567890,1.50,TRUE,+15\nwent,12345678901234567891,1e5,,0x10\n"
+    # The first is pandas' index.
+    text = (
+        ",text,id,price,flag,sign\n0,the a,12345678901234567890,1.50,TRUE,+15\n1,went,12345678901234567891,1e5,,0x10\n"
+    )
     (home / "new.csv").write_text(text)
     ran(cli(*new, "--predict", "found.csv"))
     assert [line.rpartition(",")[0] for line in (home / "found.csv").read_text().splitlines()] == text.splitlines()

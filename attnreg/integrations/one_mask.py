@@ -40,9 +40,7 @@ class OneMask:
             }
         if not methods or not all(hasattr(trainer, name) for name in methods):
             name = type(trainer).__name__
-            raise InputError(
-                f"`one_mask=True` is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got a {name}."
-            )
+            raise InputError(f"`one_mask=True` is for DPOTrainer, GRPOTrainer and RLOOTrainer of TRL 1.16, got {name}.")
         if not handle.seeds_own:
             raise InputError('`one_mask=True` needs `attach(..., own_dropout="seeded")` or `attnreg.seeded(model)`.')
         if getattr(trainer, "precompute_ref_logps", False) and trainer.model.training:

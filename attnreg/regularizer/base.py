@@ -56,8 +56,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
     ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name, so that
     :meth:`save_pretrained` can write it. Every built-in regularizer raises ``InputError``, a :class:`ValueError`, if an
-    argument is out of range, also one set later if a schedule can change it, and when attached to a model that lacks
-    what it acts on, such as its layers or queries.
+    argument is out of range, and when attached to a model that lacks what it acts on, such as its layers or queries.
+    Of its arguments, only those that a schedule can change may be set later.
 
     Abilities are class attributes, properties or methods that a subclass may override. A class whose body defines a
     name that is nearly one of them, or a hook, is refused with :class:`TypeError`: it would never be called.
@@ -92,15 +92,23 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     decides_for_batch: bool = False
     effect: str = "drops"
     first_epoch: int = 0
+    _arguments: ClassVar[frozenset[str]]  # of a built-in constructor
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _check_names(cls)
+        built_in = cls.__module__.startswith("attnreg.")  # others may set their arguments whenever they like
+        cls._arguments = frozenset(inspect.signature(cls.__init__).parameters) if built_in else frozenset()
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.schedulable and name in vars(self) and not isinstance(value, Tensor):
-            type(self)(**{**self.config, name: value})  # raises if the value is out of range
+        if name in self._arguments and name in vars(self):
+            if name not in self.schedulable:
+                raise InputError(f"{type(self).__name__} reads `{name}` only when it is made: make a new one.")
+            if isinstance(vars(self)[name], Tensor):
+                raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
+            with torch.random.fork_rng(devices=[]):
+                type(self)(**{**self.config, name: value})  # raises if the value is out of range
         super().__setattr__(name, value)
 
     @abstractmethod

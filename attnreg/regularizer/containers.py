@@ -210,7 +210,7 @@ class Scheduled(Container):
         self.register_load_state_dict_post_hook(_reach)
         if over == "training":  # tensors, so that compiled code is not compiled again for each value
             for name in schedules:
-                setattr(provider, name, torch.zeros((), dtype=torch.float64))
+                vars(provider)[name] = torch.zeros((), dtype=torch.float64)
         self._set(0.0)
 
     @property

@@ -219,9 +219,7 @@ class HiddenAttributionDropout(TwoPasses, HiddenProvider):
         self.q = probability("q", q)
         self.where = checked_where(where)
         if "residual" in self.places:
-            raise InputError(
-                "A block has several residual connections, which have no attribution: choose another `where`."
-            )
+            raise InputError("A block has several residual connections, without attribution: choose another `where`.")
         #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.
         self.attributions = Attributions()
 

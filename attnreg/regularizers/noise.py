@@ -67,9 +67,7 @@ class EmbeddingNoise(HiddenProvider):
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if self.tokens == "prompt" and not shifts_labels(model):
-            raise InputError(
-                f"Only causal language models have prompts for EmbeddingNoise; {type(model).__name__} is none."
-            )
+            raise InputError(f"Only causal language models have prompts; {type(model).__name__} is none.")
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:

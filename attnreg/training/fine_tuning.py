@@ -67,7 +67,7 @@ class FineTuning(TrainingMethod):
         objective: an :class:`Objective`, or a function like one; by default the loss of one pass.
         micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
             gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
-            -100. Schedules and all counts are still those of batches.
+            -100, and a provider's penalty no mean over tokens. Schedules and all counts are still those of batches.
 
     Raises:
         InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the

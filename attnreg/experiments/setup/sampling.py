@@ -79,9 +79,7 @@ def _shots(labels: Sequence[Hashable], each: int) -> list[int]:
     of_class = _of_class(labels)
     for label, rows in of_class.items():
         if len(rows) < each:
-            raise InputError(
-                f"Expected --shots of at most {len(rows)}, the rows of class {label} in train, got {each}."
-            )
+            raise InputError(f"Expected --shots of at most {len(rows)}, rows of class {label} in train, got {each}.")
     return sorted(row for rows in of_class.values() for row in rows[:each])
 
 

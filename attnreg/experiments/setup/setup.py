@@ -87,9 +87,7 @@ class Setup:
                 f"{processes}, got {settings.batch_size}."
             )
         if accumulation > each:
-            raise InputError(
-                f"Expected --gradient-accumulation of at most {each}, the rows of a batch, got {accumulation}."
-            )
+            raise InputError(f"Expected --gradient-accumulation of at most {each}, a batch's rows, got {accumulation}.")
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.accelerator.is_fsdp2:
             raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
         self.folder.writer = self.accelerator.is_main_process

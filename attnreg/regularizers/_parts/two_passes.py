@@ -44,6 +44,7 @@ class TwoPasses(Regularizer):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        self._waits_for, self._masks, self._regions = None, None, {}  # a first pass was of another model
         self._labels = [site.label for site in sites]
         if self.looks_at_batches:
             self._score.for_model(model)  # raises if it has no such score

@@ -149,8 +149,6 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     if len(lines) < 2:
         raise InputError(f"{file} has no rows.")
     (_, names), *rows = lines
-    if twice := [name for name in wanted if names.count(name) > 1]:
-        raise InputError(f"{file} has two columns named {twice[0]}: rename one of them.")
     if [row[0] for _, row in rows if len(row) > len(names)] == [str(number + 1) for number in range(len(rows))]:
         names = ["", *names]  # R numbers rows so, in a column without a name
     for line, row in rows:
@@ -158,8 +156,11 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
             how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
-    columns = zip_longest(names, *(row for _, row in rows), fillvalue="")
-    return {name: column for name, *column in columns if name}
+    columns = [each for each in zip_longest(names, *(row for _, row in rows), fillvalue="") if any(each)]
+    if twice := [name for name, number in Counter(name for name, *_ in columns).items() if number > 1]:
+        how = f"named {twice[0]}" if twice[0] else "without a name"
+        raise InputError(f"{file} has two columns {how}: rename one of them.")
+    return {name: column for name, *column in columns}  # one may have no name, such as the index that pandas writes
 
 
 def _objects_in(file: Path) -> Columns:
