@@ -131,7 +131,7 @@ ONLY_MADE = [("HiddenKey", "p"), ("UniDrop", "attention"), ("HiddenDropout", "wh
 def test_an_argument_that_is_read_once_cannot_be_set_later(name, key):
     made, given = needed(name)
     provider = made(**given)
-    with pytest.raises(InputError, match=rf"^{name} reads `{key}` only when it is made: make a new one\.$"):
+    with pytest.raises(InputError, match=rf"^`{key}` of {name} cannot be changed: make a new one\.$"):
         setattr(provider, key, 0.5)
 
 

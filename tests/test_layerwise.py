@@ -242,7 +242,7 @@ def test_a_unit_is_masked_where_it_is_more_probable_or_by_chance():
     provider, place = learned(AdversarialAttention, sampled=False), looked_at((1, 4, 2, 3))
     probability = by_loops(provider, 0, place.query, place.key)[0]
     assert torch.equal(provider(place).kept[0, 0], probability > 0.5)
-    provider.sampled = True
+    provider = learned(AdversarialAttention, sampled=True)
     torch.manual_seed(0)
     n = 3000
     kept = torch.stack([provider(place).kept[0, 0] for _ in range(n)]).float().mean(0)

@@ -104,7 +104,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._arguments and name in vars(self):
             if name not in self.schedulable:
-                raise InputError(f"{type(self).__name__} reads `{name}` only when it is made: make a new one.")
+                raise InputError(f"`{name}` of {type(self).__name__} cannot be changed: make a new one.")
             if isinstance(vars(self)[name], Tensor):
                 raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
             with torch.random.fork_rng(devices=[]):
