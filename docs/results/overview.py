@@ -45,6 +45,9 @@ DRAWN = (
         "plain for 15 epochs", "plain", "random")),
     ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", "high", (
         "plain for 15 epochs", "plain", "random")),
+    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", "high", (
+        "plain for 15 epochs", "plain", "random")),
+    ("... CR, Subj, TREC and SST-2\nsentences, pooled", "replication", "pooled", "high", ("plain for 15 epochs",)),
     ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
     ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
@@ -56,7 +59,7 @@ SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many pa
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
-PLANNED = (("AD-DROP, SST-2 sentences,\nand pooled, 500 rows", ("minus plain, as many passes",)),)
+PLANNED = (("AD-DROP, with 100 rows", ("minus plain, as many passes",)),)
 
 
 def interval(row: Row) -> str:
