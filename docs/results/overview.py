@@ -38,7 +38,7 @@ DRAWN = (
     ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", "high", (
         "plain", "plain for 15 epochs", "random", "low", "attention")),
     ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", "high", (
-        "plain", "random", "low")),
+        "plain", "random", "low", "attention")),
     ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", "high", (
         "plain for 15 epochs", "plain", "random")),
     ("... 500 rows of Subj, with these\nvalues, 12 seeds, on test", "replication", "subj", "high", (
