@@ -143,6 +143,12 @@ def test_what_a_schedule_changes_cannot_be_set():
     assert float(scheduled.provider.p) == pytest.approx(0.22)
 
 
+def test_a_schedule_draws_nothing_when_its_values_are_checked():
+    provider, state = attnreg.ContextualDropout(2, 3), torch.get_rng_state()
+    attnreg.Scheduled(provider, 10, temperature=[(0, 1.0), (1, 0.1)])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_classes_of_ones_own_set_what_they_like():
     class Half(attnreg.DropKey):
         def __init__(self, p=0.1):

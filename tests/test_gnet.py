@@ -243,8 +243,8 @@ def test_a_part_of_the_model_called_alone_is_an_error():
     ("net", "sentence"),
     [
         ({"num_layers": 3}, r"made for 3 encoder layers, but the model has 2: use `GNetProvider.for_model"),
-        ({"masks_per_layer": 8}, r"Expected `masks_per_layer` to be 1 or 4, as many as .* has, got 8"),
-        ({"num_heads": 8}, r"Expected `num_heads` to be 1 or 4, as many as .* has, got 8"),
+        ({"masks_per_layer": 8}, r"Expected `masks_per_layer` to be 1 or 4, the heads of .*, got 8"),
+        ({"num_heads": 8}, r"Expected `num_heads` to be 1 or 4, the heads of .*, got 8"),
     ],
 )
 def test_another_number_of_layers_or_heads_is_refused(net, sentence):

@@ -206,9 +206,7 @@ class GNetProvider(MaskProvider):
     def _check_heads(self, site: SiteInfo) -> None:
         for name, number in (("masks_per_layer", self.masks_per_layer), ("num_heads", self.num_heads)):
             if site.heads is not None and number not in (1, site.heads):
-                raise InputError(
-                    f"Expected `{name}` to be 1 or {site.heads}, as many as {site.name} has, got {number}."
-                )
+                raise InputError(f"Expected `{name}` to be 1 or {site.heads}, the heads of {site.name}, got {number}.")
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""

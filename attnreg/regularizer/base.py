@@ -107,9 +107,13 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
                 raise InputError(f"`{name}` of {type(self).__name__} cannot be changed: make a new one.")
             if isinstance(vars(self)[name], Tensor):
                 raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
-            with torch.random.fork_rng(devices=[]):
-                type(self)(**{**self.config, name: value})  # raises if the value is out of range
+            self._check_value(name, value)
         super().__setattr__(name, value)
+
+    def _check_value(self, name: str, value: Any) -> None:
+        """Raise what the constructor raises if an argument has this value; nothing is drawn."""
+        with torch.random.fork_rng(devices=[]):
+            type(self)(**{**self.config, name: value})
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -295,4 +295,4 @@ def _check(provider: Regularizer, lines: Mapping[str, Line], also: Sequence[floa
                 f"{did_you_mean(name, provider.schedulable)}"
             )
         for value in (*line.values, *also):
-            type(provider)(**{**provider.config, name: value})  # raises if the value is out of range
+            provider._check_value(name, value)
