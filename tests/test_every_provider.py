@@ -1,5 +1,6 @@
 """Every argument of every provider, training method and objective: a value that is none is refused, and named."""
 
+import copy
 import inspect
 import math
 
@@ -135,12 +136,38 @@ def test_an_argument_that_is_read_once_cannot_be_set_later(name, key):
         setattr(provider, key, 0.5)
 
 
-def test_what_a_schedule_changes_cannot_be_set():
-    scheduled = attnreg.Scheduled(attnreg.DropHead(), 10, p=[(0, 0.2), (1, 0.4)])
-    with pytest.raises(InputError, match=r"^`p` of this DropHead follows a schedule: change its knots\.$"):
-        scheduled.provider.p = 0.5
+@pytest.mark.parametrize("over", ["training", "depth"])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_schedule_changes_cannot_be_set(over, own):
+    class Own(attnreg.DropHead):
+        pass
+
+    scheduled = attnreg.Scheduled(Own() if own else attnreg.DropHead(), 10, over, p=[(0, 0.2), (1, 0.4)])
+    with pytest.raises(InputError, match=r"^`p` of this (Own|DropHead) follows a schedule: change its knots\.$"):
+        copy.deepcopy(scheduled).provider.p = 0.5
     scheduled.step()
-    assert float(scheduled.provider.p) == pytest.approx(0.22)
+    assert float(scheduled.provider.p) == pytest.approx(0.22 if over == "training" else 0.2)
+
+
+AROUND = [lambda inner: attnreg.OnLayers(inner, [0]), attnreg.CrossTuning, lambda inner: inner & attnreg.DropHead(0.1),
+          lambda inner: attnreg.CrossTuning(attnreg.OnLayers(inner, [0]))]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_around_a_regularizer_does_not_take_its_arguments(around):
+    outer = around(attnreg.DropKey(0.1))
+    with pytest.raises(InputError, match=rf"^{type(outer).__name__} has no `p`: set that of the regularizer in it\.$"):
+        outer.p = 0.5
+    outer.note = "of mine"
+
+
+def test_what_is_inside_cannot_be_replaced():
+    outer = attnreg.OnLayers(attnreg.DropKey(0.1), [0])
+    with pytest.raises(InputError, match=r"^`provider` of OnLayers cannot be changed: make a new one\.$"):
+        outer.provider = attnreg.DropKey(0.5)
+    model = bert()
+    with attnreg.attach(model, outer) as handle, pytest.raises(AttributeError):
+        handle.provider = attnreg.DropKey(0.5)
 
 
 def test_a_schedule_draws_nothing_when_its_values_are_checked():

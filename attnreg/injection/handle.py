@@ -60,7 +60,6 @@ class AttachHandle:
         watches: bool = True,
         seeded: bool = False,
     ) -> None:
-        self.provider = provider
         everywhere: list[FoundSite | FoundHidden] = [*chosen, *states]
         #: the attention sites that the provider masks, then the hidden-state sites, each in running order
         self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
@@ -99,6 +98,11 @@ class AttachHandle:
         others = AttachedEntry, AttachedMethod, WatchedMethod
         passes.changes = Changes(model, [each for each in self._shadows if not isinstance(each, others)], found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
+
+    @property
+    def provider(self) -> Regularizer:
+        """What decides on masks; attach another one to replace it."""
+        return self._passes.provider
 
     @property
     def attached(self) -> bool:

@@ -93,6 +93,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     effect: str = "drops"
     first_epoch: int = 0
     _arguments: ClassVar[frozenset[str]]  # of a built-in constructor
+    _scheduled: Collection[str] = ()  # the arguments that follow a schedule
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -102,12 +103,15 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._arguments and name in vars(self):
+        if name in self._scheduled:
+            raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
+        if name in self._arguments and (name in vars(self) or isinstance(getattr(self, name, None), Regularizer)):
             if name not in self.schedulable:
                 raise InputError(f"`{name}` of {type(self).__name__} cannot be changed: make a new one.")
-            if isinstance(vars(self)[name], Tensor):
-                raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
             self._check_value(name, value)
+        others = self.parts() if self._arguments and not hasattr(self, name) else ()
+        if any(name in each._arguments - self._arguments for each in others):
+            raise InputError(f"{type(self).__name__} has no `{name}`: set that of the regularizer in it.")
         super().__setattr__(name, value)
 
     def _check_value(self, name: str, value: Any) -> None:

@@ -211,6 +211,7 @@ class Scheduled(Container):
         if over == "training":  # tensors, so that compiled code is not compiled again for each value
             for name in schedules:
                 vars(provider)[name] = torch.zeros((), dtype=torch.float64)
+        provider._scheduled = {*provider._scheduled, *schedules}
         self._set(0.0)
 
     @property
