@@ -56,7 +56,7 @@ RESULTS_OF = {
 NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
 NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
 NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)", "masks (clean rewards)"}
-NO_PROVIDERS |= {"the game without masks", "the game with a frozen Generator"}
+NO_PROVIDERS |= {"the game without masks", "the game with a frozen Generator", "plain for 15 epochs"}
 
 
 def choose_if(name: str) -> str:

@@ -33,33 +33,35 @@ SAME = {
     "attention-dropout": "scores dropout",
 }  # on the board
 SAME |= {"random": "random masks", "low": "AD-DROP, lowest attributions", "attention": "AD-DROP, highest attention"}
-# The first picture: study, data, method and baselines of each row; what has no result yet is planned.
+# The first picture: study, data, rows, method and baselines of each row; what has no result yet is planned.
 DRAWN = (
-    ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", "high", (
+    ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", 500, "high", (
         "plain", "plain for 15 epochs", "random", "low", "attention")),
-    ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", "high", (
+    ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", 500, "high", (
         "plain", "random", "low", "attention")),
-    ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", "high", (
+    ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", 500, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("... 500 rows of Subj, with these\nvalues, 12 seeds, on test", "replication", "subj", "high", (
+    ("... 500 rows of Subj, with these\nvalues, 12 seeds, on test", "replication", "subj", 500, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", "high", (
+    ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", 500, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", "high", (
+    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", 500, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("... CR, Subj, TREC and SST-2\nsentences, pooled", "replication", "pooled", "high", ("plain for 15 epochs",)),
-    ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", "AD-DROP", ("plain", "SetFit")),
-    ("... from the first token", "ladder", "trec", "AD-DROP from the first token", ("first token",)),
-    ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", "AttendOut (the paper's game)", (
+    ("... CR, Subj, TREC and SST-2\nsentences, pooled", "replication", "pooled", 500, "high", ("plain for 15 epochs",)),
+    ("... 100 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", 100, "high", (
+        "plain for 15 epochs", "plain", "random")),
+    ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", 500, "AD-DROP", ("plain", "SetFit")),
+    ("... from the first token", "ladder", "trec", 500, "AD-DROP from the first token", ("first token",)),
+    ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
-    ("... SST-2 sentences", "attendout", "sst2_sentences", "AttendOut (the paper's game)", ("plain",)),
-    ("... MRPC, F1", "attendout", "mrpc", "AttendOut (the paper's game)", ("plain",)),
+    ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", ("plain",)),
+    ("... MRPC, F1", "attendout", "mrpc", 3668, "AttendOut (the paper's game)", ("plain",)),
 )  # fmt: skip
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
-PLANNED = (("AD-DROP, with 100 rows", ("minus plain, as many passes",)),)
+PLANNED = (("AD-DROP, 100 rows of Subj, TREC and\nSST-2 sentences", ("minus plain, as many passes",)),)
 
 
 def interval(row: Row) -> str:
@@ -185,7 +187,7 @@ def shown_on(page: Path, rows: Sequence[Row]) -> Sequence[Row]:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw the differences of DRAWN with their intervals, and leave room for those that are planned."""
-    names = ("study", "data", "method", "baseline")
+    names = ("study", "data", "train_size", "method", "baseline")
     found = {tuple(row[name] for name in names): row for row in reversed(rows)}  # of several, the first
     look, ticks, at = next(styles()), dict[float, str](), 0.0
     height = sum(len(others) + 1.3 for *_, others in (*DRAWN, *PLANNED))
@@ -205,7 +207,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 mean, low, high = (100 * row[name] for name in ("difference", "low", "high"))
                 filled = look.color if row["p_holm"] < LEVEL else "white"
                 bar = {"fmt": "o", "color": look.color, "mfc": filled, "capsize": 3, "ms": 5}
-                if high < LEFT:
+                if mean < LEFT:
                     text = f"◂ {'●' if row['p_holm'] < LEVEL else '○'} {mean:.1f} [{low:.1f}, {high:.1f}], off the axis"
                     axes.text(LEFT + 0.02, at, text, **{**bold, "weight": "normal"}, color=look.color)
                 else:
