@@ -26,10 +26,9 @@ from attnreg.errors import InputError, listed
 from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
 from attnreg.injection.discovery.rules import named
-from attnreg.injection.discovery.snapshot import restored, undisturbed
+from attnreg.injection.discovery.snapshot import put_back, restored, undisturbed
 from attnreg.injection.report import Report
 from attnreg.injection.running.own_draws import generator_states
-from attnreg.training.method import put_back
 
 MOST = 4  # modules to name in a sentence
 UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed
@@ -91,7 +90,7 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: boo
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     try:
         model.zero_grad(set_to_none=True)
-        with restored(model), put_back(model.buffers()):
+        with restored(model), put_back((*model.parameters(), *model.buffers())):
             found = _Found(model, inputs)
             faults += found.faults()
             rows, notes = found.rows(), [*found.notes(), *(_compiled(model, inputs) if compiled else ())]
@@ -190,11 +189,13 @@ class _Found:
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.model, self.inputs = model, inputs
         with undisturbed(model, training=True):
+            model.train()  # as a training loop does, whatever the model does in it
             self.frozen = list(_frozen_statistics(model))
             self.train = self._pass(_SEEDS[0])
             self.again = self._pass(_SEEDS[0])
             self.repeated = self._backward()
         with undisturbed(model):
+            model.eval()
             self.awake = [name for name, module in model.named_modules() if module.training]
             self.eval, self.eval_again = (self._pass(seed) for seed in _SEEDS)
 

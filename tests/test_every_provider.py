@@ -136,6 +136,15 @@ def test_an_argument_that_is_read_once_cannot_be_set_later(name, key):
         setattr(provider, key, 0.5)
 
 
+def test_a_regularizer_follows_one_schedule():
+    shared = attnreg.DropHead()
+    first = attnreg.Scheduled(shared, 10, p=[(0, 0.2)])
+    with pytest.raises(InputError, match=r"^`p` of this DropHead follows a schedule: make a new one\.$"):
+        attnreg.Scheduled(shared, 10, p=[(0, 0.8)])
+    first.config["p"][0][1] = 0.9
+    assert first.config["p"] == [[0, 0.2]]
+
+
 @pytest.mark.parametrize("over", ["training", "depth"])
 @pytest.mark.parametrize("own", [False, True])
 def test_what_a_schedule_changes_cannot_be_set(over, own):
@@ -143,7 +152,7 @@ def test_what_a_schedule_changes_cannot_be_set(over, own):
         pass
 
     scheduled = attnreg.Scheduled(Own() if own else attnreg.DropHead(), 10, over, p=[(0, 0.2), (1, 0.4)])
-    with pytest.raises(InputError, match=r"^`p` of this (Own|DropHead) follows a schedule: change its knots\.$"):
+    with pytest.raises(InputError, match=r"^`p` of this (Own|DropHead) follows a schedule: make a new one\.$"):
         copy.deepcopy(scheduled).provider.p = 0.5
     scheduled.step()
     assert float(scheduled.provider.p) == pytest.approx(0.22 if over == "training" else 0.2)

@@ -1,8 +1,12 @@
 """Micro-batches: the update, the schedules and the counts are those of whole batches."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers as hf
+from accelerate import Accelerator
 from packaging.version import Version
 from torch import nn
 
@@ -13,7 +17,7 @@ from attnreg.training import SAM, CrossEntropy, FineTuning, RDropLoss
 from attnreg.training.fine_tuning import split_batch
 from tests.cases import TRANSFORMERS
 from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import assert_parts_are_the_whole, bert, sgd, weights, without_chance
+from tests.method_cases import assert_parts_are_the_whole, bert, same, sgd, weights, without_chance
 
 IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]
@@ -111,7 +115,7 @@ def test_schedules_and_counts_are_those_of_batches():
 def test_drop_rates_are_means_over_the_parts():
     model, seen = bert(), []
     method = FineTuning(model, sgd(model), attnreg.AttentionDropout(0.3), micro_batches=5)
-    model.register_forward_hook(lambda *_: seen.append(method.handle.drop_rates()))
+    model.register_forward_hook(lambda *_: seen.append(method.handle.drop_rates()) if model.training else None)
     method.step({name: value for name, value in BATCH.items() if name != "attention_mask"})
     assert len(seen) == 5
     assert {name: rate.item() for name, rate in method.drop_rates().items()} == {
@@ -214,7 +218,7 @@ def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
 
 
 class Towers(nn.Module):
-    """A second layer runs only for batches whose first number is positive."""
+    """In training, a second layer runs only for batches whose first number is positive."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +226,7 @@ class Towers(nn.Module):
         self.towers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
 
     def forward(self, x):
-        return sum(tower(x).square().mean() for tower in self.towers[: 2 if x[0, 0, 0] > 0 else 1])
+        return sum(tower(x).square().mean() for tower in self.towers[: 2 if x[0, 0, 0] > 0 or not self.training else 1])
 
 
 class Noting(attnreg.AttentionDropout):
@@ -247,3 +251,64 @@ def test_a_site_that_a_micro_batch_leaves_out_has_the_mean_of_the_others(signs):
     first, second = (sum(rates) / len(rates) for rates in provider.seen.values())
     assert [len(rates) for rates in provider.seen.values()] == [3, 2]
     assert [*map(float, method.drop_rates().values())] == pytest.approx([first, second], abs=1e-6)
+
+
+class Targets(nn.Module):
+    """Rows have targets of different lengths in a list, as images have masks in transformers' models of segmentation."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8).double()
+
+    def forward(self, x, targets, **others):
+        pairs = zip(self.linear(x), targets, strict=True)
+        return {"loss": torch.stack([(row[: len(target)] - target).square().mean() for row, target in pairs]).mean()}
+
+
+def test_lists_with_an_entry_for_each_row_are_split():
+    torch.manual_seed(0)
+    whole, x = Targets(), torch.randn(4, 6, 8).double()
+    split = copy.deepcopy(whole)
+    batch = {"x": x, "targets": [torch.full((n, 8), float(n)).double() for n in (1, 2, 3, 4)], "names": "abcd"}
+    loss = plain(whole).step(batch).loss
+    assert plain(split, micro_batches=3).step(batch).loss.item() == pytest.approx(loss.item(), abs=1e-12)
+    torch.testing.assert_close(weights(whole), weights(split), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("held", [{"a": torch.zeros(4, 2)}, [torch.zeros(4), torch.zeros(4)]])
+def test_tensors_that_cannot_be_split_are_refused(held):
+    batch = {"x": torch.randn(4, 6, 8).double(), "targets": [torch.zeros(1, 8)] * 4, "more": held}
+    with pytest.raises(InputError, match="'more' holds tensors, but no entry for each of 4 rows"):
+        plain(Targets(), micro_batches=2).step(batch)
+
+
+class Summed(nn.Module):
+    """A loss that is no mean over rows: their sum, or one that compares rows with each other."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.linear, self.kind = nn.Linear(8, 8), kind
+
+    def forward(self, x):
+        y = self.linear(x)
+        return {"loss": y.square().sum() if self.kind == "sum" else F.cross_entropy(y @ x.T, torch.arange(len(x)))}
+
+
+@pytest.mark.parametrize("kind", ["sum", "contrastive"])
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_loss_that_is_no_mean_over_rows_is_refused(kind, count):
+    torch.manual_seed(0)
+    method = plain(Summed(kind), micro_batches=count)
+    before = weights(method.model)
+    with pytest.raises(
+        InputError, match=r"^The loss of Summed is no mean over rows or labels: .* Use `micro_batches=1`\.$"
+    ):
+        method.step({"x": torch.randn(6, 8)})
+    assert same(before, weights(method.model))
+
+
+def test_an_accelerator_that_accumulates_is_refused():
+    model = bert()
+    method = FineTuning(model, sgd(model), accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2))
+    with pytest.raises(InputError, match="accumulates no gradients: pass `micro_batches` instead"):
+        method.step(BATCH)

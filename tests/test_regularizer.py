@@ -142,3 +142,30 @@ def test_one_regularizer_twice_would_step_twice():
         CrossTuning(once) & once
     dropout = AttentionDropout(0.1)
     assert len((OnLayers(dropout, [0]) & OnLayers(dropout, [1])).providers) == 2  # nothing steps
+
+
+class WithOptions(Keep):
+    """Takes any further arguments."""
+
+    def __init__(self, p=0.1, **options):
+        super().__init__()
+        self.p, self.options = p, options
+
+
+class PerLayer(Keep):
+    def __init__(self, rates):
+        super().__init__()
+        self.rates = rates
+
+
+def test_arguments_by_any_name_come_back(tmp_path):
+    WithOptions(0.2, only=[1]).save_pretrained(tmp_path / "saved")
+    again = attnreg.MaskProvider.from_pretrained(tmp_path / "saved", providers=[WithOptions])
+    assert (again.p, again.options) == (0.2, {"only": [1]})
+
+
+def test_keys_that_json_would_change_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"PerLayer cannot be saved, .*: a key of \{0: 0.3\} is no string\.$"):
+        PerLayer({0: 0.3}).save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    PerLayer({"0": 0.3}).save_pretrained(tmp_path / "saved")

@@ -13,5 +13,6 @@ from attnreg.injection.discovery import LeftOut as LeftOut
 from attnreg.injection.discovery import discover as discover
 from attnreg.injection.discovery.snapshot import draws_repeated as draws_repeated
 from attnreg.injection.discovery.snapshot import evaluated as evaluated
+from attnreg.injection.discovery.snapshot import put_back as put_back
 from attnreg.injection.discovery.snapshot import undisturbed as undisturbed
 from attnreg.injection.handle import AttachHandle as AttachHandle

@@ -93,7 +93,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     effect: str = "drops"
     first_epoch: int = 0
     _arguments: ClassVar[frozenset[str]]  # of a built-in constructor
-    _scheduled: Collection[str] = ()  # the arguments that follow a schedule
+    _scheduled: frozenset[str] = frozenset()  # the arguments that follow a schedule
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -104,7 +104,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     @override
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._scheduled:
-            raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: change its knots.")
+            raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: make a new one.")
         if name in self._arguments and (name in vars(self) or isinstance(getattr(self, name, None), Regularizer)):
             if name not in self.schedulable:
                 raise InputError(f"`{name}` of {type(self).__name__} cannot be changed: make a new one.")

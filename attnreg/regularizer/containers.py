@@ -201,8 +201,9 @@ class Scheduled(Container):
         if (over == "training" or growth is not None) and total_steps is None:
             raise InputError("A schedule over training needs `total_steps`, the number of optimizer steps.")
         self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps)
-        self.schedules = schedules
         self._lines = {name: Line(knots) for name, knots in schedules.items()}
+        if twice := provider._scheduled & schedules.keys():
+            raise InputError(f"`{min(twice)}` of this {type(provider).__name__} follows a schedule: make a new one.")
         _check(self.provider, self._lines, () if growth is None else (0.0,))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         # The share of the values that is reached; a tensor for the same reason as those below.
@@ -211,7 +212,7 @@ class Scheduled(Container):
         if over == "training":  # tensors, so that compiled code is not compiled again for each value
             for name in schedules:
                 vars(provider)[name] = torch.zeros((), dtype=torch.float64)
-        provider._scheduled = {*provider._scheduled, *schedules}
+        provider._scheduled |= schedules.keys()
         self._set(0.0)
 
     @property
@@ -219,7 +220,8 @@ class Scheduled(Container):
     def config(self) -> dict[str, Any]:
         own: dict[str, Any] = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
         own |= {} if self.growth is None else {"growth": self.growth}
-        return {**own, **{name: [list(knot) for knot in knots] for name, knots in self.schedules.items()}}
+        knots = {name: zip(line.progress, line.values, strict=True) for name, line in self._lines.items()}
+        return {**own, **{name: [*map(list, each)] for name, each in knots.items()}}
 
     @override
     def extra_repr(self) -> str:

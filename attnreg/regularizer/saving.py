@@ -37,7 +37,9 @@ class PretrainedMixin:
                 f"{type(self).__name__} must store its constructor's arguments as attributes of the same names: "
                 f"missing {', '.join(missing)}."
             )
-        return {name: self._argument(name) for name in names}
+        values = {name: self._argument(name) for name in names}
+        options = values.pop(inspect.getfullargspec(type(self).__init__).varkw or "", {})
+        return {**values, **options}
 
     def extra_repr(self) -> str:
         """Return the arguments for ``repr(provider)``."""
@@ -152,9 +154,8 @@ def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:
 
 def to_json(provider: PretrainedMixin) -> str:
     """Return a regularizer's description as JSON, or raise if JSON cannot store a constructor argument."""
-    description = describe(provider)
     try:
-        return json.dumps(description, indent=2) + "\n"
+        return json.dumps(describe(provider), indent=2) + "\n"
     except TypeError as error:
         raise InputError(
             f"{type(provider).__name__} cannot be saved, because JSON cannot store one of its arguments: {error}."
@@ -174,6 +175,8 @@ def _holds_a_provider(folder: Path) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, PretrainedMixin):
         return describe(value)
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        raise TypeError(f"a key of {value} is no string")
     return [_plain(item) for item in value] if isinstance(value, (list, tuple, nn.ModuleList)) else value
 
 

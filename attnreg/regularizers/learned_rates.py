@@ -15,7 +15,7 @@ from typing_extensions import override
 from attnreg import AttentionSite, Mask, SiteInfo, functional
 from attnreg.arguments import a_function, inner_probability, not_negative, one_of, positive, whole_number
 from attnreg.errors import InputError
-from attnreg.injection import handle_of, undisturbed
+from attnreg.injection import draws_repeated, handle_of, undisturbed
 from attnreg.outputs import LossFunction, a_batch, loss_of
 from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwiseProvider, depth_of, relaxed_mask
 from attnreg.regularizers._parts.two_passes import never_attributed
@@ -198,12 +198,12 @@ class LearnableBernoulli(LearnedRates):
         losses = []
         # Within `probing`, these passes are masked, too, although they have no gradients.
         with undisturbed(model, training=True), torch.no_grad(), handle.probing(), set_stance("force_eager"):
-            seed = int(torch.randint(2**31, ()))  # not the noise of the training step
+            torch.manual_seed(int(torch.randint(2**31, ())))  # not the noise of the training step
             before = self._draw
             try:
                 for self._draw in ("first", "second"):
-                    torch.manual_seed(seed)
-                    losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
+                    with draws_repeated(model):
+                        losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
             except BaseException:
                 self._draw = before
                 raise

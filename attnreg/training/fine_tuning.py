@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, TypedDict
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from attnreg.arguments import Count, a_function, whole_number
 from attnreg.errors import InputError
-from attnreg.injection import AttachHandle, attach
+from attnreg.injection import AttachHandle, attach, undisturbed
 from attnreg.injection.running.rates import Sums, added
-from attnreg.outputs import LossFunction, a_batch, check_one_mean, loss_of, terms_of
+from attnreg.outputs import LossFunction, a_batch, check_one_mean, loss_of, rows_of, terms_of
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
 from attnreg.sharding import load_whole_state, whole_state
 from attnreg.training.method import (
@@ -130,6 +133,7 @@ class FineTuning(TrainingMethod):
         self.scheduler = scheduler
         self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
         self._rates: Sums = {}  # drop rates of micro-batches
+        self._has_split = False
         if self.provider is not None:
             check_learned(self.optimizer, self.provider)
             if accelerator is not None:
@@ -182,10 +186,33 @@ class FineTuning(TrainingMethod):
             return self._backward(batch)
         if self.loss_function is None:
             check_one_mean(batch)
+        if not self._has_split and self.updater.processes == 1:
+            self._check_split(batch)
+        self._has_split = True
         *first, last = split_batch(batch, self.micro_batches, self.model)
         with self.updater.local(self._network):
             losses = [self._backward(*part) for part in first]
         return sum(losses, self._backward(*last))
+
+    @torch.no_grad()
+    def _check_split(self, batch: Batch) -> None:
+        """Check with the rows of the fewest and of the most labels that two rows have the mean of their losses."""
+        (few, a), *_, (many, b) = sorted(2 * split_batch(batch, rows_of(batch), self.model), key=itemgetter(1))
+        both = {**few}
+        for name, value in few.items():
+            if value is not many[name]:  # what is not split is alike
+                both[name] = torch.cat([value, many[name]]) if isinstance(value, Tensor) else [*value, *many[name]]
+        exact = self.accelerator is None or self.accelerator.mixed_precision == "no"
+        exact &= all(each.dtype.itemsize > 2 for each in self.model.parameters())
+        with undisturbed(self.model):
+            losses = (loss_of(self.model(**rows), rows, self.loss_function) for rows in (few, many, both))
+            one, other, whole = map(float, losses)
+        mean = (a * one + b * other) / (a + b)
+        if few is not many and abs(mean - whole) > (1e-3 if exact else 2e-2) * abs(whole) + 1e-4:  # more than rounding
+            raise InputError(
+                f"The loss of {type(self.model).__name__} is no mean over rows or labels: of two rows, it is "
+                f"{whole:.4g}, and the mean of their losses is {mean:.4g}. Use `micro_batches=1`."
+            )
 
     def update(self) -> None:
         """Update the parameters and all schedules by the accumulated gradients, and clear these."""
@@ -246,7 +273,8 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
 
     A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
-    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted.
+    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted. Lists with
+    an entry for each row, such as the masks of each image, are split, too.
     """
     named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
@@ -254,8 +282,12 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     if len(set(rows.values())) != 1:
         raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
     size = next(iter(rows.values()))
-    columns = [value.tensor_split(min(count, size)) for value in tensors.values()]
-    parts = [{**batch, **dict(zip(tensors, each, strict=True))} for each in zip(*columns, strict=True)]
+    split = tensors | {n: v for n, v in named.items() if isinstance(v, (list, tuple)) and len(v) == size}
+    others = {name: tree_leaves(value) for name, value in named.items() if name not in split}
+    if whole := [name for name, leaves in others.items() if any(isinstance(x, Tensor) and x.dim() for x in leaves)]:
+        raise InputError(f"Cannot split the batch: {whole[0]!r} holds tensors, but no entry for each of {size} rows.")
+    bounds = [(int(each[0]), int(each[-1]) + 1) for each in torch.arange(size).tensor_split(min(count, size))]
+    parts = [{**batch, **{name: value[begin:end] for name, value in split.items()}} for begin, end in bounds]
     terms = [terms_of(model, part) for part in parts]
     total = sum(terms)
     if not total:  # the loss of the whole batch is no number either

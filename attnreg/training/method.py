@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,8 +169,10 @@ class Updater:
         """Accumulate the gradients of a loss."""
         if self.accelerator is None:
             loss.backward()
-        else:
+        elif self.accelerator.gradient_accumulation_steps == 1:  # or it would divide the loss of each step
             self.accelerator.backward(loss)
+        else:
+            raise InputError("Expected an Accelerator that accumulates no gradients: pass `micro_batches` instead.")
 
     def step(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, before: Hook | None = None
@@ -198,18 +200,6 @@ def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None
 def penalty_of(handle: AttachHandle | None) -> Tensor | None:
     """Return what an attached provider that acts adds to the loss of the latest forward pass, if anything."""
     return handle.provider.penalty() if handle is not None and handle.active else None
-
-
-@contextmanager
-def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Give tensors the bits back, after the block, that they have now."""
-    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
 
 
 def held_by(optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, held: bool = True) -> list[nn.Parameter]:

@@ -13,10 +13,10 @@ from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
 from attnreg.errors import InputError
-from attnreg.injection import draws_repeated
+from attnreg.injection import draws_repeated, put_back
 from attnreg.sharding import is_sharded
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared
-from attnreg.training.method import Batch, StepResult, held_by, put_back
+from attnreg.training.method import Batch, StepResult, held_by
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 

@@ -45,12 +45,13 @@ DRAWN = (
         "plain for 15 epochs", "plain", "random")),
     ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", 500, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", 500, "high", (
-        "plain for 15 epochs", "plain", "random")),
+    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", 500,
+        "high", ("plain for 15 epochs", "plain", "random")),
     ("... CR, Subj, TREC and SST-2\nsentences, pooled", "replication", "pooled", 500, "high", ("plain for 15 epochs",)),
     ("... 100 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", 100, "high", (
         "plain for 15 epochs", "plain", "random")),
-    ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", 500, "AD-DROP", ("plain", "SetFit")),
+    ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", 500, "AD-DROP", (
+        "plain", "SetFit")),
     ("... from the first token", "ladder", "trec", 500, "AD-DROP from the first token", ("first token",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),

@@ -13,10 +13,8 @@ import click
 from attnreg import __version__
 from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError, one_line
 from attnreg.experiments.cli.built_in import copy, list_, recipe
-from attnreg.experiments.cli.compare import compare
-from attnreg.experiments.cli.evaluate import evaluate
-from attnreg.experiments.cli.look import doctor, plot
-from attnreg.experiments.cli.search import search
+from attnreg.experiments.cli.look import doctor, evaluate, plot
+from attnreg.experiments.cli.many import compare, search
 from attnreg.experiments.options.catalogue import recipe_files
 from attnreg.experiments.options.content import place_of
 

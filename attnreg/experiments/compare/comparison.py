@@ -10,11 +10,10 @@ from typing import Any
 
 from attnreg.arguments import Count, Index
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
-from attnreg.experiments.compare.planned import PlannedRun, Role
+from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
 from attnreg.experiments.options.option import flag_of
 
 EQUAL_TIME_FROM = 1.1

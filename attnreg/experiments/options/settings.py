@@ -24,7 +24,7 @@ from attnreg.experiments.tasks.task import Task
 # Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 DEVICES = ("cpu", "cuda", "mps")
-DATA, TRAINING, OUTPUT = "Task and data", "Training", "Output"
+DATA, TRAINING, OUTPUT, RUNNING = "Task and data", "Training", "Output", "Running"
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
 _OF_ONE_RUN = {"validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints"}

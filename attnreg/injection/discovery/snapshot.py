@@ -7,8 +7,8 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,14 @@ MOST = 20_000  # objects to inspect at most; a model that reaches more refers to
 
 @contextmanager
 def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Set a model to eval (or ``training``) mode within the block; restore each module's mode after it."""
+    """Set a model to eval (or ``training``) mode within the block; restore each module's mode after it.
+
+    A model that trains keeps in training mode what else is in eval mode, such as frozen statistics. The method
+    ``train`` is not called: some layers change their weights in it.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    for module, mode in modes:
+        module.training = training and (mode or not modes[0][1])
     try:
         yield
     finally:
@@ -40,16 +45,36 @@ def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Set a model to eval, or ``training``, mode within the block; restore modes and torch's random state after it."""
-    with evaluated(model, training=training), draws_repeated(model):
+    """Set a model to eval, or ``training``, mode within the block; then restore modes, statistics, random states."""
+    statistics = put_back(model.buffers() if training else ())
+    with evaluated(model, training=training), statistics, draws_repeated(model):
         yield
 
 
-def draws_repeated(model: nn.Module) -> AbstractContextManager[None]:
-    """Let what follows the block draw from torch's global generators what the block draws."""
+@contextmanager
+def draws_repeated(model: nn.Module) -> Iterator[None]:
+    """Let what follows the block draw what the block draws, from the global generators of torch, Python and numpy."""
     used = {each.device for each in model.parameters()}  # the CPU's generator is always among them; meta has none
     devices = [each for each in used if each.type != "cpu" and hasattr(torch, each.type)]
-    return torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda")
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Give tensors the bits back, after the block, that they have now."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
 
 
 @contextmanager
@@ -63,20 +88,17 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Restore every attribute of every module, and the random states of Python and numpy, after the block.
+    """Restore every attribute of every module after the block.
 
     Yields the tensors that the model holds, other than parameters and buffers.
     """
     tensors: list[Tensor] = []
     remembered = _remembered(model, tensors)
-    python, numpy = random.getstate(), np.random.get_state()
     try:
         yield tensors
     finally:
         for held, before in remembered:
             _restore(held, before)
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 @contextmanager

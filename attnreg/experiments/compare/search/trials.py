@@ -15,11 +15,10 @@ from typing import Any
 from rich.console import Console
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.folder import OutputFolder
 from attnreg.experiments.compare.held_out import HeldOut, State, Trial, best
 from attnreg.experiments.compare.launch import Board, Launcher
 from attnreg.experiments.compare.method import OF_ALL, Method
-from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.compare.planned import OutputFolder, PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.results.document import say
 

@@ -1,0 +1,196 @@
+"""``attnreg compare METHOD...`` and ``attnreg search``: the commands that make many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.arguments import LARGEST_WHOLE
+from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.catalogue import find_study, recipe_files
+from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
+from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
+from attnreg.experiments.runs.command import load_command
+
+THREADS = option(
+    "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
+    help="CPU threads per run; results may differ in the last digits.",
+)  # fmt: skip
+
+
+def jobs_option(what: str) -> Callable[[Any], Any]:
+    """Make the option for how many runs, or trials, are made at a time."""
+    usual = "(default: cores / threads, at most four; one on a GPU)."
+    return option("--jobs", group=RUNNING, type=click.IntRange(min=1), help=f"{what} {usual}")
+
+
+def of_all_runs(command: str) -> list[Callable[[Any], Any]]:
+    """Make the options of all runs, and that of the output folder."""
+    folder = option(
+        "--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
+        help=f"Folder for the results (default: runs/{command}-TASK; of a custom task, the data's name).",
+    )  # fmt: skip
+    return [folder, *shared_options("task", "all")]
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given; a recipe may have other defaults."""
+    return {name: value for name, value in options.items() if is_given(name)}
+
+
+COMPARISON = "Comparison"
+_COMPARISON = "attnreg.experiments.compare.comparison:Comparison"
+_DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
+_OPTIONS = (
+    option("--baseline", group=COMPARISON,
+           help="Method that the others are compared with (default: finetune if given, else the first)."),
+    *(argument(_COMPARISON, name, group=COMPARISON) for name in _DESIGN[:-1]),
+    jobs_option("Runs at a time on this machine"),
+    THREADS,
+    option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
+           help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
+    argument(_COMPARISON, _DESIGN[-1], group=OUTPUT),
+    option("--study", group=COMPARISON,
+           help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
+                "beside it are added, options replace its own."),
+    option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
+           help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
+    option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and, if some have finished, their time."),
+    *of_all_runs("compare"),
+)  # fmt: skip
+_OF_STUDY, _OF_MAKING = ("study", "scale"), ("jobs", "threads", "launcher", "dry_run", "output_dir")
+_OWN = ("baseline", *_OF_STUDY, *_OF_MAKING, *_DESIGN)
+_COMPARE = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
+
+
+class _Compare(GroupedCommand):
+    def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
+        """Say to put an option of a method in quotes with the method."""
+        from attnreg.experiments.compare.method import OF_ALL
+
+        if flag == "--validation-rows":
+            return " To score on rows of train, use --folds N, or `validation_rows: N` for a task of a study file."
+        for name in (word.partition(" ")[0].rpartition("=")[2] for word in typed):
+            is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
+            params = load_command(name).params if is_recipe else []
+            if any(flag in each.opts and each.name not in OF_ALL for each in params):
+                return f" Put a method's options in quotes with the method, as in '{name} {flag} ...'."
+        return super().instead(ctx, flag, typed)
+
+
+@click.command("compare", cls=_Compare, epilog=_COMPARE)
+@click.argument("methods", nargs=-1, metavar="[METHOD...]", shell_complete=names_like(recipe_files))
+@together(_OPTIONS)
+def compare(methods: tuple[str, ...], **options: Any) -> None:
+    """Compare training methods over several seeds.
+
+    METHOD is a recipe, or a recipe and its own options in quotes (see the example); 'NAME=RECIPE --options' gives it a
+    short name for the tables, figures and folders. All methods use the same data, row order, initial classifier and
+    evaluation. Values in braces are tried on rows held out from train, and the best one runs with all seeds. A study
+    file (--study) does this on several tasks.
+
+    To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
+    """
+    from attnreg.experiments.compare.make import describe, make
+    from attnreg.experiments.compare.study import read_study, typed_study
+    from attnreg.experiments.setup.trackers import check_trackers
+
+    check_trackers(options["report_to"])
+    typed = given(click.get_current_context().params)
+    own = {name: options.pop(name) for name in _OWN}
+    file, folder = own["study"], own["output_dir"]
+    if own["jobs"] is not None and own["launcher"] != "local":
+        raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
+    if file is None and own["scale"] != "full":
+        raise UsageError("--scale is for --study: remove it.")
+    if file is None:
+        folder = folder or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
+        of_runs = {**given(options), "task": options["task"]}
+        study = typed_study(methods, own["baseline"], of_runs, folder, {name: own[name] for name in _DESIGN})
+    else:
+        if own["baseline"]:
+            raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
+        changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
+        study = read_study(find_study(file), folder, changed, small=own["scale"] == "small")
+        for note in study.notes:
+            click.echo(note, err=True)
+    for comparison in study.comparisons.values():
+        comparison.check()
+    if own["dry_run"]:
+        describe(study)
+    else:
+        make(study, own["launcher"], own["jobs"], own["threads"], of_file=file is not None)
+
+
+SEARCH = "Search"
+_TRIALS = (
+    option("--space", group=SEARCH, metavar="FILE.yaml|YAML",
+           help="What to vary, as YAML: options, providers, or both (default: compositions of five providers)."),
+    option("--runs", group=SEARCH, type=click.IntRange(min=1), default=30,
+           help="Budget: the largest number of runs."),
+    option("--seeds", group=SEARCH, type=click.IntRange(min=1), default=3,
+           help="Seeds of each trial."),
+    option("--search-rows", group=SEARCH, type=click.IntRange(min=1), default=500,
+           help="Rows held out from train to score trials on."),
+    option("--sampler-seed", group=SEARCH, type=click.IntRange(0, LARGEST_WHOLE), default=0,
+           help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
+    jobs_option("Trials at a time"),
+    THREADS,
+    *of_all_runs("search"),
+)  # fmt: skip
+_SEARCH = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"
+
+
+@click.command("search", cls=GroupedCommand, epilog=_SEARCH)
+@together(_TRIALS)
+def search(space: str | None, jobs: int | None, threads: int, output_dir: Path | None, **options: Any) -> None:
+    """Search for good options and compositions of providers.
+
+    Trials are drawn with optuna and scored on rows held out from train. The winner is saved for `attnreg compare`.
+
+    To continue after a stop, or with more --runs, run the command again; finished runs are not repeated.
+    """
+    from rich.console import Console
+
+    from attnreg.experiments.compare import launch
+    from attnreg.experiments.compare.held_out import HeldOut
+    from attnreg.experiments.compare.method import typed_words
+    from attnreg.experiments.compare.report.search import write_report
+    from attnreg.experiments.compare.search.space import read_space
+    from attnreg.experiments.compare.search.trials import Search
+    from attnreg.experiments.results.document import say
+
+    own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
+    of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
+    model = _model(options) if varied.providers else None
+    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
+    folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
+    held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
+    made = Search(replace(varied, layers=layers), held_out, own["runs"], own["sampler_seed"])
+    made.check(model)
+    del model
+    console, stopped = Console(), False
+    jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
+    words = typed_words({**of_runs, "space": space, **own, "jobs": jobs, "output_dir": folder})
+    with made.begun() as trials:
+        try:
+            made.make(trials, launch.local(jobs, threads), jobs, console)
+        except KeyboardInterrupt:
+            stopped = True
+        say(console, *write_report(made, trials, ["attnreg", "search", *words]))
+        if stopped:
+            raise InputError("Stopped. Repeat the command to continue.")
+
+
+def _model(options: dict[str, Any]) -> Any:
+    """Load the model of the task, to check providers with it."""
+    from attnreg.experiments.tasks.built_in import choose_task
+    from attnreg.experiments.tasks.models.pretrained import load_model
+
+    task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
+    labels = task.labels or ("0", "1")  # providers do not depend on the head
+    return load_model(replace(task, labels=labels), options["model"])[0]
