@@ -41,6 +41,7 @@ PAGE_OF = _pages()
 RESULTS_OF = {
     "AD-DROP": "AttributionProvider",
     "high": "AttributionProvider",
+    "AD-DROP on LP-FT": "AttributionProvider",
     "AttendOut": "GNetProvider",
     "AttendOut (clean rewards)": "GNetProvider",
     "AttendOut (the paper's game)": "GNetProvider",
@@ -57,6 +58,7 @@ NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention",
 NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
 NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)", "masks (clean rewards)"}
 NO_PROVIDERS |= {"the game without masks", "the game with a frozen Generator", "plain for 15 epochs"}
+NO_PROVIDERS |= {"LP-FT for 7 epochs"}
 
 
 def choose_if(name: str) -> str:

@@ -53,6 +53,8 @@ DRAWN = (
     ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", 500, "AD-DROP", (
         "plain", "SetFit")),
     ("... from the first token", "ladder", "trec", 500, "AD-DROP from the first token", ("first token",)),
+    ("AD-DROP on LP-FT, the best by search\non 500 rows of CR, 12 seeds, on test", "ladder", "cr", 500,
+        "AD-DROP on LP-FT", ("LP-FT for 7 epochs", "LP-FT", "plain")),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
     ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", ("plain",)),
@@ -60,6 +62,7 @@ DRAWN = (
 )  # fmt: skip
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
+SHOWN |= {"LP-FT": "minus LP-FT", "LP-FT for 7 epochs": "minus LP-FT, as many passes"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
 PLANNED = (("AD-DROP, 100 rows of Subj, TREC and\nSST-2 sentences", ("minus plain, as many passes",)),)
