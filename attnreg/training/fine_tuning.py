@@ -202,13 +202,15 @@ class FineTuning(TrainingMethod):
         for name, value in few.items():
             if value is not many[name]:  # what is not split is alike
                 both[name] = torch.cat([value, many[name]]) if isinstance(value, Tensor) else [*value, *many[name]]
-        exact = self.accelerator is None or self.accelerator.mixed_precision == "no"
-        exact &= all(each.dtype.itemsize > 2 for each in self.model.parameters())
+        weights = [*self.model.parameters()]
+        rough = torch.is_autocast_enabled(weights[0].device.type) or any(each.dtype.itemsize < 4 for each in weights)
+        rough |= self.accelerator is not None and self.accelerator.mixed_precision != "no"
         with undisturbed(self.model):
             losses = (loss_of(self.model(**rows), rows, self.loss_function) for rows in (few, many, both))
             one, other, whole = map(float, losses)
         mean = (a * one + b * other) / (a + b)
-        if few is not many and abs(mean - whole) > (1e-3 if exact else 2e-2) * abs(whole) + 1e-4:  # more than rounding
+        rounding = 0.02 * abs(whole) + 0.01 if rough else 1e-3 * abs(whole) + 1e-4
+        if few is not many and abs(mean - whole) > rounding:
             raise InputError(
                 f"The loss of {type(self.model).__name__} is no mean over rows or labels: of two rows, it is "
                 f"{whole:.4g}, and the mean of their losses is {mean:.4g}. Use `micro_batches=1`."
