@@ -64,7 +64,7 @@ class FineTuning(TrainingMethod):
             handle instead.
         scheduler: learning-rate schedule, advanced after each optimizer step.
         max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
-        accelerator: handles devices, precision and processes.
+        accelerator: handles devices, precision and processes; it must not accumulate gradients itself.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
             ``loss``. A first pass of the provider keeps its own target.
         objective: an :class:`Objective`, or a function like one; by default the loss of one pass.

@@ -30,8 +30,8 @@ MOST = 20_000  # objects to inspect at most; a model that reaches more refers to
 def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
     """Set a model to eval (or ``training``) mode within the block; restore each module's mode after it.
 
-    A model that trains keeps in training mode what else is in eval mode, such as frozen statistics. The method
-    ``train`` is not called: some layers change their weights in it.
+    In ``training`` mode, parts of a training model that are in eval mode, such as frozen statistics, stay in it. The
+    method ``train`` is not called: some layers change their weights in it.
     """
     modes = [(module, module.training) for module in model.modules()]
     for module, mode in modes:
