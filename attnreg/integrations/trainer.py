@@ -106,6 +106,8 @@ class RegularizedTrainer(Trainer):
         if self.handle is None:
             return super().training_step(model, inputs, num_items_in_batch)
         inputs = self._prepare_inputs(inputs)
+        for each in (model, self.optimizer):  # as the step itself, since the first pass is one of training
+            getattr(each, "train", lambda: None)()
         with self.compute_loss_context_manager():
             look_at(self.handle, model, inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)

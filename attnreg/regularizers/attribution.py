@@ -141,7 +141,6 @@ class AttributionProvider(TwoPasses, MaskProvider):
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._regions = {}
         if self.method == "random":
             self._await({})  # any, without a first pass
         super().prepare(inputs)
@@ -152,11 +151,10 @@ class AttributionProvider(TwoPasses, MaskProvider):
             return None
         if self.method == "random":
             self.attributions[site.label] = site.uniform()
-            self._regions.pop(site.label, None)
-        if site.label not in self._regions:  # gradient checkpointing asks again and must find the same region
-            check_shape(site, self.attributions.shapes[site.label], site.shape)
-            self._regions[site.label] = self.attributions.region(site.label, site.valid, self.p, self.region)
-        return Mask(scores=site.keep(self.q) | ~self._regions[site.label])
+        check_shape(site, self.attributions.shapes[site.label], site.shape)
+        # Not kept: gradient checkpointing that saves some operations must find the same ones when it repeats the pass.
+        region = self.attributions.region(site.label, site.valid, self.p, self.region)
+        return Mask(scores=site.keep(self.q) | ~region)
 
 
 @functools.cache

@@ -228,13 +228,12 @@ class HiddenAttributionDropout(TwoPasses, HiddenProvider):
         sites = handle_of(model, self).sites
         self._labels = [site.label for site in sites if isinstance(site, HiddenInfo) and site.where in self.places]
         self.attributions = self._explain(model, batch, method="gradient_times_attention")
-        self._regions = {label: self.attributions.region(label, None, self.p, "high") for label in self._labels}
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
-        if not self._is_masked() or site.label not in self._regions:
+        if not self._is_masked() or site.label not in self._labels:
             return None
-        region = self._regions[site.label]
-        check_shape(site, region.shape, states.shape)
+        check_shape(site, self.attributions.shapes[site.label], states.shape)
+        region = self.attributions.region(site.label, None, self.p, "high")
         factor = site.keep(self.q).to(site.dtype) / (1 - self.q + (self.q == 1))
         return states * factor.where(region, 1.0)

@@ -209,9 +209,9 @@ class LearnableBernoulli(LearnedRates):
                 raise
         self._draw = "own"
         estimate = torch.zeros_like(self.logits)
-        first, second = losses
+        gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss, and teaches nothing
         for layer, noise in self._noise.items():
-            estimate[layer] = ((first - second) * noise).to(estimate)
+            estimate[layer] = (gap * noise).to(estimate)
         self._estimate = estimate
 
     @override

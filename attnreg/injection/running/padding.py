@@ -72,6 +72,8 @@ class Padding:
             convention = self._convention(name, mask)
             if convention in ("pairs", "other"):
                 continue
+            if mask.dim() == 3 and shape[0] == mask.shape[0] * mask.shape[1] > mask.shape[0]:
+                mask = mask.flatten(0, 1)  # of choices, each a row
             valid = tokens_in(mask, convention)
             if valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
                 return valid.expand(shape[:2]), False

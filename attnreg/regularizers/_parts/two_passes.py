@@ -30,7 +30,6 @@ class TwoPasses(Regularizer):
         self._masks: bool | None = None  # the present pass; `None` before the first first pass
         self._seed: int | Tensor | None = None  # of the masked pass
         self._labels: list[str] = []  # of the attributed sites
-        self._regions: dict[str, Tensor] = {}  # candidates to drop, by site, if not all are
 
     @property
     @override
@@ -44,7 +43,7 @@ class TwoPasses(Regularizer):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._waits_for, self._masks, self._regions = None, None, {}  # a first pass was of another model
+        self._waits_for, self._masks = None, None  # a first pass was of another model
         self._labels = [site.label for site in sites]
         if self.looks_at_batches:
             self._score.for_model(model)  # raises if it has no such score
@@ -86,7 +85,7 @@ class TwoPasses(Regularizer):
 
     def _forget(self) -> None:
         """End the step, or forget its first pass."""
-        self._waits_for, self._masks, self._regions = None, None if self._masks is None else False, {}
+        self._waits_for, self._masks = None, None if self._masks is None else False
 
     def _is_masked(self) -> bool:
         """Return whether the present forward pass is masked; raise if there has never been a first pass."""
