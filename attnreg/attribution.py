@@ -115,7 +115,8 @@ class Target:
             labels = needed_labels_of(batch, logits)
             return -F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype), reduction="sum").reshape(1)
         if logits.dim() == 2:
-            return logits.gather(-1, classes.reshape(-1, 1)).sum().reshape(1)
+            classes = classes.reshape(-1, 1)
+            return logits.gather(-1, classes.clamp(min=0))[classes != IGNORED].sum().reshape(1)
         flat = logits.flatten(0, -2), classes.reshape(-1)
         return -F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum").reshape(1)
 

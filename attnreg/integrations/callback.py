@@ -98,10 +98,7 @@ class AttnRegCallback(TrainerCallback):
             self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
         if any(isinstance(each, AttnRegCallback) and each is not self for each in callbacks):
-            raise InputError(
-                f"This {name} has an AttnRegCallback already, which steps and saves its regularizer: compose several as "
-                "`a & b`, and pass a handle to one callback or one `RegularizedTrainer` alone."
-            )
+            raise InputError(f"This {name} has another AttnRegCallback: keep one, and compose regularizers as `a & b`.")
         if self in callbacks:  # by `callbacks=[...]`; it must not act twice
             callbacks.remove(self)
         callbacks.insert(0, self)

@@ -137,7 +137,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
     def clear(self) -> None:
         """Forget the attributions, so that the next forward pass is not masked."""
         self.attributions = Attributions()
-        self._forget()
+        self.step()
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
         if self.method == "random":
             self.attributions[site.label] = site.uniform()
         check_shape(site, self.attributions.shapes[site.label], site.shape)
-        # Not kept: gradient checkpointing that saves some operations must find the same ones when it repeats the pass.
+        # Not kept: checkpointing that saves some operations must find the same ones again.
         region = self.attributions.region(site.label, site.valid, self.p, self.region)
         return Mask(scores=site.keep(self.q) | ~region)
 

@@ -208,11 +208,10 @@ class LearnableBernoulli(LearnedRates):
                 self._draw = before
                 raise
         self._draw = "own"
-        estimate = torch.zeros_like(self.logits)
-        gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss, and teaches nothing
+        self._estimate = torch.zeros_like(self.logits)
+        gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss
         for layer, noise in self._noise.items():
-            estimate[layer] = (gap * noise).to(estimate)
-        self._estimate = estimate
+            self._estimate[layer] = (gap * noise).to(self.logits)
 
     @override
     def step(self) -> None:

@@ -50,7 +50,7 @@ class TwoPasses(Regularizer):
 
     def _explain(self, model: nn.Module, batch: Mapping[str, Any], **options: Any) -> Attributions:
         """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are; the next is masked."""
-        self._forget()
+        self.step()
         handle = handle_of(model, self)
         handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
         found = explain(model, batch, handle, self._labels, target=self._score, **options)
@@ -80,11 +80,7 @@ class TwoPasses(Regularizer):
             self._seed = draws.seed if self._masks else None
 
     @override
-    def step(self) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        """End the step, or forget its first pass."""
+    def step(self) -> None:  # also forgets a first pass
         self._waits_for, self._masks = None, None if self._masks is None else False
 
     def _is_masked(self) -> bool:
