@@ -60,6 +60,7 @@ class Target:
         self.kind = kind
         self.shifts_labels: bool | None = None  # unknown before the first output
         self._by_class = False
+        self._virtual = 0  # tokens that peft puts before those of the batch, and that have no labels
 
     def for_model(self, model: nn.Module) -> Target:
         """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
@@ -72,6 +73,7 @@ class Target:
             )
         target = Target(self.kind)
         target._by_class = shifts_labels(model)
+        target._virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
         return target
 
     def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
@@ -81,7 +83,9 @@ class Target:
         if self.shifts_labels is None:
             shifts = _shifts_labels(output, batch)
             self.shifts_labels = self._by_class if shifts is None else shifts
-        return moved_labels(labels) if self.shifts_labels else labels
+        labels = moved_labels(labels) if self.shifts_labels else labels
+        own = labels.dim() == 2 and logits_of(output).shape[:2] == (len(labels), labels.shape[1] + self._virtual)
+        return F.pad(labels, (self._virtual, 0), value=IGNORED) if own else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -94,8 +98,11 @@ class Target:
             numbers, labels = False, labels.argmax(-1)
         if one_number or numbers:  # regression
             return None
-        if self.kind == "label":
-            needed_labels_of(batch, logits)  # raises if there are none
+        gold = self.kind == "label"
+        given = needed_labels_of(batch, logits) if gold else labels
+        if isinstance(given, Tensor) and (gold or logits.dim() == 2) and labels.numel() != logits[..., 0].numel():
+            raise _needs_function(f"Labels {tuple(labels.shape)} are no classes of logits {tuple(logits.shape)}")
+        if gold:
             return labels
         classes = logits.detach().argmax(-1)
         if logits.dim() == 3:
@@ -126,11 +133,14 @@ def logits_of(output: Any) -> Tensor:
     logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
-        raise InputError(
-            f"The model's output, {type(output).__name__}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C): "
-            "pass `target` as a function of the output and the batch that returns the score to explain."
-        )
+        name = type(output).__name__
+        raise _needs_function(f"The model's output, {name}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C)")
     return logits
+
+
+def _needs_function(why: str) -> InputError:
+    does = "pass `target` as a function of the output and the batch that returns the score to explain"
+    return InputError(f"{why}: {does}.")
 
 
 def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
@@ -151,7 +161,8 @@ def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
 
 def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
     """Find the positions without a label or, if no labels are given, the padding."""
-    for name in ("labels", "decoder_attention_mask", "attention_mask"):
+    decodes = any(name.startswith("decoder_input") for name in batch)  # so `attention_mask` is the encoder's
+    for name in ("labels", "decoder_attention_mask", *([] if decodes else ["attention_mask"])):
         tensor = batch.get(name)
         if isinstance(tensor, Tensor) and tensor.shape == logits.shape[:2]:
             return tensor == (IGNORED if name == "labels" else 0)

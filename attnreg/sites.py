@@ -128,6 +128,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         in_kernel: whether the attention kernel can make decisions itself; see :meth:`dropping`.
         device: device of the mask to return.
         dtype: dtype of the attention scores.
+        queries: bool, ``(B, Q)``: the queries of cross-attention that are not padding; ``None`` means all.
 
     Example:
         >>> valid = torch.tensor([True, True, False]).view(1, 1, 1, 3)
@@ -150,6 +151,7 @@ class AttentionSite(SiteInfo, DrawsHere):
     in_kernel: bool = False
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
+    queries: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", self.shape[1])
@@ -159,9 +161,11 @@ class AttentionSite(SiteInfo, DrawsHere):
     @property
     def units(self) -> Tensor | None:
         """Valid positions of real query rows, bool, broadcastable to ``shape``; ``None`` means every position."""
+        rows = None if self.queries is None else self.queries[:, None, :, None]
         if self.valid is None:
-            return None
-        return functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+            return rows
+        found = functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+        return found if rows is None else found & rows
 
     def valid_of(self, queries: Tensor) -> Tensor | None:
         """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""

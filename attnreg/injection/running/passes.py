@@ -289,6 +289,7 @@ class Passes(Repeatable):
             self.changes.check_modules()
             self._check_ran()
         self.provider.step()
+        self.rates.count()
         self._steps += 1
         self.latest.is_open = False
         self._steps_alone += 1

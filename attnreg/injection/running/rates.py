@@ -26,23 +26,30 @@ class DropRates:
     """The share of dropped units per site, by site label ``"<stack>.<layer>"``."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, Tensor] = {}  #: rates of the latest pass, 0-d
-        self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
         self._sums: Sums = {}
+        self._uncounted: dict[str, Tensor] = {}  # the latest, unless they are in the sums
+        self.forget()
 
     def clear(self) -> None:
-        """Add the latest rates to the running means and clear them, as a forward pass begins."""
+        """Forget the latest rates, which count, as a forward pass begins."""
         if not torch.compiler.is_compiling():
-            self._sums = added(self._sums, self.latest)
+            self.count()
         self.forget()
+
+    def count(self) -> None:
+        """Add the latest rates to the running means; of compiled passes, only those that are latest in a step."""
+        self._sums = added(self._sums, self._uncounted)
+        self._uncounted = {}
 
     def forget(self) -> None:
         """Forget the latest rates."""
-        self.latest, self._weights = {}, {}
+        self.latest: dict[str, Tensor] = {}  #: rates of the latest pass, 0-d
+        self._uncounted = self.latest
+        self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
-        return {label: float(total) / count for label, (total, count) in added(self._sums, self.latest).items()}
+        return {label: float(total) / count for label, (total, count) in added(self._sums, self._uncounted).items()}
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""

@@ -1,0 +1,155 @@
+"""Masks, targets and figures where a batch, a checkpoint or a Trainer is unusual."""
+
+import functools
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import attnreg
+from attnreg.attribution import Target
+from attnreg.errors import InputError
+from attnreg.integrations import AttnRegCallback, RegularizedTrainer
+from attnreg.training import FineTuning, adamw
+from tests.cases import SMALL, bert_in_float64
+from tests.test_integrations import Rows, arguments, bert
+
+IDS = torch.randint(1, 9, (3, 8), generator=torch.Generator().manual_seed(0))
+PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default
+
+
+def saving_products(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if op in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_ad_drop_where_checkpoints_save_products():
+    batch = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}  # 8 tokens, as a head has features
+    gradients = []
+    for options in ({}, {"context_fn": functools.partial(create_selective_checkpoint_contexts, saving_products)}):
+        torch.manual_seed(0)
+        model = bert_in_float64(hidden_size=16, num_attention_heads=2, attention_probs_dropout_prob=0.1)
+        provider = attnreg.AttributionProvider(0.5, 0.5)
+        attnreg.attach(model, provider)
+        model.train()
+        for block in model.bert.encoder.layer:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+        torch.manual_seed(1)
+        provider.attribute(model, batch)
+        model(**batch).loss.backward()
+        gradients.append([each.grad for each in model.parameters() if each.grad is not None])
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_batch_without_labels_teaches_learnable_rates_nothing():
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = hf.LlamaForCausalLM(config)
+    provider = attnreg.LearnableBernoulli.for_model(model)
+    optimizer = adamw(model, 1e-3)
+    optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})
+    method = FineTuning(model, optimizer, provider)
+    method.step({"input_ids": IDS, "labels": torch.full_like(IDS, -100)})
+    assert all(bool(each.isfinite().all()) for each in (*model.parameters(), *provider.parameters()))
+    assert method.step({"input_ids": IDS, "labels": IDS}).loss.isfinite()
+
+
+@pytest.mark.parametrize("stacks", [["decoder"], ["cross"]])
+def test_padded_queries_of_a_decoder_count_nowhere(stacks):
+    found = []
+    for padding in (0, 5):
+        torch.manual_seed(0)
+        config = hf.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, dropout_rate=0.0)
+        model = hf.T5ForConditionalGeneration(config)
+        target = torch.nn.functional.pad(IDS[:, :4], (0, padding))
+        mask = (torch.arange(4 + padding) < 4).int().expand(3, -1)
+        batch = {"input_ids": IDS, "decoder_input_ids": target, "decoder_attention_mask": mask}
+        entropy, drop = attnreg.AttentionEntropy(0.1), attnreg.AttributionProvider(0.5, 1.0)
+        with attnreg.attach(model, entropy & drop, stacks=stacks) as handle:
+            model.train()
+            drop.attribute(model, {**batch, "labels": target.masked_fill(mask == 0, -100)})
+            model(**batch, labels=target.masked_fill(mask == 0, -100))
+            found.append(torch.stack([entropy.penalty(), *handle.drop_rate_tensors().values()]))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_choices_of_one_row_have_their_own_lengths():
+    seen = []
+
+    class Lengths(attnreg.HiddenProvider):
+        where = "embeddings"
+
+        def forward(self, site, states):
+            seen.append(site.lengths.tolist())
+
+    model = hf.BertForMultipleChoice(hf.BertConfig(**SMALL))
+    mask = (torch.arange(8) < torch.tensor([[8], [4], [2]])).int()
+    with attnreg.attach(model, Lengths()):
+        model.train()
+        for rows in (1, 2):
+            model(input_ids=IDS.repeat(rows, 1, 1), attention_mask=mask.repeat(rows, 1, 1))
+    assert seen[-2:] == [[8, 4, 2], [8, 4, 2] * 2]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
+def test_prompt_tokens_of_peft_have_no_score():
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    tuned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(hf.LlamaForCausalLM(config), tuned)
+    labels = IDS.masked_fill(torch.arange(8) < 5, -100)
+    output = model(input_ids=IDS, labels=labels)
+    for kind in ("predicted", "label"):
+        classes = Target(kind).for_model(model).classes(output, {"input_ids": IDS, "labels": labels})
+        where = torch.arange(11).expand(3, -1)
+        assert torch.equal(classes != -100, (where >= 7) & (where < 10))  # 3 more, and one earlier
+        if kind == "label":
+            assert torch.equal(classes[:, 7:10], IDS[:, 5:])
+
+
+@pytest.mark.parametrize("kind", ["predicted", "label"])
+def test_labels_of_another_shape_are_no_classes(kind):
+    with pytest.raises(
+        InputError, match=r"Labels \(2, 6\) are no classes of logits \(2, 6\): pass `target` as a function"
+    ):
+        Target(kind).classes(torch.randn(2, 6), {"labels": torch.ones(2, 6, dtype=torch.long)})
+
+
+def test_rows_without_a_gold_label_have_no_score():
+    logits = torch.randn(3, 2)
+    batch = {"labels": torch.tensor([0, -100, 1])}
+    target = Target("label")
+    assert float(target.score(logits, batch, target.classes(logits, batch))) == float(logits[0, 0] + logits[2, 1])
+
+
+def test_the_padding_of_an_encoder_is_not_that_of_its_decoder():
+    batch = {"attention_mask": (torch.arange(8) < 5).int().expand(3, -1), "decoder_input_ids": IDS}
+    assert bool((Target().classes(torch.randn(3, 8, 4), batch) >= 0).all())
+
+
+def test_a_trainer_has_one_callback(tmp_path):
+    model = bert()
+    handle = attnreg.attach(model, attnreg.DropKey(0.1))
+    given = {"model": model, "args": arguments(tmp_path), "train_dataset": Rows()}
+    with pytest.raises(InputError, match="another AttnRegCallback: keep one"):
+        RegularizedTrainer(**given, provider=handle, callbacks=[AttnRegCallback(handle)])
+    trainer = hf.Trainer(**given, callbacks=[AttnRegCallback(handle)])
+    with pytest.raises(InputError, match="another AttnRegCallback: keep one"):
+        AttnRegCallback(handle).add_to(trainer)
+
+
+def test_the_mean_rate_counts_compiled_passes():
+    model = bert_in_float64()
+    with attnreg.attach(model, attnreg.AttentionDropout(0.4)) as handle:
+        model.train()
+        compiled, rates = torch.compile(model, backend="eager"), []
+        for _ in range(3):
+            compiled(input_ids=IDS).logits.sum().backward()
+            rates.append(handle.drop_rate_tensors()["encoder.0"])
+            handle.step()
+        assert len({float(each) for each in rates}) == 3
+        assert abs(handle.rates.mean()["encoder.0"] - float(torch.stack(rates).mean())) < 1e-6
