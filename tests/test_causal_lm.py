@@ -15,7 +15,7 @@ from attnreg.experiments.setup import data_checks
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import agreement, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.kinds.causal_lm import check_conversations
+from attnreg.experiments.tasks.kinds.language import check_conversations
 from attnreg.training.objective import disagreement
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines

@@ -27,8 +27,8 @@ from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.kinds.causal_lm import CausalLM
 from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.kinds.language import CausalLM
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling

@@ -14,9 +14,9 @@ KINDS = {
     "regression": "classification.Regression",
     "tokens": "tokens.Tokens",
     "multiple-choice": "multiple_choice.MultipleChoice",
-    "seq2seq": "seq2seq.Seq2Seq",
-    "masked-lm": "masked_lm.MaskedLM",
-    "causal-lm": "causal_lm.CausalLM",
+    "seq2seq": "language.Seq2Seq",
+    "masked-lm": "language.MaskedLM",
+    "causal-lm": "language.CausalLM",
     "image-classification": "classification.ImageClassification",
     "question-answering": "question_answering.QuestionAnswering",
 }
