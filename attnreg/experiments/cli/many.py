@@ -159,9 +159,8 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.held_out import HeldOut
     from attnreg.experiments.compare.method import typed_words
-    from attnreg.experiments.compare.report.search import write_report
     from attnreg.experiments.compare.search.space import read_space
-    from attnreg.experiments.compare.search.trials import Search
+    from attnreg.experiments.compare.search.trials import Search, write_report
     from attnreg.experiments.results.document import say
 
     own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}

@@ -14,6 +14,7 @@ from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
+from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of
 
 EQUAL_TIME_FROM = 1.1
@@ -102,7 +103,7 @@ class Comparison:
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
         methods = [method for method in self.methods if method.name in names and self.chosen(method) is not None]
-        scores = {method.name: max(trial.mean for trial in self.trials(method)) for method in methods}
+        scores = {method.name: max(rank(trial.mean) for trial in self.trials(method)) for method in methods}
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
     def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:

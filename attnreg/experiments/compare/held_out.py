@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.folder.history import rank
 
 FIRST_SEED = 1000  # of trials, so that none is reported on a seed that chose it
 State = Literal["running", "complete", "failed"]
@@ -41,7 +42,7 @@ def score_cells(scores: Sequence[float]) -> list[str]:
 def best(trials: Sequence[Trial]) -> Trial | None:
     """Return the complete trial with the best mean score, the first of several; ``None`` if none is complete."""
     complete = [trial for trial in trials if trial.state == "complete"]
-    return max(complete, key=lambda trial: trial.mean) if complete else None
+    return max(complete, key=lambda trial: rank(trial.mean)) if complete else None
 
 
 @dataclass(frozen=True)

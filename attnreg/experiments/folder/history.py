@@ -48,7 +48,12 @@ class History:
 
 def best_of(records: Sequence[Record], key: str) -> Record:
     """Return the record with the best score, the earliest one in a tie; a score that is no number is the worst."""
-    return max(records, key=lambda record: -math.inf if math.isnan(record[key]) else record[key])
+    return max(records, key=lambda record: rank(record[key]))
+
+
+def rank(score: float) -> float:
+    """Return what a score is compared by: one that is no number, as a correlation of constants, is the lowest."""
+    return -math.inf if math.isnan(score) else score
 
 
 def training_losses(lines: Sequence[Record], evaluations: Sequence[Record]) -> list[float | None]:

@@ -149,6 +149,7 @@ class _Loop:
         run, history = self.run, self.history
         for name, network in self.method.networks.items():
             metrics = evaluate_all(network, run.evaluated, run.kind, run.accelerator)
+            self.telemetry.check_losses({k: v for k, v in metrics.items() if k.endswith("loss")}, history.step)
             record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
             if self.method.provider is not None:
                 record["drop_rate"] = drop_rates

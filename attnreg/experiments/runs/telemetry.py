@@ -73,12 +73,16 @@ class Telemetry:
     def check(self, step: int, networks: Iterable[nn.Module] = ()) -> None:
         """Raise if a loss since the last line, or now a parameter of a network, is not finite."""
         for number, losses in self._steps:
-            for name, value in losses.items():
-                if not isfinite(value):
-                    raise self._diverged(f"the {name.replace('_', ' ')} is {float(value)}", number)
+            self.check_losses(losses, number)
         for name, weight in (pair for network in networks for pair in network.named_parameters()):
             if not bool(weight.detach().isfinite().all()):
                 raise self._diverged(f"parameter {name} is not finite", step)
+
+    def check_losses(self, losses: Mapping[str, float | Tensor], step: int) -> None:
+        """Raise if a loss of a step, or of an evaluation after it, is not finite."""
+        for name, value in losses.items():
+            if not isfinite(value):
+                raise self._diverged(f"the {name.replace('_', ' ')} is {float(value)}", step)
 
     def _diverged(self, what: str, step: int) -> StoppedError:
         advice = "Start again with a lower --learning-rate."

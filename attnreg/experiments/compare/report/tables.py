@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
+
+import numpy as np
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
@@ -22,7 +24,7 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     rows = []
     for name, values in known:
         mean, each = score_cells(values)
-        deviation = f"{stdev(values):.4f}" if len(values) > 1 else "1 seed"
+        deviation = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "1 seed"  # `stdev` takes no nan
         rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {groups[0].runs[0].seed}": each})
     return Table.of(rows, texts=(0, 3))
 
