@@ -32,6 +32,8 @@ from attnreg.outputs import (
 )
 from attnreg.sites import SiteInfo
 
+_AS_FUNCTION = "pass `target` as a function of the output and the batch that returns the score to explain."
+
 
 class Target:
     r"""The score s to explain, chosen by the shape of the logits.
@@ -101,7 +103,8 @@ class Target:
         gold = self.kind == "label"
         given = needed_labels_of(batch, logits) if gold else labels
         if isinstance(given, Tensor) and (gold or logits.dim() == 2) and labels.numel() != logits[..., 0].numel():
-            raise _needs_function(f"Labels {tuple(labels.shape)} are no classes of logits {tuple(logits.shape)}")
+            shapes = f"Labels {tuple(labels.shape)} are no classes of logits {tuple(logits.shape)}"
+            raise InputError(f"{shapes}: {_AS_FUNCTION}")
         if gold:
             return labels
         classes = logits.detach().argmax(-1)
@@ -134,13 +137,9 @@ def logits_of(output: Any) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
         name = type(output).__name__
-        raise _needs_function(f"The model's output, {name}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C)")
+        text = f"The model's output, {name}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C)"
+        raise InputError(f"{text}: {_AS_FUNCTION}")
     return logits
-
-
-def _needs_function(why: str) -> InputError:
-    does = "pass `target` as a function of the output and the batch that returns the score to explain"
-    return InputError(f"{why}: {does}.")
 
 
 def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:

@@ -1,8 +1,10 @@
 """The report of a comparison: its figures, its search, its names, and what it says of nothing learned and of missing runs."""
 
 import json
+import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from attnreg.errors import UsageError
 from attnreg.experiments.compare import launch
+from attnreg.experiments.compare.held_out import Trial, best
+from attnreg.experiments.compare.report import tables
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
@@ -205,6 +209,42 @@ def test_what_several_methods_could_have_shown_is_before_correction(tmp_path):
     with comparison.begun():
         printed, *_ = write_report(written(comparison, lambda run: 0.7 + len(run.method.text) * run.seed / 1000))
     assert re.search(r"for ad-drop, sam; 3 seeds detect one of 0\.\d+, before correction\.$", printed), printed
+
+
+def test_the_same_difference_with_every_seed_is_told(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=3)
+    with comparison.begun():
+        scores = {"finetune": 0.55, "ad-drop": 0.65}
+        printed, *_ = write_report(written(comparison, lambda run: scores[run.method.text] + run.seed / 64))
+    assert printed.endswith(
+        "ad-drop differs by +0.1000 from finetune with every seed; a t-test needs differences that vary."
+    )
+
+
+def test_a_score_that_is_no_number_has_no_deviation():
+    runs = [SimpleNamespace(seed=0)]
+    known = [SimpleNamespace(name="a", scores=[0.5, each], trivial=None, runs=runs) for each in (0.7, math.nan)]
+    assert [row[1:3] for row in tables.scores(known, known[0]).rows] == [["0.6000", "0.1414"], ["nan", "nan"]]
+
+
+@pytest.mark.parametrize("scores", [(math.nan, 0.4, 0.3), (0.3, math.nan, 0.4)])
+def test_a_search_ranks_a_score_that_is_no_number_last(scores):
+    trials = [Trial(number, None, [score], "complete") for number, score in enumerate(scores)]
+    assert best(trials).mean == 0.4
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("Warning: tiny.\n", "no output of an error: it was stopped"),
+        ("Traceback (most recent call last):\nOSError: no\n", "OSError: no"),
+    ],
+)
+def test_why_a_run_has_no_result(tmp_path, log, reason):
+    (run,) = comparison_of(tmp_path, "finetune", seeds=1).runs()
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    run.log.write_text(log)
+    assert run.failure == reason
 
 
 def unfinished(tmp_path):

@@ -13,7 +13,7 @@ import attnreg
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.tasks import built_in, get_task, load_data
 from tests.cases import tiny_bert
-from tests.commands import invoke, ran, read_lines
+from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.method_cases import same
 from tests.recipe_cases import RECIPES, WITH_PROVIDER, recipes
 
@@ -126,6 +126,21 @@ def test_stopped_between_an_evaluation_and_its_checkpoint(finished, cli, tmp_pat
     assert cli(*args, "--resume").exit_code == 0
     for name in ("metrics.jsonl", "telemetry.jsonl"):
         assert read_lines(tmp_path / "out" / name) == read_lines(finished[0] / "finetune" / name)
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_stopped_before_its_first_checkpoint_it_starts_over(finished, cli, tmp_path, more):
+    whole, out = finished[0] / "finetune", tmp_path / "out"
+    out.mkdir()
+    shutil.copy(whole / "config.json", out)
+    lines = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines if more else lines[:1]))
+    result = cli("recipe", "finetune", *SMALL, "--output-dir", "out", "--save-steps", 16, "--resume")
+    if more:  # somebody has removed the checkpoints
+        assert_sentence(result, 1, "No checkpoint in out/checkpoints, although the run has evaluations")
+    else:
+        ran(result)
+        assert read_lines(out / "metrics.jsonl") == read_lines(whole / "metrics.jsonl")
 
 
 def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, tmp_path):

@@ -10,6 +10,7 @@ import sys
 import optuna
 import pytest
 
+from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.search import trials
@@ -346,3 +347,9 @@ def test_values_of_a_space_and_options_as_typed():
     assert as_typed("words", ["a", "b c"]) == "a 'b c'"
     assert [as_typed("--plot/--no-plot", value) for value in (True, False, None)] == ["--plot", "--no-plot", ""]
     assert as_typed("--resume", False) == ""
+
+
+@pytest.mark.parametrize("unused", ["layers: [first]", "most: 2"])
+def test_what_a_space_without_providers_does_not_use_is_refused(unused):
+    with pytest.raises(InputError, match=f"`{unused[:4]}.*` of the search space is of `providers`, which it lacks"):
+        read_space(f"{unused}\noptions: {{epochs: 1..2}}")

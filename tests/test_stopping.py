@@ -349,3 +349,14 @@ def test_two_processes_stop_at_the_same_epoch(warm, tmp_path):
     records = read_lines(tmp_path / "out2" / "metrics.jsonl")
     end, best = expected_end([record["stopping_accuracy"] for record in records] + [0] * 8, 2)
     assert (two["last_epoch"], two["returned_epoch"]) == (end, best)
+
+
+def test_an_evaluation_that_is_not_finite_stops_the_run(cli, monkeypatch):
+    from attnreg.experiments.runs import loop
+
+    found, losses = loop.evaluate_all, iter([0.5, math.nan])
+    monkeypatch.setattr(loop, "evaluate_all", lambda *args: {**found(*args), "loss": next(losses)})
+    says = (
+        r"Training diverged: the loss is nan at step 8\..* The last good checkpoint \(step 4\) is in out/checkpoints\."
+    )
+    assert_stopped(cli("recipe", "finetune", *SMALL), 1, says)

@@ -271,6 +271,14 @@ def test_small_changes_sizes_and_leaves_the_file_alone():
     assert change(CONTENT, {}, small=False) == (CONTENT, [])
 
 
+@pytest.mark.parametrize(("given", "left_out"), [("shots", "train_size"), ("folds", "validation_rows")])
+def test_small_does_not_add_what_clashes(given, left_out):
+    plain, _ = change(CONTENT, {}, small=True)
+    whole, _ = change({**CONTENT, "options": {given: 4}}, {}, small=True)
+    assert left_out in plain["options"]
+    assert left_out not in whole["options"]
+
+
 def test_a_task_is_chosen_or_replaces_all():
     for task, names in (("cola", ["cola-a", "cola-b"]), ("cola-b", ["cola-b"]), ("agreement", [None])):
         whole, _ = change(CONTENT, {"task": task}, small=False)

@@ -9,6 +9,7 @@ import click
 import yaml
 
 import attnreg
+from attnreg._files import write_text
 from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
@@ -85,5 +86,5 @@ def copy(name: str, file: Path) -> None:
         raise UsageError(f"Expected FILE to end in .py, got {file}.")
     if file.exists():
         raise UsageError(f"{file} is there already: choose another FILE, or remove it.")
-    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    write_text(file, source.read_text(encoding="utf-8"))
     click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")

@@ -62,11 +62,12 @@ class PlannedRun:
 
     @property
     def failure(self) -> str | None:
-        """Why the run has ended without a result: the last line of its log; ``None`` if it has not failed."""
+        """Why the run has ended without a result, by the end of its log; ``None`` if it has not failed."""
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1] or ["no output"]
-        return next((line for line in lines if line.startswith("Error: ")), lines[0])
+        text = self.log.read_text(encoding="utf-8", errors="replace").strip()
+        last = text.splitlines()[-1] if "Traceback" in text else "no output of an error: it was stopped"
+        return next((line for line in text.splitlines()[::-1] if line.startswith("Error: ")), last)
 
     @property
     def result(self) -> dict[str, Any]:

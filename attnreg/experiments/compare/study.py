@@ -125,8 +125,10 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         whole["methods"] = [*texts_of(whole.get("methods")), *added]
     shown = [_shown(name, value) for name, value in options.items()]
     if small:
-        folded = any(each.get("folds") for each in (whole.get("options") or {}, *(whole.get("tasks") or [])))
-        few = {name: value for name, value in _SMALL.items() if name != "validation_rows" or not folded}
+        wholes = (whole.get("options") or {}, *(whole.get("tasks") or []))
+        given = {name for each in wholes for name, value in each.items() if value}
+        instead = {"validation_rows": "folds", "train_size": "shots"}  # of which one is given
+        few = {name: value for name, value in _SMALL.items() if instead.get(name) not in given}
         values = ", ".join(_shown(name, value) for name, value in few.items())
         notes.append(
             f"Small scale, which shows that the study runs and nothing else: one seed, {values}, and of the values in "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -98,8 +99,18 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether the folder holds a checkpoint or an evaluation, which starting over would lose."""
+        return RunReader(self.path).resumable or bool(self._evaluated)
+
+    @property
+    def without_checkpoint_yet(self) -> bool:
+        """Whether no checkpoint is lost: the run was stopped before one could follow its first evaluation."""
+        lost = (self.path / "predictions.jsonl").is_file() or len({*re.findall(r'"step": \d+', self._evaluated)}) > 1
+        return not lost and not RunReader(self.path).resumable
+
+    @property
+    def _evaluated(self) -> str:
         metrics = self.path / "metrics.jsonl"
-        return RunReader(self.path).resumable or (metrics.is_file() and metrics.stat().st_size > 0)
+        return metrics.read_text(encoding="utf-8", errors="replace") if metrics.is_file() else ""
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
         """Write ``name.json`` atomically."""

@@ -70,7 +70,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             run.folder.check(run.settings)  # again: another process may have written since the first check
             recover_states(run.folder.checkpoints)
         run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
-        if run.settings.resume and run.folder.begun:
+        if run.settings.resume and not run.folder.without_checkpoint_yet:
             loop.restore()
         else:
             run.folder.create(run.settings, run.parameters, run.kind.max_length)

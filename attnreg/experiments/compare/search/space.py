@@ -153,6 +153,8 @@ def read_space(text: str | None) -> Space:
     options, given = (mapping(content.get(key), f"`{key}` of the search space") for key in ("options", "providers"))
     if not options and not given:
         raise InputError("The search space is empty: give `options`, `providers`, or both.")
+    if not given and (unused := sorted({"layers", "most"} & content.keys())):
+        raise InputError(f"`{unused[0]}` of the search space is of `providers`, which it lacks: remove it.")
     providers: dict[str, dict[str, Values]] = {}
     for name, arguments in given.items():
         of_provider = mapping(arguments, f"{name} in the search space")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 KINDS = {
     "classification": "classification.Classification",
     "regression": "classification.Regression",
-    "tokens": "tokens.Tokens",
+    "tokens": "classification.Tokens",
     "multiple-choice": "multiple_choice.MultipleChoice",
     "seq2seq": "language.Seq2Seq",
     "masked-lm": "language.MaskedLM",
