@@ -53,7 +53,7 @@ BAD = [
     bad("recipe", "finetune", "--max-length", 65, says="Expected --max-length of at most 64"),
     bad("recipe", "finetune", "--resume", says="No run to resume in .*\\. Start it without --resume"),
     bad("ad-drop", "--epochs", 1, code=2, says="No such command 'ad-drop'. To run the recipe: attnreg recipe ad-drop$"),
-    bad("copy", "finetune", "/proc/x.py", says="Cannot read or write a file: .*/proc/x.py"),
+    bad("copy", "finetune", "/proc/x.py", says="Cannot read or write a file: .*/proc/.*x.py"),
     bad("recipe", "finetune", "--epochs", 10**26, code=2, says="--epochs.*is not in the range 1<=x<=100000"),
     bad("recipe", "finetune", "--learning-rate", "nan", code=2, says="Expected a finite number for --learning-rate, got nan"),
     bad("recipe", "finetune", "--batch-size", 10**26, code=2, says="Expected at most 2147483647 for --batch-size"),

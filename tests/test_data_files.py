@@ -122,10 +122,36 @@ def test_what_cannot_be_read_is_named(tmp_path, capfd, name, content, says):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("words", "classes"), [("true false half", "False True half"), ("+1 -1 1", "-1 1 +1")])
+def test_a_split_with_fewer_labels_has_the_same_classes(tmp_path, words, classes):
+    for name, some in (("train", words.split()), ("validation", words.split()[:2])):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"a {each},{each}\n" for each in some))
+    task, splits = load_data(choose_task("custom", text_columns="text"), tmp_path)
+    assert task.labels == tuple(classes.split())
+    assert splits["validation"]["label"][:] == words.split()[:2]
+
+
+def test_labels_with_an_exponent_do_not_become_others(tmp_path):
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.csv").write_text("text,label\na,1E2\nb,100\nc,7\n")
+    with pytest.raises(InputError, match=r"Expected .*7.*100.*, got '1E2' in row 1 of split train"):
+        load_data(choose_task("custom", text_columns="text"), tmp_path)
+
+
+def test_numbers_do_not_take_the_names_of_another_split(tmp_path):
+    (tmp_path / "train.jsonl").write_text("".join(f'{{"text": "a {n}", "label": {n}}}\n' for n in (0, 1, 2)))
+    named = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["pos", "neu", "neg"])}
+    )
+    datasets.Dataset.from_dict({"text": ["a"], "label": [1]}, named).save_to_disk(tmp_path / "validation")
+    with pytest.raises(InputError, match=r"Label '0' in column label of split train of .* is none of the classes"):
+        load_data(choose_task("custom", text_columns="text"), tmp_path)
+
+
 def test_numbers_that_floats_do_not_tell_apart_are_names(tmp_path):
     ids = ["12345678901234567890", "12345678901234567891", "3"]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a,{each}\n" for each in ids))
-    assert read_files([tmp_path / "train.csv"], ["text"], "label")["label"][:] == ids
+    assert read_files([tmp_path / "train.csv"], ["text", "label"])["label"][:] == ids
 
 
 def test_a_flipped_bit_in_a_packed_file(tmp_path):
@@ -226,7 +252,8 @@ def test_files_as_they_lie(tmp_path, layout):
     for name in LAYOUTS[layout]:
         made.write_rows(tmp_path / name, rows(3 if "train" in name.lower() else 2))
     assert sizes(tmp_path) == {"train": 6, "validation": 2}
-    assert load_data(get_task("cola"), tmp_path)[1]["train"]["label"][:] == [0, 1, 0, 0, 1, 0]
+    labels = load_data(get_task("cola"), tmp_path)[1]["train"]["label"][:]
+    assert list(map(int, labels)) == [0, 1, 0, 0, 1, 0]
 
 
 def test_glues_own_names_of_the_splits_of_mnli(tmp_path):

@@ -174,3 +174,17 @@ def test_a_seeded_model_repeats_what_it_drops():
         assert torch.equal(model(**inputs).logits, whole)
     with handle.replay(handle.seed, torch.tensor([1, 2])), pytest.raises(ValueError, match="replay the whole batch"):
         model(**{name: value[1:] for name, value in inputs.items()})
+
+
+@torch.no_grad()
+def test_an_adapter_that_is_activated_later_is_dropped_from():
+    model = adapted()
+    model.add_adapter("other", peft.LoraConfig(r=4, target_modules=["query"], init_lora_weights=False))
+    model.double().train()
+    LoRADropout(model, 0.5)
+    x = torch.randn(1, 2, 16, dtype=torch.float64)
+    for active, still in (("default", "other"), ("other", "default")):
+        model.set_adapter(active)
+        layers = {name: model.get_submodule(QUERY).lora_A[name] for name in (active, still)}
+        assert not torch.equal(layers[active](x), layers[active](x))
+        assert torch.equal(layers[still](x), layers[still](x))

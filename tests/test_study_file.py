@@ -359,3 +359,11 @@ def test_others_are_compared_with_the_best_rung(tmp_path):
     interval = f"[{gaps.mean() - half:+.4f}, {gaps.mean() + half:+.4f}]"
     assert [*row.values()][:6] == ["agreement", "new", "high", "1.00", f"{gaps.mean():+.4f}", interval]
     assert float(row["p"]) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, abs=1e-4)
+
+
+def test_data_to_score_on_that_is_not_there_is_told_before_any_run(cli, tmp_path):
+    content = {"methods": ["finetune"], "tasks": [{"epochs": 1}], "score_on": [{"name": "far", "data_dir": "nowhere"}]}
+    (tmp_path / "s.yaml").write_text(json.dumps(content))
+    result = cli("compare", "--study", "s.yaml", "--output-dir", "out")
+    assert_sentence(result, 1, "Expected data to score far on in nowhere: there is nothing")
+    assert not (tmp_path / "out").exists()

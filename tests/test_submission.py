@@ -103,7 +103,7 @@ def test_new_rows_without_labels_are_predicted(cli, home):
     assert [*found["prediction"]] == [each["label"] for each in predict(texts)]
     made.write_rows(home / "numbers.csv", [{"text": text, "label": 1} for text in texts])
     numbers = ["evaluate", "out", "--data-dir", "numbers.csv", "--device", "cpu"]
-    says = "Expected labels bad, good .give the class of another one by --class LABEL=CLASS.*, got 1 in row 1"
+    says = "Expected labels bad, good .give the class of another one by --class LABEL=CLASS.*, got '1' in row 1"
     assert_sentence(cli(*numbers), 1, says)
     ran(cli(*numbers, "--class", "1=good"))
     assert_sentence(cli(*new), 1, "Missing columns .*: label.* To predict rows without labels, add --predict FILE.csv.")

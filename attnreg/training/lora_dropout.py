@@ -26,7 +26,8 @@ class LoRADropout:
     The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
     adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
 
-    The adapters are those of peft in linear layers, quantized or not. Parameters and ``state_dict`` keys do not change.
+    The adapters are those of peft in linear layers, quantized or not; one is dropped from while it trains, so that
+    ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change.
 
     Args:
         model: a model of peft, or any that holds its LoRA layers.
@@ -55,7 +56,7 @@ class LoRADropout:
         self.p, self.ranks = p, ranks
         #: The matrices A and B of each adapter, by its name.
         self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
-        if not self.adapters:
+        if not any(a.weight.requires_grad for a, _ in self.adapters.values()):
             raise InputError(f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model`.")
         for side in (0, 1):
             check_free({name: pair[side] for name, pair in self.adapters.items()}, "LoRADropout")
@@ -95,17 +96,18 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linea
         if len(getattr(layer, "lora_embedding_A", ())):
             raise _other(name, "an adapter of embeddings")
         for adapter, a in held.items():
-            b = layer.lora_B[adapter]
-            if not (a.weight if isinstance(a, nn.Module) else a).requires_grad:
-                continue
+            b, what = layer.lora_B[adapter], ""
             # Of the layers of peft, those named so run A and B as modules, each once in a pass.
             if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:
-                raise _other(name, f"an adapter of {type(layer).__name__}")
-            if adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
-                raise _other(name, "a variant of LoRA, such as DoRA")
-            if layer.merged:
-                raise _other(name, "merged into the weights")
-            yield f"{name}.{adapter}", (a, b)
+                what = f"an adapter of {type(layer).__name__}"
+            elif adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
+                what = "a variant of LoRA, such as DoRA"
+            elif layer.merged:
+                what = "merged into the weights"
+            if what and (a.weight if isinstance(a, nn.Module) else a).requires_grad:
+                raise _other(name, what)
+            elif not what and isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
+                yield f"{name}.{adapter}", (a, b)
 
 
 def _other(name: str, what: str) -> InputError:
@@ -115,7 +117,7 @@ def _other(name: str, what: str) -> InputError:
 def _dropped(layer: nn.Linear, *, rows: float, columns: float) -> Tensor:
     weight: Tensor = layer.weight
     for dim, p in enumerate((rows, columns)):
-        if p:
+        if p and layer.weight.requires_grad:  # another adapter may train
             # From torch's global generator, because gradient checkpointing replays it.
             keep = torch.rand(weight.shape[dim], device=weight.device) >= p
             weight = weight * (keep.to(weight.dtype) / (1 - p)).unsqueeze(1 - dim)

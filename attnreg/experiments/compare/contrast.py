@@ -96,8 +96,8 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
     if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.holds):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
     alike = [each for each in found if math.isnan(each.difference.p) and each.difference.mean]
-    always = f"from {baseline} with every seed; a t-test needs differences that vary"
-    said += [f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}." for each in alike]
+    always = f"from {baseline} with every seed; a t-test needs differences that vary."
+    said += [f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}" for each in alike]
     if rest := [each for each in found if each not in hold and each not in alike]:
         names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
         known = [(each.detectable, len(each.gaps)) for each in rest if each.detectable is not None]

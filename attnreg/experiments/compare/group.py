@@ -106,6 +106,11 @@ class Group:
         return None if held is None else f"{held} rows held out of train, drawn by the seed"
 
     @property
+    def where(self) -> str:
+        """The name of the rows that the runs are scored on."""
+        return "dev" if self.own_rows is None else "held-out"
+
+    @property
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
         return self.metric in CONFUSION and self.has_classes and self.own_rows is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -32,6 +33,9 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             final = comparison.final_runs(comparison.baseline.variants[0])
             for run in [*final[:1], *[run for run in comparison.runs() if run.role == "search"][:1]]:
                 run.check_data()
+    for scoring in chain.from_iterable(study.score_on.values()):
+        if scoring.data_dir is not None and not Path(scoring.data_dir).exists():
+            raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")
     for name, comparison in study.comparisons.items():
         if of_file:
             console.rule(name)

@@ -125,8 +125,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         whole["methods"] = [*texts_of(whole.get("methods")), *added]
     shown = [_shown(name, value) for name, value in options.items()]
     if small:
-        wholes = (whole.get("options") or {}, *(whole.get("tasks") or []))
-        given = {name for each in wholes for name, value in each.items() if value}
+        given = {n for each in (whole.get("options") or {}, *(whole.get("tasks") or [])) for n, v in each.items() if v}
         instead = {"validation_rows": "folds", "train_size": "shots"}  # of which one is given
         few = {name: value for name, value in _SMALL.items() if instead.get(name) not in given}
         values = ", ".join(_shown(name, value) for name, value in few.items())

@@ -79,9 +79,7 @@ class Classes:
         if not isinstance(value, (str, int, float)):
             return None
         label = plain_label(value)
-        if isinstance(label, str) and label not in self._known:
-            label = _integer(label.removesuffix(".0"))
-        return self._known.get(label)
+        return self._known.get(_integer(label) if isinstance(label, str) and label not in self._known else label)
 
     def __str__(self) -> str:
         if not self._numbered:
@@ -90,20 +88,25 @@ class Classes:
 
 
 def plain_label(value: Any) -> Any:
-    """Normalize a label: ``True`` becomes ``"True"``, and ``2.0`` becomes ``2``."""
-    if isinstance(value, bool):
-        return str(value)
+    """Normalize a label: ``True`` and ``"true"`` become ``"True"``, ``2.0`` and ``"2.0"`` become ``2``."""
+    if isinstance(value, bool) or value in ("true", "false"):
+        return str(value).capitalize()
+    if isinstance(value, str) and value.endswith(".0") and (whole := _integer(value[:-2])) is not None:
+        return whole
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def names_of(values: Iterable[Any]) -> list[str]:
-    """Return the class names of labels: integers (also as text) first, then words, each sorted; an empty text is none.
+    """Return the class names of labels: integers (also as text) first, then words, each sorted.
+
+    An empty text, and a number with a decimal point or an exponent, is none.
 
     Example:
         >>> names_of([10, 2, "2", "", "b", "a"])
         ['2', '10', 'a', 'b']
     """
     found = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
+    found -= {each for each in found if number_of(each) is not None and not str(each).lstrip("+-").isdecimal()}
     words = {value for value in found if isinstance(value, str) and _integer(value) is None}
     integers = {int(value) for value in found - words if not isinstance(value, float)}
     return [*map(str, sorted(integers)), *sorted(words)]

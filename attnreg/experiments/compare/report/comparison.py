@@ -17,7 +17,7 @@ from attnreg.experiments.results.document import Block, Code, Contents, Heading,
 from attnreg.experiments.results.report import COLLAPSED, rounds_played
 
 _COST = (
-    "Values are means over seeds; ratios are relative to the baseline. Time is training time, without evaluation, "
+    "Values are means over seeds; ratios are relative to {}. Time is training time, without evaluation, "
     "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward and "
     "backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the time. "
     "Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps "
@@ -26,17 +26,17 @@ _COST = (
 
 _DIFFERENCES = (
     "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p come from "
-    "Student's paired t-test: they show what other seeds would change on the same dev rows. An interval over dev rows "
+    "Student's paired t-test: they show what other seeds would change {}. An interval over dev rows "
     "(a percentile bootstrap with 2000 resamples, if all seeds share these rows and a confusion matrix gives the "
     "metric) shows what other rows would change for the same networks. p (Holm) is corrected for the number of methods "
     "in this table; intervals are not. Detectable is the true difference that a test over these seeds would find with "
     "a probability of 0.8, as far as these differences vary."
 )
 _FIT = (
-    "Train is the score on {} of the training rows. The calibration error is the expected calibration error on dev, "
-    "with 15 bins. Forgetting is the loss per token on the text of --score-on, after training minus before. Of the "
-    "training rows with a wrong label, drawn by the seed, memorized is the share that the network gives this label, "
-    "recovered the share that it gives the true one."
+    "Train is the score on {} of the training rows. The calibration error is the expected calibration error on {} "
+    "rows, with 15 bins. Forgetting is the loss per token on the text of --score-on, after training minus before. Of "
+    "the training rows with a wrong label, drawn by the seed, memorized is the share that the network gives this "
+    "label, recovered the share that it gives the true one."
 )
 
 
@@ -65,7 +65,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     shown = [tables.differences(compared, baseline)] if compared else []
     collapsed, rates = [group for group in groups if group.collapsed], figures.drop_rates(groups, folder)
     blocks: list[Block] = [
-        Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on dev"),
+        Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on {baseline.where} rows"),
         *map(Paragraph, (*opening, *comparison.missing())),
         Code(_command(comparison)),
         *map(Paragraph, _setting(comparison, groups, baseline)),
@@ -80,10 +80,10 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *([Heading("Drop rates"), *rates] if rates else ()),
         Heading("Fit"),
         tables.fit(groups),
-        Paragraph(_FIT.format(baseline.first["train_rows_scored"])),
+        Paragraph(_FIT.format(baseline.first["train_rows_scored"], baseline.where)),
         Heading("Cost"),
         tables.cost(groups, baseline),
-        Paragraph(_COST),
+        Paragraph(_COST.format(baseline.name)),
         *(_same_time(baseline, equal) if plain else ()),
         Heading("Options"),
         tables.options(comparison, groups),
@@ -104,7 +104,10 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
         "the interval does not include 0.",
     )
     yield table
-    yield Paragraph(_DIFFERENCES)
+    same = "on the same dev rows"
+    if baseline.own_rows is not None:
+        same = "with their own rows; those of --folds share training rows, so p may be too low and intervals too narrow"
+    yield Paragraph(_DIFFERENCES.format(same))
 
 
 def _same_time(baseline: Group, equal: Sequence[Contrast]) -> Iterator[Block]:
@@ -135,14 +138,12 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
         shown[name] = f"{name.replace('_', ' ')} {baseline.config(name) or 'of the task'}"
     shown["mixed_precision"] = baseline.config("mixed_precision") or "float32"
     common = "; ".join(str(text) for name, text in shown.items() if name not in different)
-    stops = any(group.config("stop_on") is not None for group in groups)
-    when = "at the end of training" if stops else "after the last epoch"
+    last = all(group.config("stop_on") is None for group in groups)
     scored = "dev" if baseline.own_rows is None else f"{baseline.own_rows}, instead of dev,"
-    yield (
-        f"{_count(len(baseline.runs), 'seed')}; {baseline.first['rows']} training rows, "
-        f"{len(baseline.records[0])} dev rows; {common}. Each method is scored on {scored} {when}, with the network "
-        "that it returns."
-    )
+    when = "after the last epoch" if last else "at the end of training"
+    scores = f"Each method is scored on {scored} {when}, with the network that it returns."
+    rows = f"{baseline.first['rows']} training rows, {len(baseline.records[0])} {baseline.where} rows"
+    yield f"{_count(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
     if "label_noise" not in different and (noise := baseline.config("label_noise")):
         yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
     if different:

@@ -62,7 +62,7 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
             axes.plot(mean, row + 0.25, "|", color=style.color, ms=14, mew=2.2)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.45, -0.55)
-        axes.set_xlabel(f"{baseline.metric.replace('_', ' ')} on dev")
+        axes.set_xlabel(f"{baseline.metric.replace('_', ' ')} on {baseline.where} rows")
     caption = "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
     return Picture(path, caption)
 

@@ -198,7 +198,7 @@ def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:
         for name, group in methods.items():
             for run in group.runs:
                 row, environment = {"task": task, "method": name, "seed": run.seed}, run.result["environment"]
-                yield {**row, "scored_on": "dev", "metric": group.metric, "score": run.score, **environment}
+                yield {**row, "scored_on": group.where, "metric": group.metric, "score": run.score, **environment}
                 for scoring in study.score_on.get(task, ()):
                     for metric, value in (scoring.of(run) or {}).items():
                         yield {**row, "scored_on": scoring.name, "metric": metric, "score": value, **environment}

@@ -49,8 +49,9 @@ def fit(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         train, dev = (group.mean(split, group.metric) for split in ("train", "dev"))
-        row = {"method": group.name, "train": f"{train:.4f}", "dev": f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
-        row |= {f"{split} loss": f"{group.mean(split, 'loss'):.3f}" for split in ("train", "dev")}
+        row = {"method": group.name, "train": f"{train:.4f}", group.where: f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
+        both = zip(("train", "dev"), ("train", group.where), strict=True)
+        row |= {f"{name} loss": f"{group.mean(split, 'loss'):.3f}" for split, name in both}
         errors = [result["dev"]["calibration_error"] for result in group.results]
         row["calibration error"] = "none" if None in errors else f"{fmean(errors):.3f}"
         if group.first.get("other_text"):

@@ -57,7 +57,6 @@ class Kind(ABC):
     #: whether the label of a row is one number that is no class, so that a prediction is not right or wrong
     one_number_per_row: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True  #: whether the data has a label column
-    has_text_labels: ClassVar[bool] = False  #: whether labels stay text in files, even if they look like numbers
     reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
@@ -91,7 +90,13 @@ class Kind(ABC):
         label = self.task.label
         if self.task.labels or not self.has_classes:
             return self.task.labels
-        known = next((names for rows in splits.values() if (names := class_names(rows, label))), None)
+        known = next((names for rows in splits.values() if (names := class_names(rows, label))), [])
+        bare = [splits["train"]] if known and "train" in splits and class_names(splits["train"], label) is None else []
+        if strange := [each for rows in bare for each in names_of(self.labels_in(rows)) if each not in known]:
+            raise InputError(
+                f"Label {strange[0]!r} in column {label} of split train of {where} is none of the classes that another "
+                f"split declares, {listed(known, 20)}: give train their names."
+            )
         labels = known or names_of(each for rows in splits.values() for each in self.labels_in(rows))
         if len(labels) < 2:
             found = ", ".join(labels) or "none: numbers are of --kind regression, and lists of labels of --kind tokens"
@@ -148,6 +153,8 @@ class Kind(ABC):
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
         encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
+        if not all(encoded["input_ids"]):
+            raise InputError("A row has no token: its text is empty, and the tokenizer adds none. Remove such rows.")
         return {**encoded, "labels": gold, REFERENCE: gold}
 
     def to_score(self, encoded: Dataset) -> Dataset:

@@ -41,7 +41,6 @@ class CausalLM(Kind):
     usual_columns = ("prompt",)
     usual_label = "completion"
     needs_labels = False
-    has_text_labels = True
     scored_train_rows = 100  # generation is slow
     learns_from = "a token to predict within --max-length"
     tokenizer_needs = (
@@ -358,7 +357,6 @@ class Seq2Seq(Kind):
     collator = "DataCollatorForSeq2Seq"
     metrics = ("bleu",)
     most_columns = 1
-    has_text_labels = True
     scored_train_rows = 100  # generation is slow
     generates = True
 

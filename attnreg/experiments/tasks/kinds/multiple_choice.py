@@ -36,7 +36,6 @@ class MultipleChoice(Classification):
     metrics = ("accuracy",)
     needs_choices = True
     has_classes = False
-    has_text_labels = True  # letters, or texts of choices
     config: ClassVar[Mapping[str, Any]] = {}
 
     @override

@@ -176,8 +176,7 @@ def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
 def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:
     if not isinstance(rows, list):
         return rows
-    label = [task.label] if kind_class(task.kind).has_text_labels else []
-    return read_files(parts_of(name, rows), [*task.columns, *task.choices, *label], task.label)
+    return read_files(parts_of(name, rows), [*task.columns, *task.choices, task.label])
 
 
 def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
@@ -207,7 +206,7 @@ def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
     if not len(rows):
         return True  # an empty split must reach the check that rejects it
     there = top_column(task.label, rows.column_names) in rows.column_names
-    return there and any(label not in (-1, None, "") for label in column_of(rows, task.label))
+    return there and any(str(plain_label(label)) not in ("-1", "None", "") for label in column_of(rows, task.label))
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:

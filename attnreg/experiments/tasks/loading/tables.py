@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -63,10 +62,10 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     return {str(name): rows for name, rows in found.items()} if named else {WHOLE: found["train"]}
 
 
-def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> datasets.Dataset:
-    """Read files of one format as one table, or one folder that ``datasets`` has saved.
+def read_files(files: Sequence[Path], columns: Collection[str]) -> datasets.Dataset:
+    """Read files of one format as one table with these columns, or one folder that ``datasets`` has saved.
 
-    Tables in text form stay text; the column ``label``, unless it is in ``texts``, becomes numbers if all fields are.
+    Tables in text form stay text: files that were typed one by one would spell one label in several ways.
     """
     if (saved := read_saved(files[0])) is not None:
         if WHOLE not in saved:
@@ -78,13 +77,10 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             raise InputError(f"{empty[0]} is empty: it must have rows.")
         if form == "parquet":
             return datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in files])
-        parts = [_objects_in(file) if form.startswith("json") else _table_in(file, [*texts, label]) for file in files]
+        parts = [_objects_in(file) if form.startswith("json") else _table_in(file, columns) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
             raise ValueError("not all have the same columns")
-        columns: dict[str, Any] = {name: [each for part in parts for each in part[name]] for name in parts[0]}
-        if not form.startswith("json"):
-            columns |= {label: _typed(columns[label])} if label in columns and label not in texts else {}
-        return datasets.Dataset.from_dict(columns)
+        return datasets.Dataset.from_dict({name: [x for part in parts for x in part[name]] for name in parts[0]})
     except InputError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
@@ -93,19 +89,6 @@ def read_files(files: Sequence[Path], texts: Collection[str], label: str) -> dat
             what = f"{shown(files)} as one table, their columns or types differ"
         mixed = form.startswith("json") and isinstance(error, (pyarrow.ArrowException, TypeError))
         raise InputError(f"Cannot read {what}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
-
-
-def _typed(texts: list[str]) -> pyarrow.Array:
-    """Return the numbers or truth values that all texts spell, or else the texts."""
-    column = pyarrow.array(texts)
-    if any(re.match(r"[-+]?0\d", each) for each in texts):
-        return column  # 007 is a name
-    for each in (pyarrow.int64(), pyarrow.float64(), pyarrow.bool_()):
-        with suppress(pyarrow.ArrowInvalid):
-            numbers = column.cast(each)
-            ids = each == pyarrow.float64() and any(len(text) > 15 and text.lstrip("+-").isdigit() for text in texts)
-            return column if ids else numbers  # two may round to one number
-    return column
 
 
 def _text_of(file: Path) -> str:
