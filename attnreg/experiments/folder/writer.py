@@ -103,7 +103,7 @@ class RunFolder:
 
     @property
     def without_checkpoint_yet(self) -> bool:
-        """Whether no checkpoint is lost: the run was stopped before one could follow its first evaluation."""
+        """Whether no checkpoint is lost: the run ended before one could follow its first evaluation."""
         lost = (self.path / "predictions.jsonl").is_file() or len({*re.findall(r'"step": \d+', self._evaluated)}) > 1
         return not lost and not RunReader(self.path).resumable
 
