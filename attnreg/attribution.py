@@ -86,8 +86,12 @@ class Target:
             shifts = _shifts_labels(output, batch)
             self.shifts_labels = self._by_class if shifts is None else shifts
         labels = moved_labels(labels) if self.shifts_labels else labels
-        own = labels.dim() == 2 and logits_of(output).shape[:2] == (len(labels), labels.shape[1] + self._virtual)
-        return F.pad(labels, (self._virtual, 0), value=IGNORED) if own else labels
+        return self._after_virtual(labels, logits_of(output), IGNORED)
+
+    def _after_virtual(self, given: Tensor, logits: Tensor, value: int) -> Tensor:
+        """Return what each token is given, with a value for the virtual tokens before them, if there are logits."""
+        own = given.dim() == 2 < logits.dim() and logits.shape[1] == given.shape[1] + self._virtual
+        return F.pad(given, (self._virtual, 0), value=value) if own else given
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -109,7 +113,8 @@ class Target:
             return labels
         classes = logits.detach().argmax(-1)
         if logits.dim() == 3:
-            ignored = _unlabelled(logits, {**batch, "labels": labels})
+            masks = {n: self._after_virtual(x, logits, 0) for n, x in batch.items() if n.endswith("attention_mask")}
+            ignored = _unlabelled(logits, {**batch, **masks, "labels": labels})
             classes = classes if ignored is None else classes.masked_fill(ignored, IGNORED)
         return classes
 
@@ -126,7 +131,7 @@ class Target:
             return -F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype), reduction="sum").reshape(1)
         if logits.dim() == 2:
             classes = classes.reshape(-1, 1)
-            return logits.gather(-1, classes.clamp(min=0))[classes != IGNORED].sum().reshape(1)
+            return logits.gather(-1, classes.clamp(min=0)).masked_fill(classes == IGNORED, 0.0).sum().reshape(1)
         flat = logits.flatten(0, -2), classes.reshape(-1)
         return -F.cross_entropy(*flat, ignore_index=IGNORED, reduction="sum").reshape(1)
 

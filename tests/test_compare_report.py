@@ -236,7 +236,7 @@ def test_a_search_ranks_a_score_that_is_no_number_last(scores):
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("Warning: tiny.\n", "no output of an error: it was stopped"),
+        ("Warning: tiny.\n", "no output: stopped"),
         ("Traceback (most recent call last):\nOSError: no\n", "OSError: no"),
     ],
 )

@@ -76,6 +76,24 @@ def test_padded_queries_of_a_decoder_count_nowhere(stacks):
     assert torch.allclose(*found, atol=1e-6)
 
 
+def test_latent_vectors_that_ask_are_no_tokens():
+    class Latents(attnreg.MaskProvider):
+        def forward(self, site):
+            seen.append(site.queries)
+
+    seen = []
+    config = hf.PerceiverConfig(num_latents=5, d_latents=16, d_model=16, num_blocks=1, num_self_attends_per_block=1,
+                                num_self_attention_heads=2, num_cross_attention_heads=2, vocab_size=20,
+                                max_position_embeddings=8)  # fmt: skip
+    model = hf.PerceiverForMaskedLM(config)
+    inputs = {"inputs": IDS[:, :5], "attention_mask": (torch.arange(5) < 2).int().repeat(3, 1)}
+    with attnreg.attach(model, Latents(), stacks=["cross"], example_inputs=inputs):
+        model.train()
+        model(**inputs)
+    assert seen
+    assert all(each is None for each in seen)
+
+
 def test_choices_of_one_row_have_their_own_lengths():
     seen = []
 
@@ -109,6 +127,13 @@ def test_prompt_tokens_of_peft_have_no_score():
         assert torch.equal(classes != -100, (where >= 7) & (where < 10))  # 3 more, and one earlier
         if kind == "label":
             assert torch.equal(classes[:, 7:10], IDS[:, 5:])
+
+
+@pytest.mark.parametrize("kind", ["predicted", "label"])
+def test_class_labels_under_prompt_tuning_are_not_padded(kind):
+    target = Target(kind)
+    target._virtual = 2
+    assert target.classes(torch.eye(3)[:2], {"labels": torch.tensor([[0], [1]])}).flatten().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["predicted", "label"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -26,8 +26,8 @@ class LoRADropout:
     The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
     adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
 
-    The adapters are those of peft in linear layers, quantized or not; one is dropped from while it trains, so that
-    ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change.
+    The adapters are all that the model has now, of peft, in linear layers, quantized or not. One is dropped from while
+    it trains, so that ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change.
 
     Args:
         model: a model of peft, or any that holds its LoRA layers.
@@ -70,8 +70,8 @@ class LoRADropout:
         use_own_weights(layer for pair in self.adapters.values() for layer in pair)
 
 
-def _rates(argument: str, rates: Rates, adapters: Collection[str]) -> dict[str, float]:
-    """Return the rate of each adapter; raise if a rate is out of range, or a pattern is the first match of none."""
+def _rates(argument: str, rates: Rates, adapters: Mapping[str, tuple[nn.Linear, nn.Linear]]) -> dict[str, float]:
+    """Return the rate of each adapter; raise if one is out of range, or a pattern is the first match of none in use."""
     chosen: dict[str, float] = {}
     for pattern, rate in (rates if isinstance(rates, Mapping) else {".*": rates}).items():
         probability_below_one(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate)
@@ -79,7 +79,8 @@ def _rates(argument: str, rates: Rates, adapters: Collection[str]) -> dict[str, 
             fits = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
         except re.error as error:
             raise InputError(f"Pattern {pattern!r} of `{argument}` is no regular expression: {error}.") from None
-        if not (found := [name for name in adapters if name not in chosen and fits(name)]):
+        found = [name for name in adapters if name not in chosen and fits(name)]
+        if not any(adapters[name][0].weight.requires_grad for name in found):
             raise InputError(
                 f"Pattern {pattern!r} of `{argument}` gives no adapter its rate: the names of their modules, such as "
                 f"{next(iter(adapters)).rpartition('.')[0]}, do not end in it, or an earlier pattern matches them."
@@ -96,18 +97,15 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linea
         if len(getattr(layer, "lora_embedding_A", ())):
             raise _other(name, "an adapter of embeddings")
         for adapter, a in held.items():
-            b, what = layer.lora_B[adapter], ""
+            b = layer.lora_B[adapter]
             # Of the layers of peft, those named so run A and B as modules, each once in a pass.
             if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:
-                what = f"an adapter of {type(layer).__name__}"
-            elif adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
-                what = "a variant of LoRA, such as DoRA"
-            elif layer.merged:
-                what = "merged into the weights"
-            if what and (a.weight if isinstance(a, nn.Module) else a).requires_grad:
-                raise _other(name, what)
-            elif not what and isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
-                yield f"{name}.{adapter}", (a, b)
+                raise _other(name, f"an adapter of {type(layer).__name__}")
+            if adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
+                raise _other(name, "a variant of LoRA, such as DoRA")
+            if layer.merged:
+                raise _other(name, "merged into the weights")
+            yield f"{name}.{adapter}", (a, b)
 
 
 def _other(name: str, what: str) -> InputError:

@@ -95,7 +95,7 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
     better = [each.mine.name for each in hold if each.difference.mean > 0]
     if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.holds):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    alike = [each for each in found if math.isnan(each.difference.p) and each.difference.mean]
+    alike = [x for x in found if math.isnan(x.difference.p) and len(x.gaps) > 1 and abs(x.difference.mean) > 0]
     always = f"from {baseline} with every seed; a t-test needs differences that vary."
     said += [f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}" for each in alike]
     if rest := [each for each in found if each not in hold and each not in alike]:

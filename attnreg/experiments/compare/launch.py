@@ -87,8 +87,8 @@ def _make(
 
     It also ends when this process ends.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "attnreg.experiments.cli.child", *words]
+    told = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "ATTNREG_CHILD": "1"}
+    command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **told}
     with Path(log).open("wb") as file:
         stdin, stderr = subprocess.PIPE, subprocess.STDOUT
         child = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder)

@@ -65,9 +65,9 @@ class PlannedRun:
         """Why the run has ended without a result, by the end of its log; ``None`` if it has not failed."""
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
-        text = self.log.read_text(encoding="utf-8", errors="replace").strip()
-        last = text.splitlines()[-1] if "Traceback" in text else "no output of an error: it was stopped"
-        return next((line for line in text.splitlines()[::-1] if line.startswith("Error: ")), last)
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1]
+        told = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or ["no output: stopped"]
+        return next((line for line in told if line.startswith("Error: ")), told[0])
 
     @property
     def result(self) -> dict[str, Any]:

@@ -73,6 +73,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         if run.settings.resume and not run.folder.without_checkpoint_yet:
             loop.restore()
         else:
+            if run.settings.resume and run.folder.begun and run.folder.writer:
+                print("The run starts over, because it has no checkpoint.", file=sys.stderr)
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
             if run.other_text is not None:
                 loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,6 +14,8 @@ from attnreg.errors import InputError, listed
 if TYPE_CHECKING:
     from datasets import Dataset
 
+_WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,99})(\.0*)?")
+_FRACTION = re.compile(r"[+-]?((\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf(inity)?)")
 NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # of a text that should be a list
 
 
@@ -33,6 +36,14 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
     for name in filter(None, column[len(top) + 1 :].split(".")):
         values = [value.get(name) if isinstance(value, dict) else None for value in values]
     return values
+
+
+def has_labels(rows: Dataset, label: str) -> bool:
+    """Whether a split has labels; a test split may have -1 or nothing in each row."""
+    if not len(rows):
+        return True  # an empty split must reach the check that rejects it
+    there = top_column(label, rows.column_names) in rows.column_names
+    return there and any(str(plain_label(each)) not in ("-1", "None", "") for each in column_of(rows, label))
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
@@ -70,16 +81,15 @@ class Classes:
 
     def __init__(self, labels: Sequence[str], *, numbered: bool = True) -> None:
         self.labels, self._numbered = labels, numbered
-        known = {name: number for number, name in enumerate(labels)}
-        integers = {whole: number for name, number in known.items() if (whole := _integer(name)) is not None}
-        self._known: dict[Any, int] = {**known, **(integers or dict(enumerate(range(len(labels) * numbered))))}
+        plain = {plain_label(name): number for number, name in reversed([*enumerate(labels)])}
+        numbers = {} if not numbered or any(isinstance(x, int) for x in plain) else dict(enumerate(range(len(labels))))
+        self._known: dict[Any, int] = {**numbers, **plain, **{name: number for number, name in enumerate(labels)}}
 
     def number(self, value: Any) -> int | None:
         """Return the class number of a label, or ``None`` if the label is unknown."""
         if not isinstance(value, (str, int, float)):
             return None
-        label = plain_label(value)
-        return self._known.get(_integer(label) if isinstance(label, str) and label not in self._known else label)
+        return self._known.get(value if isinstance(value, str) and value in self._known else plain_label(value))
 
     def __str__(self) -> str:
         if not self._numbered:
@@ -88,28 +98,31 @@ class Classes:
 
 
 def plain_label(value: Any) -> Any:
-    """Normalize a label: ``True`` and ``"true"`` become ``"True"``, ``2.0`` and ``"2.0"`` become ``2``."""
-    if isinstance(value, bool) or value in ("true", "false"):
+    """Normalize a label: ``True`` and ``"true"`` become ``"True"``; ``2.0``, ``"2.0"`` and ``"+2"`` become ``2``.
+
+    Files of text, objects and typed tables write the same label so; ``"007"`` is a name.
+    """
+    if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
         return str(value).capitalize()
-    if isinstance(value, str) and value.endswith(".0") and (whole := _integer(value[:-2])) is not None:
-        return whole
+    if isinstance(value, str):
+        return int(value.partition(".")[0]) if _WHOLE.fullmatch(value.strip()) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def names_of(values: Iterable[Any]) -> list[str]:
     """Return the class names of labels: integers (also as text) first, then words, each sorted.
 
-    An empty text, and a number with a decimal point or an exponent, is none.
+    An empty text is none, nor is a fraction, in a column of numbers also as text.
 
     Example:
         >>> names_of([10, 2, "2", "", "b", "a"])
         ['2', '10', 'a', 'b']
     """
     found = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
-    found -= {each for each in found if number_of(each) is not None and not str(each).lstrip("+-").isdecimal()}
-    words = {value for value in found if isinstance(value, str) and _integer(value) is None}
-    integers = {int(value) for value in found - words if not isinstance(value, float)}
-    return [*map(str, sorted(integers)), *sorted(words)]
+    words = {value for value in found if isinstance(value, str)}
+    if all(_FRACTION.fullmatch(value.strip().lower()) for value in words):
+        words = set()
+    return [*map(str, sorted(value for value in found if isinstance(value, int))), *sorted(words)]
 
 
 def number_of(value: Any) -> float | None:
@@ -152,10 +165,3 @@ def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
 def of_each(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the change of a label, or of each label in a list."""
     return [change(each) for each in value] if isinstance(value, list) else change(value)
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return int(text) if str(int(text)) == text else None
-    except ValueError:
-        return None

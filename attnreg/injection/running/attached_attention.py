@@ -150,8 +150,10 @@ class AttentionMode(Masking):
             return self._latest
         given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
         given["draws"] = draws = self._draws_of(site, shape[2])
-        if site.info.stack == "cross" and (padding := self.passes.latest.padding) is not None:
-            given["queries"] = padding.tokens("decoder", (shape[0], shape[2], 0))[0]
+        padding = self.passes.latest.padding
+        if site.info.stack == "cross" and padding is not None and padding.has_two:  # else latent vectors may ask
+            queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
+            given["queries"] = None if queries is None else queries.to(like.device)
         if callable(valid):
             asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
         else:

@@ -216,6 +216,8 @@ class Search:
         name, leader = f"trial-{trial.number}", best(trials.all)
         scores, failed = [run.score for run in runs if run.finished], [run for run in runs if not run.finished]
         failure = (failed[0].failure or "no output") if failed else None
+        if failure is None and any(map(math.isnan, scores)):
+            failed, failure = [*runs], "its score is no number"
         trial = trials.tell(trial, scores, failure)
         if failed:
             return f"{name} failed: {failure} (see {failed[0].log})"

@@ -44,7 +44,7 @@ class Classification(Kind):
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
         classes = Classes(self.task.labels, numbered=self.task.numbered)
         labels = named_labels(rows, self.task.label, place)
-        fractions = any(isinstance(label, float) and label % 1 for label in labels)
+        fractions = any((number_of(label) or 0.0) % 1 for label in labels)
         hint = " (to predict numbers, use --kind regression)" if fractions else ""
         return converted(labels, classes.number, f"labels {classes}{hint}", place)
 

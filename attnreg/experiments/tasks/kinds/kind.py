@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
-from attnreg.experiments.tasks.columns import class_names, column_of, names_of, texts_of
+from attnreg.experiments.tasks.columns import Classes, class_names, column_of, names_of, texts_of
 from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class Kind(ABC):
             return self.task.labels
         known = next((names for rows in splits.values() if (names := class_names(rows, label))), [])
         bare = [splits["train"]] if known and "train" in splits and class_names(splits["train"], label) is None else []
-        if strange := [each for rows in bare for each in names_of(self.labels_in(rows)) if each not in known]:
+        number = Classes(known, numbered=False).number
+        if strange := [each for rows in bare for each in names_of(self.labels_in(rows)) if number(each) is None]:
             raise InputError(
                 f"Label {strange[0]!r} in column {label} of split train of {where} is none of the classes that another "
                 f"split declares, {listed(known, 20)}: give train their names."
@@ -141,7 +142,11 @@ class Kind(ABC):
         gold = self.gold(rows)
 
         def encoded(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
-            return self.inputs(batch, [gold[number] for number in numbers])
+            made = self.inputs(batch, [gold[number] for number in numbers])
+            for number, ids in zip(numbers, made["input_ids"], strict=False):  # a long row may have several
+                if not (any(map(len, ids)) if self.needs_choices else len(ids)):
+                    raise InputError(f"Row {number + 1} has no text, and the tokenizer adds no token: remove it.")
+            return made
 
         options = {"batched": True, "with_indices": True, "remove_columns": rows.column_names, "keep_in_memory": True}
         return rows.map(encoded, try_original_type=False, **options)  # `labels` may have been of another type
@@ -153,8 +158,6 @@ class Kind(ABC):
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
         encoded = self.tokenizer(*self._texts(batch), truncation=True, max_length=self.max_length)
-        if not all(encoded["input_ids"]):
-            raise InputError("A row has no token: its text is empty, and the tokenizer adds none. Remove such rows.")
         return {**encoded, "labels": gold, REFERENCE: gold}
 
     def to_score(self, encoded: Dataset) -> Dataset:

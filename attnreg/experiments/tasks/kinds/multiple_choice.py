@@ -166,7 +166,7 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
                 f"Column {column} may give {form} or {other}, which differ in {differing[0]}: write {instead} instead."
             )
     for answer, given, place in every:
-        if "text" in form and [*given.texts].count(str(plain_label(answer))) > 1:
+        if "text" in form and [str(plain_label(each)) for each in given.texts].count(str(plain_label(answer))) > 1:
             raise InputError(
                 f"Column {column} gives {form}, but two choices have the same text in {place}: write {instead} instead."
             )
@@ -175,5 +175,7 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:
     """Return where an answer first occurs; a missing one is nowhere, also if a choice is empty or named ``None``."""
-    text = str(plain_label(answer))
-    return None if answer in (None, "") or text not in among else [*among].index(text)
+    if answer in (None, ""):
+        return None
+    plain, forms = str(plain_label(answer)), [str(plain_label(each)) for each in among]
+    return [*among].index(answer) if answer in among else forms.index(plain) if plain in forms else None

@@ -14,16 +14,7 @@ from typing import Any
 import datasets
 
 from attnreg.errors import InputError, did_you_mean, one_line
-from attnreg.experiments.tasks import agreement
-from attnreg.experiments.tasks.columns import (
-    class_names,
-    column_of,
-    named_labels,
-    names_of,
-    of_each,
-    plain_label,
-    top_column,
-)
+from attnreg.experiments.tasks import agreement, columns
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
@@ -83,7 +74,7 @@ def load_data(
         splits = _splits(task, data_dir, needs_validation)
     kind, where = kind_class(task.kind)(task), data_dir or task.hub or task.name
     places = {name: f"split {name} of {where}" for name in splits}
-    if "test" in splits and task.label not in task.columns and not _has_labels(task, splits["test"]):
+    if "test" in splits and task.label not in task.columns and not columns.has_labels(splits["test"], task.label):
         del splits["test"]  # GLUE's test labels are not public
     for name, rows in splits.items():
         _check_columns(task, rows, places[name])
@@ -192,7 +183,8 @@ def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if not len(rows):
         raise InputError(f"There are no rows in {place}.")
-    wanted = dict.fromkeys(top_column(name, rows.column_names) for name in (*task.columns, *task.choices, task.label))
+    names = (*task.columns, *task.choices, task.label)
+    wanted = dict.fromkeys(columns.top_column(name, rows.column_names) for name in names)
     if missing := [column for column in wanted if column not in rows.column_names]:
         raise InputError(
             f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
@@ -202,19 +194,12 @@ def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
         )
 
 
-def _has_labels(task: Task, rows: datasets.Dataset) -> bool:
-    if not len(rows):
-        return True  # an empty split must reach the check that rejects it
-    there = top_column(task.label, rows.column_names) in rows.column_names
-    return there and any(str(plain_label(label)) not in ("-1", "None", "") for label in column_of(rows, task.label))
-
-
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:
     """Raise if a split has a class that train lacks and the data does not declare."""
     column = kind.task.label
-    if "train" not in splits or any(class_names(rows, column) for rows in splits.values()):
+    if "train" not in splits or any(columns.class_names(rows, column) for rows in splits.values()):
         return
-    classes = {name: names_of(kind.labels_in(rows)) for name, rows in splits.items()}
+    classes = {name: columns.names_of(kind.labels_in(rows)) for name, rows in splits.items()}
     for name, found in classes.items():
         if strange := [label for label in found if label not in classes["train"]]:
             raise InputError(
@@ -228,15 +213,17 @@ def _renamed(
 ) -> dict[str, datasets.Dataset]:
     """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
     renamed, met = {}, set[str]()
+    names = {str(columns.plain_label(label)): name for label, name in names.items()}
 
     def renaming(value: Any) -> str:
-        met.add(label := str(plain_label(value)))
+        met.add(label := str(columns.plain_label(value)))
         return names.get(label, label)
 
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
-        labels = [of_each(value, renaming) for value in named_labels(rows, task.label, f"split {split}")]
+        labels = columns.named_labels(rows, task.label, f"split {split}")
+        labels = [columns.of_each(value, renaming) for value in labels]
         renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
     if strange := [label for label in names if label not in met]:
         known = ", ".join(sorted(met)[:20])
