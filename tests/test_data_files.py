@@ -160,7 +160,10 @@ def test_a_label_is_its_class_in_each_spelling(names, labels, numbers):
     assert [Classes(names).number(each) for each in labels] == numbers
 
 
-@pytest.mark.parametrize(("labels", "names"), [("1.0 0.0 NaN", "0 1"), ("5e3 E11 a", "5e3 E11 a"), ("1 1.5 2", "1 2"), ("007 008", "007 008")])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [("1.0 0.0 NaN", "0 1"), ("5e3 E11 a", "5e3 E11 a"), ("1 1.5 2", "1 2"), ("007 008", "007 008")],
+)
 def test_fractions_are_classes_only_beside_words(labels, names):
     assert names_of(labels.split()) == names.split()
 
