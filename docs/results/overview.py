@@ -60,8 +60,8 @@ DRAWN = (
     ("... from the first token", "ladder", "trec", 500, "AD-DROP from the first token", ("first token",)),
     ("AD-DROP on LP-FT, the best by search\non 500 rows of CR, 12 seeds, on test", "ladder", "cr", 500,
         "AD-DROP on LP-FT", ("LP-FT for 7 epochs", "LP-FT", "plain")),
-    ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500, "AD-DROP",
-        ("plain",)),
+    ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500,
+        "AD-DROP", ("plain",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
     ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", ("plain",)),
