@@ -49,6 +49,7 @@ RESULTS_OF = {
     "scores dropout": "AttentionDropout",
     "weights dropout": "AttentionDropout",
     "attention-layerdrop": "AttentionLayerDrop",
+    "Attention LayerDrop": "AttentionLayerDrop",
     "scheduled-bernoulli": "BernoulliScheduleProvider",
     "NEFTune": "EmbeddingNoise",
     "large dropout": "HiddenDropout",
@@ -57,7 +58,12 @@ RESULTS_OF = {
 NO_PROVIDERS = {"SAM", "R-Drop", "early stopping", "random", "low", "attention", "every epoch"}
 NO_PROVIDERS |= {"linear probe", "first token", "LP-FT", "few-sample", "LoRA", "EMA", "WiSE-FT", "soup", "SetFit"}
 NO_PROVIDERS |= {"plain with the clean rows", "selection (clean rewards)", "masks (clean rewards)"}
-NO_PROVIDERS |= {"the game without masks", "the game with a frozen Generator", "plain for 15 epochs"}
+NO_PROVIDERS |= {
+    "the game without masks",
+    "the game with a frozen Generator",
+    "plain for 15 epochs",
+    "plain for 6 epochs",
+}
 NO_PROVIDERS |= {"LP-FT for 7 epochs"}
 
 

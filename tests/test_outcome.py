@@ -24,8 +24,11 @@ from tests.sweep.checks import Answer
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]
 
 
-def test_result_and_predictions(cli, tmp_path):
+def test_result_and_predictions(cli, tmp_path, monkeypatch):
+    asked = []  # of a checkout on PYTHONPATH, not installed, there is no metadata: at its end, a run asks for none
+    monkeypatch.setattr("attnreg.experiments.results.outcome.version", lambda name: asked.append(name) or "1.0")
     result = ran(cli("recipe", "ad-drop", *SMALL, "--epochs", 2))
+    assert asked == ["torch", "transformers"]
     got = json.loads((tmp_path / "out" / "result.json").read_text())
     last = read_lines("out/metrics.jsonl")[-1]
     error = got["dev"].pop("calibration_error")

@@ -61,15 +61,18 @@ DRAWN = (
     ("AD-DROP on LP-FT, the best by search\non 500 rows of CR, 12 seeds, on test", "ladder", "cr", 500,
         "AD-DROP on LP-FT", ("LP-FT for 7 epochs", "LP-FT", "plain")),
     ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500,
-        "AD-DROP", ("plain",)),
+        "AD-DROP", ("plain for 15 epochs", "plain")),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
-    ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", ("plain",)),
-    ("... MRPC, F1", "attendout", "mrpc", 3668, "AttendOut (the paper's game)", ("plain",)),
+    ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", (
+        "plain for 6 epochs", "plain", "the game without masks")),
+    ("... MRPC, F1", "attendout", "mrpc", 3668, "AttendOut (the paper's game)", (
+        "plain for 6 epochs", "plain", "the game without masks")),
 )  # fmt: skip
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"LP-FT": "minus LP-FT", "LP-FT for 7 epochs": "minus LP-FT, as many passes"}
+SHOWN |= {"plain for 6 epochs": "minus plain, as many passes"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
 PLANNED = (("AD-DROP on the best baseline by search,\n500 rows of Subj", ("minus this baseline",)),)

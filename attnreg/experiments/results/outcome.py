@@ -86,7 +86,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
             "kernels": torch.backends.cpu.get_cpu_capability(),
             "processes": run.accelerator.num_processes,
             "threads": torch.get_num_threads(),
-            **{name: version(name) for name in ("attnreg", "torch", "transformers")},
+            "attnreg": attnreg.__version__,  # a checkout that is not installed has no metadata
+            **{name: version(name) for name in ("torch", "transformers")},
             **_commit(),
         },
     }
