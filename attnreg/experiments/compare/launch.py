@@ -91,13 +91,11 @@ def _make(
     command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **told}
     with Path(log).open("wb") as file:
         stdin, stderr = subprocess.PIPE, subprocess.STDOUT
-        child = subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder)
-        while child.poll() is None and not stopped:
-            time.sleep(0.05)
-        child.terminate()  # so that it keeps a checkpoint; nothing happens if it has ended
-        child.wait()
-    assert child.stdin is not None
-    child.stdin.close()
+        with subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder) as child:
+            while child.poll() is None and not stopped:
+                time.sleep(0.05)
+            child.terminate()  # so that it keeps a checkpoint; nothing happens if it has ended
+            child.wait()  # before its input is closed, at which it would end at once
 
 
 def usual_jobs(threads: int, on_cpu: bool) -> int:
