@@ -227,7 +227,7 @@ class _Pass:
     steps: int
 
     def output(self) -> Any:
-        return self.model(**self.batch)
+        return self.model(**a_batch(self.model, self.batch))
 
 
 def explain(
@@ -257,7 +257,6 @@ def explain(
         if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
             raise InputError(f"{site.name} computes its attention in parts (per image or window), so it has no one A.")
     model = extract_model_from_parallel(model)
-    batch = a_batch(model, batch)
     target = (target or Target()).for_model(model)
     run = _Pass(model, batch, handle, labels, target, steps)
     with ExitStack() as stack:
@@ -349,14 +348,21 @@ def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> di
     """Return the gradients with respect to what passes through the taps, perhaps times the latter."""
     from captum.attr import LayerGradientXActivation
 
+    ran: set[str] = set()
+
     def score(unused: Tensor) -> Tensor:
         output = run.output()
-        return run.target.score(output, run.batch, run.target.classes(output, run.batch))
+        explained = run.target.score(output, run.batch, run.target.classes(output, run.batch))
+        for label in taps.keys() - ran:  # a layer that the model itself skipped; captum needs a pass through each
+            explained = explained + 0 * taps[label](explained.new_zeros(1)).sum()
+        return explained
 
+    for label, tap in taps.items():
+        tap.register_forward_pre_hook(lambda tap, args, label=label: ran.add(label) if args[0].dim() > 1 else None)
     with run.handle.tapped(taps):
         captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_tapped)
         found = captum.attribute(torch.zeros(1))
-    return dict(zip(taps, found, strict=True))
+    return {label: gradient for label, gradient in zip(taps, found, strict=True) if label in ran}
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:

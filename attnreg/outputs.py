@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -41,7 +42,8 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     absent = next((name for name in needed if name not in names), None)
     missing = None if model._forward_pre_hooks_with_kwargs else absent  # a hook may add it
     if isinstance(batch, Mapping) and strange is None and missing is None:
-        return batch
+        caches = {name: copy.deepcopy(each) for name, each in batch.items() if hasattr(each, "get_seq_length")}
+        return {**batch, **caches} if caches else batch  # each pass writes its keys into a cache
     found = f"{strange!r} in it" if strange is not None else f"no {missing!r}"
     got = found if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     raise InputError(

@@ -1,6 +1,8 @@
 """Masks, targets and figures where a batch, a checkpoint or a Trainer is unusual."""
 
+import copy
 import functools
+import types
 
 import peft
 import pytest
@@ -9,11 +11,23 @@ import transformers as hf
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import attnreg
+from attnreg.attendout.rewards import Referee
 from attnreg.attribution import Target
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from attnreg.training import FineTuning, adamw
-from tests.cases import SMALL, bert_in_float64
+from attnreg.training import (
+    SAM,
+    AttackerDefender,
+    FineTuning,
+    R3FLoss,
+    RDropLoss,
+    Reinforce,
+    Rewards,
+    Rounds,
+    adamw,
+)  # fmt: skip
+from tests.cases import CACHE, SMALL, bert_in_float64
+from tests.own_dropout_cases import SOUND
 from tests.test_integrations import Rows, arguments, bert
 
 IDS = torch.randint(1, 9, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -178,3 +192,124 @@ def test_the_mean_rate_counts_compiled_passes():
             handle.step()
         assert len({float(each) for each in rates}) == 3
         assert abs(handle.rates.mean()["encoder.0"] - float(torch.stack(rates).mean())) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["gradient", "attention"])
+def test_a_layer_that_the_model_skips_in_the_first_pass_has_no_attribution(method):
+    still = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
+    config = hf.Wav2Vec2Config(**{**SOUND, "num_hidden_layers": 4}, **still, layerdrop=0.4, apply_spec_augment=False)
+    torch.manual_seed(0)
+    model = hf.Wav2Vec2ForSequenceClassification(config).double()
+    batch = {"input_values": torch.randn(2, 100).double(), "labels": torch.tensor([0, 1])}
+    provider = attnreg.AttributionProvider(0.5, 0.5, method, first_pass="train")
+    attnreg.attach(model, provider)
+    model.train()
+    numbers = set()
+    for seed in range(6):
+        torch.manual_seed(seed)
+        provider.attribute(model, batch)
+        found, ran = provider.attributions, [int(label[8:]) for label in provider.attributions]
+        model(**batch).loss.backward()  # other layers may be skipped now
+        numbers.add(len(ran))
+        if ran:  # the reference has these layers alone
+            alone = copy.deepcopy(model)
+            attnreg.detach(alone)
+            alone.wav2vec2.encoder.layers = alone.wav2vec2.encoder.layers[:0].extend(
+                alone.wav2vec2.encoder.layers[layer] for layer in ran
+            )
+            alone.wav2vec2.encoder.config.layerdrop = 0.0
+            wanted = attnreg.AttributionProvider(0.5, 0.5, method)
+            attnreg.attach(alone, wanted)
+            wanted.attribute(alone, batch)
+            for place, layer in enumerate(ran):
+                assert torch.allclose(found[f"encoder.{layer}"], wanted.attributions[f"encoder.{place}"])
+    assert len(numbers) > 1
+
+
+@pytest.mark.parametrize("cache", [hf.DynamicCache, functools.partial(hf.StaticCache, max_cache_len=16)])
+@pytest.mark.parametrize("case", ["attribute", "learnable", "hidden", "r-drop", "r3f", "sam"])
+def test_each_pass_has_the_cache_of_the_batch(case, cache):
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4)).double()
+    keys = cache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=IDS[:, :5], **{CACHE: keys})
+    batch = {"input_ids": IDS[:, 5:], "labels": IDS[:, 5:], CACHE: keys}
+    plain = float(model(**{**batch, CACHE: copy.deepcopy(keys)}).loss.detach())
+    provider = {
+        "attribute": attnreg.AttributionProvider(0.5, 0.0),
+        "learnable": attnreg.LearnableBernoulli(2, p=1e-9, regularizer=0.0),
+        "hidden": attnreg.HiddenAttributionDropout(0.5, 0.0),
+    }.get(case)
+    objective = {"r-drop": RDropLoss(1.0), "r3f": R3FLoss(eps=1e-12)}.get(case)
+    optimizer = adamw(model, 0.0)
+    if case == "learnable":
+        optimizer.add_param_group({"params": provider.learned_parameters()})
+    if case == "sam":
+        method = SAM(model, optimizer, rho=1e-12)
+    else:
+        method = FineTuning(model, optimizer, provider, objective=objective)
+    for _ in range(2):
+        assert float(method.step(batch).loss) == pytest.approx(plain, rel=1e-6)
+    assert int(keys.get_seq_length()) == 5
+
+
+def test_a_static_cache_of_padding_continues_its_masks():
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4)).eval()
+    mask = (torch.arange(8) > 1).long().expand(3, -1)  # each row begins with two tokens of padding
+    with attnreg.attach(model, attnreg.DropKey(0.5)) as handle, torch.no_grad():
+        with handle.replay(3):
+            whole = model(input_ids=IDS, attention_mask=mask).logits
+        cache, parts = hf.StaticCache(config=model.config, max_cache_len=16), []
+        for begin, end in ((0, 5), (5, 8)):
+            with handle.replay(3):
+                given = {"attention_mask": mask[:, :end], CACHE: cache, "use_cache": True}
+                parts.append(model(input_ids=IDS[:, begin:end], **given).logits)
+    assert torch.allclose(torch.cat(parts, 1)[:, 2:], whole[:, 2:], atol=1e-5)
+
+
+def test_the_weight_of_the_entropy_follows_the_depth():
+    def penalty(provider):
+        model = bert_in_float64()
+        with attnreg.attach(model, provider):
+            model.train()(input_ids=IDS)
+            return float(provider.penalty().detach())
+
+    alone = [penalty(attnreg.OnLayers(attnreg.AttentionEntropy(1.0), [layer])) for layer in (0, 1)]
+    weighted = attnreg.Scheduled(attnreg.AttentionEntropy(1.0), over="depth", alpha=[(0, 0.2), (1, 0.7)])
+    assert penalty(weighted) == pytest.approx(0.2 * alone[0] + 0.7 * alone[1])
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_reward_rows_keep_their_order_over_processes(number):
+    batches = [{"input_ids": torch.tensor([[each]])} for each in range(number)]
+    dealt = []
+    for processes in (1, 2, 3):
+        updaters = [types.SimpleNamespace(rank=rank, processes=processes) for rank in range(processes)]
+        each = [Referee(updater, Rewards(batches), "greedy")._batches() for updater in updaters]
+        dealt.append([int(batch["input_ids"]) for batches_of_one in each for batch in batches_of_one])
+    assert dealt == [[*range(number)]] * 3
+
+
+def test_rewards_take_a_list():
+    loader = torch.utils.data.DataLoader([{"input_ids": IDS[0]}])
+    with pytest.raises(InputError, match="to be a list of at least one batch"):
+        Rewards(loader)
+
+
+@pytest.mark.parametrize("per", ["round", "sample"])
+def test_a_generator_with_frozen_tokens_learns_the_rest(per):
+    model = bert_in_float64().float()
+    generator = attnreg.GNetProvider.for_model(model)
+    frozen = generator.network.tokens.weight.requires_grad_(False)
+    before = {name: each.detach().clone() for name, each in generator.named_parameters()}
+    credit = Reinforce(per=per, reward="gap")
+    game = AttackerDefender(
+        model, generator, functools.partial(adamw, learning_rate=1e-2), rounds=Rounds(1), credit=credit
+    )
+    for _ in range(3):
+        game.step({"input_ids": IDS, "labels": torch.tensor([0, 1, 1])})
+    moved = {name for name, each in generator.named_parameters() if not torch.equal(each, before[name])}
+    assert moved
+    assert torch.equal(frozen, before["network.tokens.weight"])

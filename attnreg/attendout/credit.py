@@ -146,6 +146,7 @@ class Teacher:
         self.rounds = 0
         self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
         self._generator: Any = generator
+        self._learned = [each for each in generator.parameters() if each.requires_grad]
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
         self._gradients: list[Tensor | None] = []  # summed over the round's steps
@@ -176,9 +177,9 @@ class Teacher:
 
     def _accumulate(self, log_prob: Tensor, advantage: Tensor | float) -> None:
         """Add the gradient of REINFORCE's loss to the sum, which is dense; that of a table may be sparse."""
-        parameters, loss = list(self._generator.parameters()), reinforce_loss(log_prob, advantage)
-        sums = self._gradients = self._gradients or [None] * len(parameters)
-        for number, new in enumerate(torch.autograd.grad(loss, parameters, allow_unused=True)):
+        loss = reinforce_loss(log_prob, advantage)
+        sums = self._gradients = self._gradients or [None] * len(self._learned)
+        for number, new in enumerate(torch.autograd.grad(loss, self._learned, allow_unused=True)):
             if (total := sums[number]) is None:
                 sums[number] = new.to_dense() if new is not None and new.is_sparse else new
             elif new is not None:
@@ -204,9 +205,9 @@ class Teacher:
         if self.credit.per != "round":
             self._accumulate_draws(advantages)
         weight = float(advantages) if self.credit.per == "round" else 1.0
-        for parameter, gradient in zip(self._generator.parameters(), self._gradients, strict=True):
+        for parameter, gradient in zip(self._learned, self._gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.mul_(weight / self.steps)
-        self._updater.average_gradients(self._generator.parameters())
+        self._updater.average_gradients(self._learned)
         self._own_updater.step(self._generator, self.optimizer)
         self.baseline += (1 - self.credit.momentum) * (mean - self.baseline)
         self.steps, self._gradients, self._draws = 0, [], []

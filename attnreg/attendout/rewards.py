@@ -153,8 +153,8 @@ class Rewards:
     batches_per_round: int | None = None
 
     def __post_init__(self) -> None:
-        empty = self.batches is not None and not callable(self.batches) and not len(self.batches)
-        if empty or isinstance(self.batches, Mapping):
+        given = None if callable(self.batches) else self.batches
+        if given is not None and (isinstance(given, Mapping) or not hasattr(given, "__getitem__") or not len(given)):
             raise InputError("Expected `batches` of `rewards` to be a list of at least one batch.")
         whole_number("batches_per_round", 1 if self.batches_per_round is None else self.batches_per_round)
         if not callable(self.score):
@@ -212,8 +212,8 @@ class Referee:
         batches = given(self.number) if callable(given) else given
         size = min(self.rewards.batches_per_round or len(batches), len(batches))
         first = 0 if callable(given) else self.number * size
-        mine = range(self._updater.rank, size, self._updater.processes)
-        return [batches[(first + i) % len(batches)] for i in mine]
+        begin, end = (size * rank // self._updater.processes for rank in (self._updater.rank, self._updater.rank + 1))
+        return [batches[(first + i) % len(batches)] for i in range(begin, end)]  # those of all processes in order
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""

@@ -142,7 +142,9 @@ class RegularizedTrainer(Trainer):
             penalty = penalty_of(self.handle)
             return (loss * parts if penalty is None else loss * parts + penalty), output
 
-        forward = ForwardPass(unwrap_model(model), self._regularizer(), run, title_of(self.objective))
+        callbacks = (each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback))
+        provider = next((each.handle.provider for each in callbacks), None)  # also if a callback attached it
+        forward = ForwardPass(unwrap_model(model), provider, run, title_of(self.objective))
         loss = self.objective(forward, inputs) / parts
         return (loss, outputs[0]) if return_outputs else loss
 
@@ -153,11 +155,6 @@ class RegularizedTrainer(Trainer):
             counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
             divided = counted or self.compute_loss_func is not None
         return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
-
-    def _regularizer(self) -> Regularizer | None:
-        """Return the provider, also if a callback attached it."""
-        callbacks = (each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback))
-        return next((each.handle.provider for each in callbacks), None)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
         """Create the optimizer, with the provider's learned parameters in their own group, without weight decay."""

@@ -49,7 +49,7 @@ class AttentionEntropy(MaskProvider):
     def __init__(self, alpha: NotNegative = 0.01) -> None:
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
-        self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # by site; several if it is computed in parts
+        self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # times alpha, by site; several if in parts
         self._has_gradients = False  # whether the forward pass began with gradients
 
     @override
@@ -67,7 +67,7 @@ class AttentionEntropy(MaskProvider):
         rows = None if site.units is None else site.units.any(-1)
         entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)
         if not in_backward():  # gradient checkpointing computes it again
-            self._entropies[site.label].append(entropy)
+            self._entropies[site.label].append(self.alpha * entropy)
         return None
 
     @override
@@ -75,7 +75,7 @@ class AttentionEntropy(MaskProvider):
         """Return minus alpha times the entropy of the latest pass, once; ``None`` if there was no pass."""
         layers = [torch.stack(each).mean() for each in self._entropies.values()]
         self._entropies.clear()
-        return -self.alpha * torch.stack([each.to(layers[0].device) for each in layers]).sum() if layers else None
+        return -torch.stack([each.to(layers[0].device) for each in layers]).sum() if layers else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entropies": defaultdict(list)}  # tensors with a graph cannot be copied

@@ -51,7 +51,8 @@ class AttributionProvider(TwoPasses, MaskProvider):
         layers: layer indices; negative ones count from the last layer (default: all attached layers).
         target: score to explain: ``"predicted"`` (of the predicted class) or ``"label"`` (of the gold class).
         steps: steps of integrated gradients; only for that method.
-        first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code).
+        first_pass: mode of the first pass: ``"eval"`` (no dropout) or ``"train"`` (dropout, as in the official code; a
+            layer that the model skips there is not masked).
         first_pass_dtype: autocast of the first pass: ``"bfloat16"`` or ``"float16"`` (default: as the training step).
             It warns once on a CPU where products in it are slower than in float32.
 
@@ -151,6 +152,8 @@ class AttributionProvider(TwoPasses, MaskProvider):
             return None
         if self.method == "random":
             self.attributions[site.label] = site.uniform()
+        elif site.label not in self.attributions.shapes:
+            return None  # the model itself skipped this layer in the first pass
         check_shape(site, self.attributions.shapes[site.label], site.shape)
         # Not kept: checkpointing that saves some operations must find the same ones again.
         region = self.attributions.region(site.label, site.valid, self.p, self.region)

@@ -193,7 +193,6 @@ class LearnableBernoulli(LearnedRates):
         """Run the model twice and estimate the gradient, which ``penalty()`` then passes on."""
         handle = handle_of(model, self)
         model = extract_model_from_parallel(model)
-        batch = a_batch(model, batch)
         self._noise, self._estimate = {}, None
         losses = []
         # Within `probing`, these passes are masked, too, although they have no gradients.
@@ -203,7 +202,8 @@ class LearnableBernoulli(LearnedRates):
             try:
                 for self._draw in ("first", "second"):
                     with draws_repeated(model):
-                        losses.append(loss_of(model(**batch), batch, self.loss, "`loss` to LearnableBernoulli"))
+                        output = model(**a_batch(model, batch))
+                        losses.append(loss_of(output, batch, self.loss, "`loss` to LearnableBernoulli"))
             except BaseException:
                 self._draw = before
                 raise

@@ -163,7 +163,8 @@ class Tracer(TorchDispatchMode):
         name = func._schema.name
         if _broadcast_shape(tensors) == out.shape:
             result = rules.merged(floats or known, out.shape)
-            self._put_together(known)
+            numbers = sorted({int(origin[SOFTMAX].max()) for origin in known if rules.has(origin, SOFTMAX)})
+            self._together.update((later, earlier) for earlier, later in itertools.pairwise(numbers))
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
                 return rules.with_field(result, VALUED, 1)
             return result
@@ -185,11 +186,6 @@ class Tracer(TorchDispatchMode):
         if first.dim() - 1 == out.dim() > 0 and first.shape[1:-1] == out.shape[:-1]:
             return rules.across(rules.settled(first) if any(map(self._is_held, tensors)) else first, out.shape)
         return rules.everywhere(known, out.shape)
-
-    def _put_together(self, origins: list[Tensor]) -> None:
-        numbers = sorted({int(origin[SOFTMAX].max()) for origin in origins if rules.has(origin, SOFTMAX)})
-        for earlier, later in itertools.pairwise(numbers):
-            self._together[later] = earlier
 
     def _summed_over_keys(self, origin: Tensor, dims: list[int]) -> Tensor | None:
         """Return the queries if ``dims`` sums elementwise products of weights and values over keys."""

@@ -216,11 +216,13 @@ def _first_query(site: AttentionSite) -> int:
     queries, keys = site.shape[2:]
     if queries == keys:
         return 0
-    valid = None if is_traced() else site.valid_of(torch.zeros(1, dtype=torch.long, device=site.device))
-    if valid is None:
-        return keys - queries
-    seen = valid.expand(*valid.shape[:-1], keys).flatten(0, -2).any(0).nonzero()  # the last key is the query's own
-    return int(seen[-1]) if len(seen) else keys - queries
+    for query in range(0 if is_traced() else queries):
+        if (valid := site.valid_of(torch.tensor([query], device=site.device))) is None:
+            break
+        seen = valid.expand(*valid.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
+        if len(seen):  # else each row begins with padding
+            return int(seen[-1]) - query  # the last key is the query's own
+    return keys - queries
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:

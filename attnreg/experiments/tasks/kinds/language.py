@@ -120,7 +120,8 @@ class CausalLM(Kind):
         else:
             prompt, ids = self._tokens(value) if has_prompt else [], self._tokens(completion if has_prompt else value)
             ids = ids if ids[-1:] == [eos] else [*ids, eos]
-            beginning = self._beginning()
+            added, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
+            beginning = next((added[:at] for at in range(len(added)) if added[at : at + len(bare)] == bare), [])
             if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
                 prompt = [*beginning, *prompt]
         whole, first = [*prompt, *ids], max(1, len(prompt))  # no token before the first one predicts it
@@ -133,11 +134,6 @@ class CausalLM(Kind):
 
     def _tokens(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _beginning(self) -> list[int]:
-        """Return the tokens that the tokenizer adds before a text."""
-        whole, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
-        return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(bare)] == bare), [])
 
     def _text(self, ids: Sequence[int]) -> str:
         """Return the text up to the end-of-text token."""
