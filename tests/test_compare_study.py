@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,24 @@ def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     assert "The methods differ in stop on: see the options below." in report
     rows = read_csv(comparison.folder / "results.csv")
     assert [row["stopping_last_epoch"] for row in rows] == ["6", "7"] * 2
+
+
+def test_runs_made_anew_decide_again_how_long_the_baseline_trains(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("from attnreg.experiments import recipe\n\n\n@recipe('mine')\ndef run(run):\n    'Mine.'\n")
+    found = []
+    for epochs, file, seconds in ((10, "", 20.0), (10, "# other", 40.0), (4, "# other", 40.0)):
+        recipe.write_text(recipe.read_text() + file)
+        comparison = comparison_of(tmp_path, "finetune", str(recipe), options={"epochs": epochs})
+        for run in comparison.runs():
+            shutil.rmtree(run.folder, ignore_errors=True)  # as docs/comparing.md says
+        with comparison.begun():
+            assert len(comparison.runs()) == 4  # nothing is known of these
+            for run in comparison.runs():
+                write(run, 0.5, 10.0 if run.method == comparison.baseline else seconds)
+            comparison.decide()
+        found += [method.text for method in comparison.equal_time_methods().values()]
+    assert found == ["finetune --epochs 20", "finetune --epochs 40", "finetune --epochs 16"]
 
 
 def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):

@@ -151,6 +151,9 @@ def test_a_set_of_ones_own(cli, home, tmp_path, kind):
     assert metrics <= got["dev"].keys()
     ran(cli("evaluate", "out", "--data-dir", "mine"))
     assert (tmp_path / "out" / "evaluations" / "custom.json").is_file()
+    if kind == "multiple-choice":
+        says = "--predict is for .*, and custom is a multiple-choice task with all choices in one column"
+        assert_sentence(cli("evaluate", "out", "--data-dir", "mine/validation.jsonl", "--predict", "new.csv"), 1, says)
 
 
 def test_a_model_of_mnli_on_hans(cli, home, tmp_path):

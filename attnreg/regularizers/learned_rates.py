@@ -226,7 +226,9 @@ class LearnableBernoulli(LearnedRates):
         phi = logits.detach()
         first, second = uniform > torch.sigmoid(-phi), uniform < torch.sigmoid(phi)
         if self._draw == "first":
-            self._note(site, uniform - 0.5)
+            noise = uniform - 0.5 if site.units is None else (uniform - 0.5).masked_fill(~site.units, 0.0)
+            over = (0, 2, 3) if self.logits.shape[1] > 1 else (0, 1, 2, 3)
+            self._noise[self._number_of(site)] = noise.sum(over).view(-1)
         keep = ~(first if self._draw == "first" else second)
         if self.placement == "scores":
             return Mask(scores=keep)
@@ -237,9 +239,3 @@ class LearnableBernoulli(LearnedRates):
         if self._estimate is None:
             return super().penalty()
         return super().penalty() + ((self.logits - self.logits.detach()) * self._estimate).sum()
-
-    def _note(self, site: AttentionSite, noise: Tensor) -> None:
-        if site.units is not None:
-            noise = noise.masked_fill(~site.units, 0.0)
-        by_head = noise.sum((0, 2, 3))
-        self._noise[self._number_of(site)] = by_head if self.logits.shape[1] > 1 else by_head.sum(0, keepdim=True)

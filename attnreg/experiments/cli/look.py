@@ -138,9 +138,12 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     from safetensors import SafetensorError
 
     import attnreg
+    from attnreg.experiments.tasks.models.lora import adapter_base
     from attnreg.experiments.tasks.models.pretrained import located
 
     place = located(Path(model), "MODEL")
+    if adapter_base(model) is not None:
+        raise InputError(f"MODEL {model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft).")
     try:
         config = hf.AutoConfig.from_pretrained(model)
         head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)

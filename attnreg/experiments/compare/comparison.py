@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -152,8 +154,11 @@ class Comparison:
         return {method: baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
 
     def _pair(self, method: Method) -> str:
-        pair = self.chosen(method), self.chosen(self.baseline)
-        return " over ".join("?" if chosen is None else chosen.text for chosen in pair)
+        # With a checksum of what their runs are made of: runs may be removed and made anew with other epochs or files.
+        pair = [each for each in (self.chosen(method), self.chosen(self.baseline)) if each is not None]
+        settings = [self.final_runs(each)[0].settings for each in pair]
+        made = json.dumps([[each.to_dict(), each.content()] for each in settings])
+        return f"{' over '.join(each.text for each in pair)} {zlib.crc32(made.encode()):08x}"
 
     def decide(self) -> None:
         """Choose, once for each method and when all have run, the epochs for which the baseline takes as long."""

@@ -136,9 +136,10 @@ class SavedModel:
         """Write all columns but that of labels, and a class name or number as prediction; return how many rows."""
         task = replace(self._task, labels=self._task.labels or self._classes)
         cls = kind_class(task.kind)
-        if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row):
+        if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row) or len(task.choices) == 1:
+            form = " with all choices in one column" if task.choices else ""
             raise InputError(
-                f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task."
+                f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task{form}."
             )
         if file.suffix not in (".csv", ".jsonl"):
             raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")

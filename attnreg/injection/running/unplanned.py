@@ -40,16 +40,12 @@ class Unplanned(TorchFunctionMode):
         given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
         weights = [each for each in given if id(each) in self._weights]
         if (backend is not None and not backend.returns_weights) or (weights and func in MULTIPLIES):
-            self.found = not self._is_known()
+            own = WatchedMethod.forward.__code__
+            frames = itertools.takewhile(lambda each: each[0].f_code is not own, running_methods())
+            self.found = not any(method in self._known for _, method in frames)
         elif isinstance(output, Tensor) and (backend is not None or any(x.numel() == output.numel() for x in weights)):
             self._weights[id(output)] = output
         return output
-
-    def _is_known(self) -> bool:
-        frames = itertools.takewhile(
-            lambda each: each[0].f_code is not WatchedMethod.forward.__code__, running_methods()
-        )
-        return any(method in self._known for _, method in frames)
 
 
 class WatchedMethod(Shadow[None]):
