@@ -42,6 +42,7 @@ RESULTS_OF = {
     "AD-DROP": "AttributionProvider",
     "high": "AttributionProvider",
     "AD-DROP on LP-FT": "AttributionProvider",
+    "AD-DROP on few-sample": "AttributionProvider",
     "AttendOut": "GNetProvider",
     "AttendOut (clean rewards)": "GNetProvider",
     "AttendOut (the paper's game)": "GNetProvider",

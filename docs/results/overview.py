@@ -62,6 +62,8 @@ DRAWN = (
         "AD-DROP on LP-FT", ("LP-FT for 7 epochs", "LP-FT", "plain")),
     ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500,
         "AD-DROP", ("plain for 15 epochs", "plain")),
+    ("AD-DROP on few-sample fine-tuning, the\nbest on 500 rows of Subj, 12 seeds", "ladder", "subj", 500,
+        "AD-DROP on few-sample", ("few-sample",)),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
     ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", (
@@ -72,10 +74,11 @@ DRAWN = (
 SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
 SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
 SHOWN |= {"LP-FT": "minus LP-FT", "LP-FT for 7 epochs": "minus LP-FT, as many passes"}
+SHOWN |= {"few-sample": "minus few-sample", "few-sample for 15 epochs": "minus few-sample, as many passes"}
 SHOWN |= {"plain for 6 epochs": "minus plain, as many passes"}
 SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
 LEFT = -2  # the end of the axis; what lies beyond it is written
-PLANNED = (("AD-DROP on the best baseline by search,\n500 rows of Subj", ("minus this baseline",)),)
+PLANNED = (("AD-DROP on the best baseline by search,\n100 rows of each", ("minus this baseline",)),)
 
 
 def interval(row: Row) -> str:
