@@ -63,7 +63,7 @@ DRAWN = (
     ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500,
         "AD-DROP", ("plain for 15 epochs", "plain")),
     ("AD-DROP on few-sample fine-tuning, the\nbest on 500 rows of Subj, 12 seeds", "ladder", "subj", 500,
-        "AD-DROP on few-sample", ("few-sample",)),
+        "AD-DROP on few-sample", ("few-sample for 15 epochs", "few-sample")),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
     ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", (
