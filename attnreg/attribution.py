@@ -348,21 +348,22 @@ def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> di
     """Return the gradients with respect to what passes through the taps, perhaps times the latter."""
     from captum.attr import LayerGradientXActivation
 
-    ran: set[str] = set()
+    ran, skipped = set[str](), set[str]()
 
     def score(unused: Tensor) -> Tensor:
         output = run.output()
         explained = run.target.score(output, run.batch, run.target.classes(output, run.batch))
-        for label in taps.keys() - ran:  # a layer that the model itself skipped; captum needs a pass through each
+        skipped.update(taps.keys() - ran)  # layers that the model itself skipped; captum needs a pass through each
+        for label in skipped:
             explained = explained + 0 * taps[label](explained.new_zeros(1)).sum()
         return explained
 
     for label, tap in taps.items():
-        tap.register_forward_pre_hook(lambda tap, args, label=label: ran.add(label) if args[0].dim() > 1 else None)
+        tap.register_forward_pre_hook(lambda tap, args, label=label: ran.add(label))
     with run.handle.tapped(taps):
         captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_tapped)
         found = captum.attribute(torch.zeros(1))
-    return {label: gradient for label, gradient in zip(taps, found, strict=True) if label in ran}
+    return {label: gradient for label, gradient in zip(taps, found, strict=True) if label not in skipped}
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:

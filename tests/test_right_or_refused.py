@@ -11,7 +11,7 @@ import transformers as hf
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import attnreg
-from attnreg.attendout.rewards import Referee
+from attnreg.attendout.rewards import Referee, negative_loss
 from attnreg.attribution import Target
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
@@ -251,6 +251,7 @@ def test_each_pass_has_the_cache_of_the_batch(case, cache):
         method = FineTuning(model, optimizer, provider, objective=objective)
     for _ in range(2):
         assert float(method.step(batch).loss) == pytest.approx(plain, rel=1e-6)
+        assert float(negative_loss(model, batch).mean().detach()) == pytest.approx(-plain, rel=1e-6)  # a reward
     assert int(keys.get_seq_length()) == 5
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnreg.arguments import one_of, whole_number
 from attnreg.errors import InputError
-from attnreg.outputs import IGNORED, aligned_labels, is_multi_label, needed_labels_of, predictions_of
+from attnreg.outputs import IGNORED, a_batch, aligned_labels, is_multi_label, needed_labels_of, predictions_of
 from attnreg.training.method import Batch, Updater
 
 ScoreName = Literal["loss", "accuracy"]
@@ -25,8 +25,7 @@ RewardBatches = Sequence[Batch] | Callable[[int], Sequence[Batch]]
 
 def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return logits, and labels at the positions whose logits predict them."""
-    output: Any = model(**batch)
-    logits = predictions_of(output)
+    logits = predictions_of(model(**a_batch(model, batch)))
     assert logits is not None, f"{type(model).__name__} returned no logits"
     return logits, aligned_labels(model, needed_labels_of(batch, logits))
 
