@@ -10,10 +10,12 @@ import torch
 import transformers as hf
 from accelerate.utils import convert_outputs_to_fp32
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import StratifiedKFold
 
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments import fit_linear_head
+from attnreg.experiments.tasks.models.linear_head import STRENGTHS
 from attnreg.experiments.tasks.models.pooling import pool
 from tests.commands import assert_sentence, ran
 from tests.method_cases import batches, bert
@@ -95,6 +97,28 @@ def test_the_head_is_that_of_logistic_regression(classes, half):
     assert all(torch.equal(model.state_dict()[name], each) for name, each in before.items())
 
 
+def test_the_only_row_of_a_class_is_never_held_out():
+    model, rows = bert(num_labels=3), [*batches(6, 16)]
+    for batch in rows:
+        batch["labels"] = (batch["input_ids"][:, 1] > 15).long()
+    rows[2]["labels"][1] = 2
+    strength = fit_linear_head(model, rows)
+    x, y = features(model, rows).detach().numpy(), torch.cat([b["labels"] for b in rows]).numpy()
+    of_two = np.flatnonzero(y != 2)
+    losses = {}
+    for c in STRENGTHS:
+        losses[c] = []
+        for fit, held in StratifiedKFold(5).split(of_two, y[of_two]):
+            rows_to_fit = [*of_two[fit], *np.flatnonzero(y == 2)]
+            fitted = LogisticRegression(C=c, max_iter=10_000, tol=1e-8).fit(x[rows_to_fit], y[rows_to_fit])
+            of_label = fitted.predict_proba(x[of_two[held]])[range(len(held)), y[of_two[held]]]
+            losses[c].append(-np.log(of_label).mean())
+    assert strength == min(losses, key=lambda c: np.mean(losses[c]))
+    expected = LogisticRegression(C=strength, max_iter=10_000, tol=1e-8).fit(x, y).predict_proba(x)
+    found = torch.cat([model(**batch).logits for batch in rows]).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
 def test_numbers_are_fitted_by_ridge_regression():
     model, rows = bert(num_labels=1), [*batches(6, 16)]
     for batch in rows:
@@ -111,7 +135,7 @@ def test_what_cannot_be_probed_is_refused():
     several = [{**batch, "labels": torch.rand(4, 3).double().round()} for batch in rows]
     multi_label = {"num_labels": 3, "problem_type": "multi_label_classification"}
     for options, given, says in (
-        ({}, one_class, r"needs two rows or more of each of 2 classes or more, got \[8\]"),
+        ({}, one_class, r"needs 2 classes or more, and two rows or more of two of them, got \[8\] rows"),
         (multi_label, several, r"two rows or more with one label each, got labels of shape \(8, 3\)"),
         ({}, [], "needs batches to fit"),
     ):

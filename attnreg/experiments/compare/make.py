@@ -41,7 +41,10 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             console.rule(name)
         with comparison.begun():
             if launcher == "commands":
-                if _print_commands(comparison, threads):
+                if pending := [run for run in comparison.runs() if not run.finished]:
+                    count = launch.commands(pending, threads, click.echo)
+                    left = f"{count} runs to start, {len(pending) - count} running."
+                    click.echo(f"{left} Repeat this command when they have finished.", err=True)
                     continue
             elif (trouble := _make_runs(comparison, launcher, jobs, threads, console)) is not None:
                 troubles.append(trouble)
@@ -83,15 +86,6 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
     if not failed:
         return None
     return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
-
-
-def _print_commands(comparison: Comparison, threads: int) -> bool:
-    """Print commands for the unfinished runs; return whether there are any."""
-    if pending := [run for run in comparison.runs() if not run.finished]:
-        count = launch.commands(pending, threads, click.echo)
-        left = f"{count} runs to start, {len(pending) - count} running."
-        click.echo(f"{left} Repeat this command when they have finished.", err=True)
-    return bool(pending)
 
 
 def describe(study: Study) -> None:

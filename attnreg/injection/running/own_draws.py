@@ -128,7 +128,9 @@ class OwnDraws(Watching):
         heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
-        batch = replace(self.batch, cached=0, rooms=()) if self._encodes() else self.batch
+        parts = (part for place in self.running for part in place.name.split("."))
+        encodes = self.batch.has_encoder and next((part for part in parts if part.endswith("coder")), "") == "encoder"
+        batch = replace(self.batch, cached=0, rooms=()) if encodes else self.batch
         try:
             drawn = batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
         except InputError as error:
@@ -138,11 +140,6 @@ class OwnDraws(Watching):
         if like.dtype in BITS:
             drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
         return drawn
-
-    def _encodes(self) -> bool:
-        """Whether the encoder of a model with a decoder runs."""
-        parts = (part for place in self.running for part in place.name.split("."))
-        return self.batch.has_encoder and next((part for part in parts if part.endswith("coder")), "") == "encoder"
 
     def _check_repeatable(self) -> None:
         """Make checkpoints that run now draw the same again; raise if another function would not."""

@@ -78,16 +78,12 @@ class Trials:
         """
         while len(trials := self.all) < most:
             full = len(trials) % size == 0 and any(trial.state == "running" for trial in trials)
-            if full or not self._ask({trial.method.text for trial in trials}):
+            known, drawn = {trial.method.text for trial in trials}, False
+            while not (full or drawn) and self._repeats < 2 * REPEATS:
+                drawn = self._draw(known)
+            if not drawn:  # if the round is not full, the space seems exhausted
                 break
         return [trial for trial in trials if trial.state == "running"]
-
-    def _ask(self, known: Collection[str]) -> bool:
-        """Draw a trial whose method is new; return whether there is one, or the space seems exhausted."""
-        while self._repeats < 2 * REPEATS:
-            if self._draw(known):
-                return True
-        return False
 
     @property
     def _repeats(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +24,8 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
     """Fit the last linear layer of a classifier by logistic regression on what it reads; of a regressor, by ridge.
 
     The rest of the model stays as it is, and runs in eval mode. The strength of the L2 penalty is chosen by
-    cross-validation in five parts, or as many as a class has rows, among nine powers of ten from 1e-4 to 1e4.
+    cross-validation in five parts, or as many as a class has rows, among nine powers of ten from 1e-4 to 1e4. The only
+    row of a class is never held out.
 
     Args:
         model: a model with one label per row, whose last layer is linear.
@@ -34,7 +36,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
 
     Raises:
         InputError: if the model's logits are not those of a linear layer that reads one state per row, there is not one
-            label per row, or there are fewer than two rows of a class, or two classes.
+            label per row, or there are not two classes with two rows each.
 
     Reference:
         Kumar et al., Fine-Tuning can Distort Pretrained Features (ICLR 2022, arXiv 2202.10054): what comes before
@@ -50,6 +52,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         tensor([0, 0, 1, 1])
     """
     from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.metrics import log_loss, make_scorer
     from sklearn.model_selection import GridSearchCV, KFold, StratifiedKFold
 
     if not batches:
@@ -64,14 +67,21 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         estimator: Any = Ridge(fit_intercept=head.bias is not None)
         name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(FOLDS, len(y)))
     else:
-        _, counts = labels.unique(return_counts=True)
+        classes, of_row, counts = np.unique(y, return_inverse=True, return_counts=True)
         needed = 2 if head.bias is not None else head.out_features  # a bias rules out a class without rows
-        if len(counts) < needed or int(counts.min()) < 2:
+        several, single = np.flatnonzero(counts[of_row] > 1), np.flatnonzero(counts[of_row] == 1)
+        if len(classes) < needed or (counts > 1).sum() < 2:
             raise InputError(
-                f"A linear probe needs two rows or more of each of {needed} classes or more, got {counts.tolist()}."
+                f"A linear probe needs {needed} classes or more, and two rows or more of two of them, got "
+                f"{counts.tolist()} rows."
             )
         estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
-        name, score, parts = "C", "neg_log_loss", StratifiedKFold(min(FOLDS, int(counts.min())))
+        name, score = (
+            "C",
+            make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=classes),
+        )
+        divided = StratifiedKFold(min(FOLDS, int(counts[counts > 1].min()))).split(several, y[several])
+        parts = [(np.append(several[fit], single), several[held]) for fit, held in divided]
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
     weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])
@@ -79,10 +89,10 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
     if not labels.is_floating_point():
         if len(weight) == 1:  # of two classes, the difference
             weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-        classes = torch.from_numpy(found.classes_)
-        weight = weight.new_zeros(head.weight.shape).index_copy(0, classes, weight)
+        present = torch.from_numpy(found.classes_)
+        weight = weight.new_zeros(head.weight.shape).index_copy(0, present, weight)
         # The bias rules out a class without rows.
-        bias = (bias.min() - 100.0).repeat(head.out_features).index_copy(0, classes, bias)
+        bias = (bias.min() - 100.0).repeat(head.out_features).index_copy(0, present, bias)
     head.weight.copy_(weight)
     if head.bias is not None:
         head.bias.copy_(bias)
