@@ -65,7 +65,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     if labels.is_floating_point():
         estimator: Any = Ridge(fit_intercept=head.bias is not None)
-        name, score, parts = "alpha", "neg_mean_squared_error", KFold(min(FOLDS, len(y)))
+        name, score, parts = "alpha", "neg_mean_squared_error", [*KFold(min(FOLDS, len(y))).split(x)]
     else:
         classes, of_row, counts = np.unique(y, return_inverse=True, return_counts=True)
         needed = 2 if head.bias is not None else head.out_features  # a bias rules out a class without rows
@@ -76,12 +76,9 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
                 f"{counts.tolist()} rows."
             )
         estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
-        name, score = (
-            "C",
-            make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=classes),
-        )
+        score = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=classes)
         divided = StratifiedKFold(min(FOLDS, int(counts[counts > 1].min()))).split(several, y[several])
-        parts = [(np.append(several[fit], single), several[held]) for fit, held in divided]
+        name, parts = "C", [(np.append(several[fit], single), several[held]) for fit, held in divided]
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
     weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])
