@@ -116,8 +116,7 @@ class AttentionSite(SiteInfo, DrawsHere):
 
     Args:
         shape: ``(B, H, Q, K)``, the shape of the attention scores.
-        valid: bool, broadcastable to ``shape``: positions that the model itself allows (padding, causality); ``None``
-            means all.
+        valid: bool, broadcastable to ``shape``: positions that the model allows (padding, causality); ``None``: all.
         query: ``(B, H, Q, D)``, or ``None`` if the model exposes only scores.
         key: ``(B, H_kv, K, D)`` (fewer heads under grouped-query attention), or ``None``.
         bias: float, broadcastable to ``shape``, which the model adds to the scores, or ``None``.
@@ -265,6 +264,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
     draws: Draws = field(default_factory=Draws, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
+    _zeroed: list[Tensor] = field(default_factory=list, init=False, repr=False)  # by each regularizer, for the drop rate
 
     @property
     def tokens(self) -> Tensor:

@@ -110,6 +110,20 @@ def test_candidates_receive_the_most_attention_that_the_model_shows(case, monkey
                 assert math.isclose(float(received[b, k]), total / heads, abs_tol=1e-5)
 
 
+def test_rates_count_what_dropout_zeroed_before_noise_was_added():
+    model, dropped = BERT.build(), {}
+    without_dropout(model)
+    for noise_first in (False, True):
+        dropout, noise = HiddenDropout(P, where="embeddings"), attnreg.EmbeddingNoise(1.0)
+        with attnreg.attach(model, noise & dropout if noise_first else dropout & noise) as handle:
+            torch.manual_seed(0)
+            output(model, BERT.batch())
+        [(label, rate)] = handle.drop_rate_tensors().items()
+        assert label == "encoder.0.embeddings"
+        dropped[noise_first] = float(rate)
+    assert all(0.2 < each < 0.4 for each in dropped.values())
+
+
 def test_a_span_of_each_layer_follows_its_own_attention():
     model, batch = BERT.build(), BERT.batch()
     torch.manual_seed(0)

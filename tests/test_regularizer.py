@@ -140,6 +140,9 @@ def test_one_regularizer_twice_would_step_twice():
         OnLayers(once, [0]) & (Keep() & OnLayers(once, [1]))
     with pytest.raises(InputError, match="One Scheduled is in the composition twice"):
         CrossTuning(once) & once
+    learned = attnreg.ConcreteDropout(num_layers=2)
+    with pytest.raises(InputError, match="One ConcreteDropout is in the composition twice, and would add its penalty"):
+        OnLayers(learned, [0]) & OnLayers(learned, [1])
     dropout = AttentionDropout(0.1)
     assert len((OnLayers(dropout, [0]) & OnLayers(dropout, [1])).providers) == 2  # nothing steps
 

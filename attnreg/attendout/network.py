@@ -75,8 +75,7 @@ def number_of_patches(images: Tensor, height: int, width: int) -> int:
 class GeneratorNetwork(nn.Module):
     """Token and position embeddings, then one attention layer, applied L times, whose scores are the logits.
 
-    The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases are 0 and not
-    learned.
+    The arguments are those of :class:`attnreg.GNetProvider`; without ``initial_logit``, the biases stay 0.
     """
 
     def __init__(

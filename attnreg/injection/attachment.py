@@ -132,8 +132,7 @@ def seeded(model: nn.Module) -> AttachHandle:
         a handle, which is also a context manager.
 
     Raises:
-        InputError: if the model is already compiled, wrapped or sharded, or a module holds a generator that is not
-            torch's.
+        InputError: if the model is already compiled, wrapped or sharded, or a module holds a foreign generator.
         RuntimeError: if the model has a handle already; in a pass, if the model draws numbers in a way that attnreg
             cannot replace, such as within a kernel.
 

@@ -272,7 +272,7 @@ class Compose(Container):
         providers: the regularizers, which are asked in this order.
 
     Raises:
-        InputError: if one is no regularizer, or one that steps is there twice.
+        InputError: if one is no regularizer, or one that steps or has a penalty is there twice.
 
     Example:
         >>> from attnreg import AttentionDropout, AttentionLayerDrop
@@ -285,9 +285,12 @@ class Compose(Container):
         self.providers: nn.ModuleList = nn.ModuleList(
             q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
         )
-        parts = [part for each in self.inner() for part in each.parts() if type(part).step is not Regularizer.step]
-        if twice := next((part for number, part in enumerate(parts) if any(part is p for p in parts[:number])), None):
-            raise InputError(f"One {type(twice).__name__} is in the composition twice, and would step twice: make two.")
+        parts = [part for each in self.inner() for part in each.parts()]
+        for part in (part for number, part in enumerate(parts) if any(part is p for p in parts[:number])):
+            for hook, does in (("step", "step"), ("penalty", "add its penalty")):
+                if getattr(type(part), hook) is not getattr(Regularizer, hook):
+                    name = type(part).__name__
+                    raise InputError(f"One {name} is in the composition twice, and would {does} twice: make two.")
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:

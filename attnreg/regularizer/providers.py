@@ -97,6 +97,8 @@ class HiddenProvider(Regularizer):
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         states = super().states_at(site, states)
         answer = self(site, states) if site.where in self.places else None
+        if answer is not None:
+            site._zeroed.append((states != 0) & (answer.detach() == 0))
         return states if answer is None else answer.to(states.dtype)
 
     @property

@@ -60,8 +60,7 @@ class FineTuning(TrainingMethod):
     Args:
         model: a model whose output has a ``loss`` when it is given ``labels``.
         optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
-        provider: mask provider for every self-attention of the model. To choose layers, attach it yourself and pass the
-            handle instead.
+        provider: mask provider for every self-attention of the model; or, to choose layers, the handle of one.
         scheduler: learning-rate schedule, advanced after each optimizer step.
         max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
         accelerator: handles devices, precision and processes; it must not accumulate gradients itself.

@@ -51,8 +51,7 @@ class Setup:
     """The task, data, model and folder of a run. The same seed gives every recipe the same new head and data order.
 
     Raises:
-        InputError: if the options, the data and the model do not fit together, or something is missing. Nothing is
-            written then.
+        InputError: if the options, the data and the model do not fit together. Nothing is written then.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -133,8 +133,7 @@ def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tu
 def offline_if_unreachable() -> None:
     """Switch the Hugging Face libraries to their local cache if the hub does not answer in time.
 
-    It is asked once per process. Without this, ``datasets`` retries for 23 seconds and ``transformers`` for 24 before
-    they fail.
+    It is asked once per process. Without this, ``datasets`` retries for 23 seconds, and ``transformers`` for 24.
     """
     from huggingface_hub import constants
 
