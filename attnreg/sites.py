@@ -264,7 +264,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
     draws: Draws = field(default_factory=Draws, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
-    _zeroed: list[Tensor] = field(default_factory=list, init=False, repr=False)  # by each regularizer, for the drop rate
+    _zeroed: list[Tensor] = field(default_factory=list, init=False, repr=False)  # by regularizer, for the drop rate
 
     @property
     def tokens(self) -> Tensor:
