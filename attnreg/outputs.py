@@ -26,7 +26,7 @@ LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
 def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
-    """Return ``batch``, its caches copied, if it is a dict of what the model's forward takes and needs; else raise."""
+    """Return a copy of ``batch``, with its caches, if it is a dict of what the model's forward takes and needs; else raise."""
     arguments = inspect.signature(model.forward).parameters
     known = [name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD]
     takes_any = len(known) < len(arguments)
@@ -42,14 +42,18 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     absent = next((name for name in needed if name not in names), None)
     missing = None if model._forward_pre_hooks_with_kwargs else absent  # a hook may add it
     if isinstance(batch, Mapping) and strange is None and missing is None:
-        caches = {name: copy.deepcopy(each) for name, each in batch.items() if hasattr(each, "get_seq_length")}
-        return {**batch, **caches} if caches else batch  # each pass writes its keys into a cache
+        return own_caches(batch)
     found = f"{strange!r} in it" if strange is not None else f"no {missing!r}"
     got = found if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
     raise InputError(
         f"Expected the batch to be a dict of arguments of {type(model).__name__}.forward({', '.join(known)}), got "
         f"{got}.{did_you_mean(str(strange), known)}"
     )
+
+
+def own_caches(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a batch, with its caches, because each pass writes its keys into one."""
+    return {name: copy.deepcopy(x) if hasattr(x, "get_seq_length") else x for name, x in batch.items()}
 
 
 def loss_of(

@@ -255,6 +255,20 @@ def test_each_pass_has_the_cache_of_the_batch(case, cache):
     assert int(keys.get_seq_length()) == 5
 
 
+def test_a_cache_of_example_inputs_or_of_a_trainer_stays_as_it_is(tmp_path):
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4)).double()
+    keys = hf.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=IDS[:, :5], **{CACHE: keys})
+    batch = {"input_ids": IDS[:, 5:], "labels": IDS[:, 5:], CACHE: keys}
+    attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=batch).detach()
+    assert int(keys.get_seq_length()) == 5
+    arguments = hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    trainer = RegularizedTrainer(model.train(), arguments, objective=RDropLoss(1.0))
+    losses = [float(trainer.compute_loss(model, batch).detach()) for _ in range(2)]
+    assert losses == pytest.approx([float(model(**batch).loss.detach())] * 2, rel=1e-6)
+
+
 def test_a_static_cache_of_padding_continues_its_masks():
     torch.manual_seed(0)
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4)).eval()

@@ -13,6 +13,7 @@ from transformers.modeling_utils import unwrap_model
 from attnreg.errors import InputError
 from attnreg.injection import AttachHandle
 from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
+from attnreg.outputs import own_caches
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import (
     Batch,
@@ -137,7 +138,7 @@ class RegularizedTrainer(Trainer):
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
-            loss, output = of_one_pass(model, {**batch}, True, num_items_in_batch)
+            loss, output = of_one_pass(model, own_caches(batch), True, num_items_in_batch)
             outputs.append(output)
             penalty = penalty_of(self.handle)
             return (loss * parts if penalty is None else loss * parts + penalty), output

@@ -18,6 +18,7 @@ from attnreg.injection.discovery.example_inputs import example_inputs as make_ex
 from attnreg.injection.discovery.finder import Finder, Sighting
 from attnreg.injection.discovery.sites import FoundSite, sites_of
 from attnreg.injection.discovery.snapshot import materialized, unchanged
+from attnreg.outputs import own_caches
 
 ONE_AT_A_TIME = threading.Lock()  # a dry run changes global state of torch and restores it
 
@@ -92,7 +93,7 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
     for runnable, given in (
         (each, made) for each in runnables for made in (make_example_inputs(each) if inputs is None else (inputs,))
     ):
-        args, kwargs = ((), dict(given)) if isinstance(given, Mapping) else (tuple(given), {})
+        args, kwargs = ((), own_caches(given)) if isinstance(given, Mapping) else (tuple(given), {})
         args, kwargs = tree_map_only(Tensor, _unshared, (args, kwargs))
         try:
             with unchanged(model) as tensors:

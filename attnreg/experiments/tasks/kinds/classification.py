@@ -146,8 +146,7 @@ class Tokens(Kind):
     """One class per word, on its first sub-word. Other sub-words and special tokens have no label.
 
     The model does not see words beyond ``max_length`` or words without sub-words. Their prediction is ``O``, so their
-    entities count as missed; if ``O`` is not a label, the prediction is wrong. Rows with no visible word are not
-    trained on.
+    entities count as missed; if ``O`` is not a label, it is wrong. Rows with no visible word are not trained on.
     """
 
     head = "AutoModelForTokenClassification"

@@ -28,8 +28,7 @@ FAST = ("is_fast", "cannot map tokens to words of the text: choose a model with 
 class Kind(ABC):
     """A kind of task: checks, encodes and scores the rows of every task of this kind.
 
-    Rows are checked without a tokenizer. Methods that raise say with an :class:`~attnreg.errors.InputError` what does
-    not fit.
+    Rows are checked without a tokenizer. What does not fit raises an :class:`~attnreg.errors.InputError`.
 
     Args:
         task: the task, with its class names filled in.
