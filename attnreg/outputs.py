@@ -26,7 +26,7 @@ LossFunction = Callable[[Any, Mapping[str, Any]], Tensor]
 
 
 def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
-    """Return a copy of ``batch``, with its caches, if it is a dict of what the model's forward takes and needs; else raise."""
+    """Return a copy of a batch and its caches, if it is a dict of what the model's forward takes; else raise."""
     arguments = inspect.signature(model.forward).parameters
     known = [name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD]
     takes_any = len(known) < len(arguments)
