@@ -19,6 +19,7 @@ from attnreg.errors import InputError
 from attnreg.functional.region import Region
 from attnreg.injection import undisturbed
 from attnreg.injection.backends import Tap
+from attnreg.injection.discovery.snapshot import draws_repeated
 from attnreg.injection.handle import AttachHandle
 from attnreg.outputs import (
     IGNORED,
@@ -227,7 +228,8 @@ class _Pass:
     steps: int
 
     def output(self) -> Any:
-        return self.model(**a_batch(self.model, self.batch))
+        with draws_repeated(self.model):  # in training mode, passes have the same dropout, and skip the same layers
+            return self.model(**a_batch(self.model, self.batch))
 
 
 def explain(

@@ -194,7 +194,7 @@ def test_the_mean_rate_counts_compiled_passes():
         assert abs(handle.rates.mean()["encoder.0"] - float(torch.stack(rates).mean())) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["gradient", "attention"])
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention"])
 def test_a_layer_that_the_model_skips_in_the_first_pass_has_no_attribution(method):
     still = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
     config = hf.Wav2Vec2Config(**{**SOUND, "num_hidden_layers": 4}, **still, layerdrop=0.4, apply_spec_augment=False)
