@@ -30,8 +30,7 @@ class CausalLM(Kind):
     by the template; the last message is the completion.
 
     Accuracy and perplexity are over the labelled tokens, each predicted from the right ones before it. For exact match,
-    a completion is generated greedily from the prompt, with at most as many tokens as the right one, since a longer one
-    cannot match.
+    a completion is generated greedily from the prompt, with at most as many tokens as the right one.
     """
 
     head = "AutoModelForCausalLM"

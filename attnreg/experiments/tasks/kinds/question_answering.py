@@ -27,8 +27,7 @@ class QuestionAnswering(Kind):
     A context that does not fit ``max_length`` is divided into windows, which overlap by a third of it. Each window is
     an encoded row. A window that does not hold the whole first answer points at the first token (CLS). The prediction
     of a row is the span with the highest sum of start and end logits in any of its windows, with at most 30 tokens. If
-    some of the scored rows have no answer, the prediction is empty where CLS scores higher than every span, in each
-    window.
+    some of the scored rows have no answer, the prediction is empty where CLS scores higher in each window.
 
     Reference:
         BERT (arXiv 1810.04805), Sections 4.2 and 4.3.
