@@ -24,6 +24,7 @@ from attnreg.injection.handle import AttachHandle
 from attnreg.outputs import (
     IGNORED,
     a_batch,
+    after_virtual,
     is_multi_label,
     labels_of,
     moved_labels,
@@ -62,8 +63,7 @@ class Target:
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
         self.shifts_labels: bool | None = None  # unknown before the first output
-        self._by_class = False
-        self._virtual = 0  # tokens that peft puts before those of the batch, and that have no labels
+        self._model: Any = None
 
     def for_model(self, model: nn.Module) -> Target:
         """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
@@ -75,8 +75,7 @@ class Target:
                 "function that scores the labels to explain, or, if each row has one, set `config.problem_type`."
             )
         target = Target(self.kind)
-        target._by_class = shifts_labels(model)
-        target._virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
+        target._model = model
         return target
 
     def _labels(self, output: Any, batch: Mapping[str, Any]) -> Any:
@@ -85,14 +84,10 @@ class Target:
             return labels
         if self.shifts_labels is None:
             shifts = _shifts_labels(output, batch)
-            self.shifts_labels = self._by_class if shifts is None else shifts
-        labels = moved_labels(labels) if self.shifts_labels else labels
-        return self._after_virtual(labels, logits_of(output), IGNORED)
-
-    def _after_virtual(self, given: Tensor, logits: Tensor, value: int) -> Tensor:
-        """Return what each token is given, with a value for the virtual tokens before them, if there are logits."""
-        own = given.dim() == 2 < logits.dim() and logits.shape[1] == given.shape[1] + self._virtual
-        return F.pad(given, (self._virtual, 0), value=value) if own else given
+            by_class = self._model is not None and shifts_labels(self._model)
+            self.shifts_labels = by_class if shifts is None else shifts
+        labels = after_virtual(self._model, labels, logits_of(output))
+        return moved_labels(labels) if self.shifts_labels else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -114,7 +109,7 @@ class Target:
             return labels
         classes = logits.detach().argmax(-1)
         if logits.dim() == 3:
-            masks = {n: self._after_virtual(x, logits, 0) for n, x in batch.items() if n.endswith("attention_mask")}
+            masks = {n: after_virtual(self._model, x, logits, 0) for n, x in batch.items() if "attention_mask" in n}
             ignored = _unlabelled(logits, {**batch, **masks, "labels": labels})
             classes = classes if ignored is None else classes.masked_fill(ignored, IGNORED)
         return classes

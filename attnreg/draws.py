@@ -82,10 +82,8 @@ class Draws:
         batch = self._batch
         samples = batch.rows if len(shape) > 1 else None  # a draw of one dimension is for the whole batch
         if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
-            raise InputError(
-                f"Draws of shape {tuple(shape)} do not show {len(samples)} samples: replay the whole batch, without "
-                "`rows`."
-            )
+            shown = f"Draws of shape {tuple(shape)} do not show {len(samples)} samples"
+            raise InputError(f"{shown}: replay the whole batch, without `rows`.")
         before = batch.cached if len(shape) == 3 else self.first_query
         place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples}
         if (first := batch.first) is not None and len(shape) > 2 and shape[0] == len(first) and not self._part:

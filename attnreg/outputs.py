@@ -147,8 +147,16 @@ def moved_labels(labels: Tensor) -> Tensor:
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
 
-def aligned_labels(model: nn.Module, labels: Tensor) -> Tensor:
+def after_virtual(model: Any, given: Tensor, logits: Tensor, value: int = IGNORED) -> Tensor:
+    """Return what each token is given, with a value for those that peft's prompt puts before them in the logits."""
+    virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
+    fits = given.dim() == 2 < logits.dim() and logits.shape[1] == given.shape[1] + virtual
+    return F.pad(given, (virtual, 0), value=value) if fits else given
+
+
+def aligned_labels(model: nn.Module, labels: Tensor, logits: Tensor | None = None) -> Tensor:
     """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are."""
+    labels = labels if logits is None else after_virtual(model, labels, logits)
     return moved_labels(labels) if labels.dim() == 2 and shifts_labels(model) else labels
 
 

@@ -27,6 +27,5 @@ def linear_probe(run: "attnreg.experiments.Run") -> None:
     """
     if run.loss_function is not None:
         raise UsageError(f"linear-probe fits the head by its own loss, without {run.loss_flags}: remove the option.")
-    model = run.model.to(run.accelerator.device)
-    strength = attnreg.experiments.fit_linear_head(model, run.rows_in_order(run.train_rows))
+    strength = run.fit_head()
     run.report(run.train(Frozen), notes=[f"The L2 penalty chosen by cross-validation: {strength:g}."])

@@ -121,7 +121,7 @@ def test_a_task_without_classes_has_no_interval_over_rows(tmp_path):
         write_rows(run.folder / "predictions.jsonl", [{"label": float(n), "prediction": n + 0.5} for n in range(9)])
     report = reported(comparison)
     assert "95 % over dev rows" not in report
-    assert "There are no learning curves: dev was scored in a single epoch" in report
+    assert "There are no learning curves: dev rows were scored in a single epoch" in report
 
 
 def test_a_run_writes_what_the_majority_class_scores(cli, tmp_path):
@@ -222,7 +222,7 @@ def test_the_same_difference_with_every_seed_is_told(tmp_path):
 
 
 def test_a_score_that_is_no_number_has_no_deviation():
-    runs = [SimpleNamespace(seed=0)]
+    runs = [SimpleNamespace(seed=0), SimpleNamespace(seed=1)]
     known = [SimpleNamespace(name="a", scores=[0.5, each], trivial=None, runs=runs) for each in (0.7, math.nan)]
     assert [row[1:3] for row in tables.scores(known, known[0]).rows] == [["0.6000", "0.1414"], ["nan", "nan"]]
 

@@ -18,6 +18,7 @@ from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import (
     SAM,
     AttackerDefender,
+    CrossEntropy,
     FineTuning,
     R3FLoss,
     RDropLoss,
@@ -143,10 +144,37 @@ def test_prompt_tokens_of_peft_have_no_score():
             assert torch.equal(classes[:, 7:10], IDS[:, 5:])
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
+@pytest.mark.parametrize("case", ["r-drop", "r3f", "cross-entropy", "reward"])
+def test_prompt_tokens_of_peft_have_no_label(case):
+    torch.manual_seed(0)
+    tuned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    config = hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4, attention_dropout=0.3)
+    model = peft.get_peft_model(hf.LlamaForCausalLM(config).double(), tuned).double()
+    batch = {"input_ids": IDS, "labels": IDS.masked_fill(torch.arange(8) < 2, -100)}
+    if case in ("cross-entropy", "reward"):  # those of the model itself
+        model.eval().requires_grad_(False)
+        output = model(**batch)
+        found = CrossEntropy(model)(output, batch) if case == "cross-entropy" else -negative_loss(model, batch).mean()
+        assert float(found) == pytest.approx(float(output.loss), rel=1e-6)
+        return
+    method = FineTuning(model, adamw(model, 0.0), objective={"r-drop": RDropLoss(1.0), "r3f": R3FLoss(1.0)}[case])
+    logits = []
+    hook = model.get_base_model().register_forward_hook(lambda module, args, output: logits.append(output.logits))
+    loss = float(method.step(batch).loss)
+    hook.remove()
+    log_p, log_q = (each[:, 4:10].detach().log_softmax(-1) for each in logits)  # what predicts the last six of 11
+    gap = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2
+    of_pass = [-torch.gather(each, 2, IDS[:, 2:, None]).mean() for each in (log_p, log_q)]
+    expected = (of_pass[0] + of_pass[1] + gap) / 2 if case == "r-drop" else of_pass[0] + 2 * gap
+    assert loss == pytest.approx(float(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["predicted", "label"])
 def test_class_labels_under_prompt_tuning_are_not_padded(kind):
     target = Target(kind)
-    target._virtual = 2
+    target._model = torch.nn.Linear(1, 1)
+    target._model.active_peft_config = types.SimpleNamespace(num_virtual_tokens=2)
     assert target.classes(torch.eye(3)[:2], {"labels": torch.tensor([[0], [1]])}).flatten().tolist() == [0, 1]
 
 

@@ -189,10 +189,8 @@ class Teacher:
         """Learn at the end of a round from the gaps, ``(n,)``; return the mean reward."""
         if self.credit.per == "step":  # a last round may be shorter than the others
             if len(gaps) < self.steps:
-                raise InputError(
-                    f"Expected a reward row for each step with `per` 'step', got {len(gaps)} rows for {self.steps} "
-                    "steps."
-                )
+                got = f"{len(gaps)} rows for {self.steps} steps"
+                raise InputError(f"Expected a reward row for each step with `per` 'step', got {got}.")
             gaps = gaps[: self.steps]
         rewards = self.credit.rewards(gaps)
         mean = float(rewards.mean())

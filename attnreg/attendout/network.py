@@ -31,10 +31,7 @@ def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | 
         raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
     length = ids.shape[-1]
     if length > max_length:
-        raise InputError(
-            f"Expected at most {max_length} tokens, got {length}: truncate them, or make the G-Net with a larger "
-            "`max_length`."
-        )
+        raise InputError(f"Expected at most {max_length} tokens, got {length}: truncate, or make a G-Net for more.")
     ids, mask = ids.reshape(-1, length), inputs.get("attention_mask")
     if mask is None:
         mask = torch.ones_like(ids) if pad_token_id is None else ids != pad_token_id
@@ -91,10 +88,8 @@ class GeneratorNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
-            raise InputError(
-                f"Expected `num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings), got "
-                f"{num_heads}."
-            )
+            wanted = f"`num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings)"
+            raise InputError(f"Expected {wanted}, got {num_heads}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
         self.tokens = (

@@ -27,7 +27,7 @@ def _predicted(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return logits, and labels at the positions whose logits predict them."""
     logits = predictions_of(model(**a_batch(model, batch)))
     assert logits is not None, f"{type(model).__name__} returned no logits"
-    return logits, aligned_labels(model, needed_labels_of(batch, logits))
+    return logits, aligned_labels(model, needed_labels_of(batch, logits), logits)
 
 
 def _mean_of_rows(values: Tensor, labels: Tensor) -> Tensor:

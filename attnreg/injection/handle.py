@@ -19,12 +19,12 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.report import Report, site_report
 from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.rates import Report
 from attnreg.injection.running.shadow import (
     MARK,
     AttachedEntry,
@@ -134,10 +134,12 @@ class AttachHandle:
         return dict(counts)
 
     def report(self) -> Report:
-        """Return a table of the sites: mean drop rate so far, and the module."""
+        """Return a table of the sites: mean drop rate so far, and the module; below, why nothing may be dropped."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
-        return site_report(self.sites, rates, [*effects(self.provider), *notes])
+        shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
+        rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in self.sites]
+        return Report.of_rows([("site", "drop rate", "module"), *rows], [*effects(self.provider), *notes])
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""

@@ -57,10 +57,7 @@ class LayerDrop(MaskProvider):
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if all(site.stack == "cross" for site in sites):
-            raise InputError(
-                "LayerDrop skips blocks by their self-attention, but all sites are cross-attention: choose other "
-                "`stacks`."
-            )
+            raise InputError("LayerDrop needs self-attention, but all sites are cross-attention: choose `stacks`.")
 
 
 class AttentionLayerDrop(MaskProvider):

@@ -62,10 +62,7 @@ class StructuralMask(MaskProvider):
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         if cross := [site.name for site in sites if site.stack == "cross"]:
-            raise InputError(
-                f"StructuralMask needs self-attention, got cross-attention at {', '.join(cross)}: choose other "
-                "`stacks`."
-            )
+            raise InputError(f"StructuralMask needs self-attention, got cross-attention at {cross[0]}: set `stacks`.")
         for site in sites:
             self._check_heads(site)
         check_shared_keys("StructuralMask compares positions of one sequence", sites)

@@ -70,7 +70,8 @@ class CrossEntropy:
             raise InputError(f"CrossEntropy needs `logits` in the output, {type(outputs).__name__}, but found none.")
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         labels = needed_labels_of(batch, logits)
-        if labels.shape != logits.shape[:-1] or labels.is_floating_point() or logits.shape[-1] == 1:
+        predicted = aligned_labels(self.model, labels, logits)
+        if predicted.shape != logits.shape[:-1] or labels.is_floating_point() or logits.shape[-1] == 1:
             raise InputError(
                 f"CrossEntropy needs labels that are classes, of shape {tuple(logits.shape[:-1])}, got {labels.dtype} "
                 f"of shape {tuple(labels.shape)}."
@@ -78,10 +79,10 @@ class CrossEntropy:
         total = self._sum(logits, labels)
         if self.prompt:
             total = total + self.prompt * self._sum(logits, _prompts(labels, batch))
-        return total / (aligned_labels(self.model, labels) != IGNORED).sum()
+        return total / (predicted != IGNORED).sum()
 
     def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        own = aligned_labels(self.model, labels).flatten()
+        own = aligned_labels(self.model, labels, logits).flatten()
         weights = None if self.weights is None else logits.new_tensor(self.weights)
         return F.cross_entropy(logits.flatten(0, -2), own, weights, reduction="sum", label_smoothing=self.smoothing)
 

@@ -54,15 +54,13 @@ class ForwardPass:
         loss, output = self(batch)
         logits = predictions_of(output)
         if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
-            raise InputError(
-                f"{self.title} needs `logits` in the output of {type(self.model).__name__}, with gradients, but found "
-                "none."
-            )
+            needed = f"`logits` in the output of {type(self.model).__name__}, with gradients"
+            raise InputError(f"{self.title} needs {needed}, but found none.")
         return loss, logits
 
     def disagreement(self, batch: Batch, logits: Tensor, other: Tensor) -> Tensor:
         """Return the :func:`disagreement` of the logits of two passes on the batch."""
-        return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits)))
+        return disagreement(logits, other, aligned_labels(self.model, needed_labels_of(batch, logits), logits))
 
 
 class Objective(ABC):

@@ -161,12 +161,10 @@ class Comparison:
         return f"{' over '.join(each.text for each in pair)} {zlib.crc32(made.encode()):08x}"
 
     def decide(self) -> None:
-        """Choose, once for each method and when all have run, the epochs for which the baseline takes as long."""
-        groups = self.groups()
-        if sum(len(group.runs) for group in groups.values()) < len(self.methods) * self.seeds:
-            return
-        decided, plain = self._decided(), groups[self.baseline]
-        if plain.config("patience") is not None:
+        """Choose, once for each method that has run, the epochs for which the baseline takes as long."""
+        groups = {method: group for method, group in self.groups().items() if len(group.runs) == self.seeds}
+        decided, plain = self._decided(), groups.get(self.baseline)
+        if plain is None or plain.config("patience") is not None:
             return  # more epochs would not make an early-stopped baseline train for longer
         epochs = int(plain.config("epochs"))
         for method, group in groups.items():

@@ -39,6 +39,11 @@ class Contrast:
         return self.p < LEVEL
 
     @property
+    def is_alike(self) -> bool:
+        """Whether there is no test because all seeds differ by the same amount."""
+        return math.isnan(self.difference.p) and len(self.gaps) > 1 and abs(self.difference.mean) > 0
+
+    @property
     def detectable(self) -> float | None:
         """The true difference that a test over these seeds would probably find; ``None`` without a test."""
         return None if math.isnan(self.difference.p) else detectable(stdev(self.gaps), len(self.gaps))
@@ -93,9 +98,13 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
         said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
     better = [each.mine.name for each in hold if each.difference.mean > 0]
-    if lost := sorted(each.mine.name for each in same_time if each.mine.name in better and not each.holds):
+    same_time = [each for each in same_time if each.mine.name in better]
+    if lost := sorted(each.mine.name for each in same_time if not each.holds):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    alike = [x for x in found if math.isnan(x.difference.p) and len(x.gaps) > 1 and abs(x.difference.mean) > 0]
+    for name, mean in ((each.mine.name, each.difference.mean) for each in same_time if each.holds):
+        if mean < 0:
+            said.append(f"With the same training time, {name} scores {-mean:.4f} below {baseline}.")
+    alike = [each for each in found if each.is_alike]
     always = f"from {baseline} with every seed; a t-test needs differences that vary."
     said += [f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}" for each in alike]
     if rest := [each for each in found if each not in hold and each not in alike]:

@@ -100,7 +100,11 @@ class PlannedRun:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        check_same(self.folder, self.settings)
+        try:
+            check_same(self.folder, self.settings)
+        except InputError as error:
+            flag = "--search-rows" if self.role == "search" else "--validation-rows"
+            raise InputError(str(error).replace("--validation-rows", flag)) from None
 
     def check_data(self) -> None:
         """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""

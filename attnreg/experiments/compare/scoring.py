@@ -66,10 +66,11 @@ class Scoring:
 
 
 def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[str]:
-    """Score the finished runs of a comparison that are not scored yet; return one sentence for each that fails."""
+    """Score the finished runs of a comparison that are not scored yet; return what failed, if so."""
     runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
         failures = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
-    return [failure for failure in failures if failure is not None]
+    told = [failure for failure in failures if failure is not None]
+    return [f"{len(told)} scores are missing. The first: {told[0]}"] if len(told) > 1 else told

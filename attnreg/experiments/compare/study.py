@@ -125,7 +125,8 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         whole["methods"] = [*texts_of(whole.get("methods")), *added]
     shown = [_shown(name, value) for name, value in options.items()]
     if small:
-        given = {n for each in (whole.get("options") or {}, *(whole.get("tasks") or [])) for n, v in each.items() if v}
+        every = whole.get("options") or {}, *(whole.get("tasks") or []), typed
+        given = {name for each in every for name, value in each.items() if value}
         instead = {"validation_rows": "folds", "train_size": "shots"}  # of which one is given
         few = {name: value for name, value in _SMALL.items() if instead.get(name) not in given}
         values = ", ".join(_shown(name, value) for name, value in few.items())
@@ -133,8 +134,10 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
             f"Small scale, which shows that the study runs and nothing else: one seed, {values}, and of the values in "
             "braces the first and the last."
         )
-        methods = [_BRACES.sub(r"{\1,\2}", text) for text in texts_of(whole.get("methods"))]
-        whole |= {**_FEW, "methods": methods or whole.get("methods")}
+        named = {name: texts_of(whole.get(name)) for name in ("methods", "primary", "rungs")}
+        fewer = {name: [_BRACES.sub(r"{\1,\2}", text) for text in texts] for name, texts in named.items() if texts}
+        baseline = {"baseline": _BRACES.sub(r"{\1,\2}", whole["baseline"])} if "baseline" in whole else {}
+        whole |= {**_FEW, **fewer, **baseline}
         options = {**few, **options}
     if shown:
         notes.append(f"Changed from the study file: {' '.join(shown)}.")
@@ -143,8 +146,10 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
     if task is None and folder is None and not options:
         return whole, notes
     common, entries = whole.get("options") or {}, whole.get("tasks") or [{}]
+    tasks = ((each, each.get("task", common.get("task", "agreement"))) for each in entries)
+    entries = [{**each, "task": one} for each, of in tasks for one in (of if isinstance(of, list) else [of])]
     if task is not None:
-        entries = [each for each in entries if task in (each.get("task"), each.get("name"))] or [{"task": task}]
+        entries = [each for each in entries if task in (each["task"], each.get("name"))] or [{"task": task}]
     if folder is not None:
         entries, without = _placed(entries, common.get("task", "agreement"), Path(folder))
         whole["score_on"], others = _placed(whole.get("score_on") or [], None, Path(folder))
@@ -155,11 +160,11 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
                 f"--data-dir {folder} has no folder for any task of the study ({', '.join(without)}): give a folder "
                 "with one for each task, or another --task."
             )
-    entries = [
+    changed = [
         {**entry, **{name: value for name, value in options.items() if name in entry and name != "score_on"}}
         for entry in entries
     ]
-    whole |= {"options": {**common, **options}, "tasks": _once(entries) if "model" in options else entries}
+    whole |= {"options": {**common, **options}, "tasks": entries if changed == entries else _once(changed)}
     everywhere, wanted = whole.get("score_on") or [], whole.get("report_on")
     scored = [map(Scoring.usual_name, [*everywhere, *entry.get("score_on", [])]) for entry in whole["tasks"]]
     if wanted and not all(wanted in names for names in scored):

@@ -19,8 +19,8 @@ class History:
     batch: int = 0  #: number of finished batches in the current epoch.
     step: int = 0  #: number of optimizer steps so far.
     seconds: float = 0.0  #: time of training and evaluation, including the time before a resume.
-    training_seconds: float = 0.0  #: time of training steps only.
-    #: CPU time of training steps, which other work on the machine does not change much.
+    training_seconds: float = 0.0  #: time of training steps only, and of fitting a linear head before them.
+    #: CPU time of these, which other work on the machine does not change much.
     training_cpu_seconds: float = 0.0
     peak_memory: int = 0  #: in bytes; see :func:`attnreg.experiments.setup.device.peak_memory`.
     #: rows that went forward through the networks in training steps, once training has finished.

@@ -154,9 +154,7 @@ def check_same(folder: Path, settings: Settings) -> None:
     """Refuse a run that was started with other options, or if its data or files have changed since."""
     config = RunReader(folder).config
     if others := ", ".join(settings.differences(config).values()):
-        raise InputError(
-            f"The run in {folder} was started with other options: repeat it with {others}, or choose another "
-            "--output-dir."
-        )
+        wanted = f"repeat it with {others}, or choose another --output-dir"
+        raise InputError(f"The run in {folder} was started with other options: {wanted}.")
     if new := " and ".join(changed(settings.content(), config)):
         raise InputError(f"Since the run in {folder} was started, {new} changed: choose another --output-dir.")

@@ -76,6 +76,8 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             if run.settings.resume and run.folder.begun and run.folder.writer:
                 print("The run starts over, because it has no checkpoint.", file=sys.stderr)
             run.folder.create(run.settings, run.parameters, run.kind.max_length)
+            loop.history.training_seconds, loop.history.training_cpu_seconds = run.seconds_before or (0.0, 0.0)
+            loop.history.seconds = loop.history.training_seconds
             if run.other_text is not None:
                 loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
         loop.progress = Progress(run, loop.history)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,6 @@ from attnreg.training.method import TrainingMethod
 
 class Run(Setup):
     """A run that can train and report. See :class:`attnreg.experiments.setup.setup.Setup` for arguments and errors."""
-
-    _is_probed = False
 
     def train(
         self,
@@ -57,8 +56,7 @@ class Run(Setup):
             )
         options |= self.method_options
         if self.settings.linear_probe:
-            fit_linear_head(self.model.to(self.accelerator.device), self.rows_in_order(self.train_rows))
-            self._is_probed = True
+            self.fit_head()
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)
         try:
@@ -69,6 +67,13 @@ class Run(Setup):
             flag = next((f" ({flag})" for name, flag in self.method_flags.items() if f"'{name}'" in str(error)), "")
             raise InputError(f"Cannot make {method.__name__} for {self.settings.recipe}: {error}{flag}.") from error
         return self.fit(made)
+
+    def fit_head(self) -> float:
+        """Fit the linear head on frozen features, in time that counts as training; return the penalty as it does."""
+        clock, cpu = time.perf_counter(), time.process_time()
+        strength = fit_linear_head(self.model.to(self.accelerator.device), self.rows_in_order(self.train_rows))
+        self.seconds_before = time.perf_counter() - clock, time.process_time() - cpu
+        return strength
 
     def fit(self, method: TrainingMethod) -> History:
         """Train with a method that you have made; a resumed run continues from its last checkpoint.
@@ -85,7 +90,7 @@ class Run(Setup):
         Warns:
             AsleepWarning: if the provider is never active within the run's epochs.
         """
-        if self.settings.linear_probe and not self._is_probed:
+        if self.settings.linear_probe and self.seconds_before is None:
             raise UsageError(f"--linear-probe is not for {self.settings.recipe}, which makes its networks: remove it.")
         if not self.settings.ema and self.settings.wise_ft == 1.0:
             return fit(method, self)

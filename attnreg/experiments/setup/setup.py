@@ -54,6 +54,8 @@ class Setup:
         InputError: if the options, the data and the model do not fit together. Nothing is written then.
     """
 
+    seconds_before: tuple[float, float] | None = None  #: by the clock and of the CPU, of a fit before training
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.scored_on, self.epochs = settings.scored_on, settings.epochs

@@ -18,14 +18,9 @@ SIZES = {"train": 2000, "validation": 1000, "test": 1000}
 # The vocabulary is small so that a randomly initialized model can learn agreement from 2000 sentences.
 # singular, plural, reflexive pronoun of the singular
 NOUNS = (
-    ("boy", "boys", "himself"),
-    ("man", "men", "himself"),
-    ("girl", "girls", "herself"),
-    ("woman", "women", "herself"),
-    ("robot", "robots", "itself"),
-    ("dog", "dogs", "itself"),
-    ("goose", "geese", "itself"),
-)
+    ("boy", "boys", "himself"), ("man", "men", "himself"), ("girl", "girls", "herself"), ("woman", "women", "herself"),
+    ("robot", "robots", "itself"), ("dog", "dogs", "itself"), ("goose", "geese", "itself"),
+)  # fmt: skip
 # of the others, singular and plural
 DETERMINERS = (("this", "these"), ("a", "many"))
 COPULAS = (("is", "are"), ("was", "were"))

@@ -110,10 +110,8 @@ def get_task(name: str) -> Task:
         UsageError: if there is no such task.
     """
     if name not in TASKS:
-        raise UsageError(
-            f"Expected a task among {', '.join(TASKS)}, got {name!r}. See `attnreg list tasks`."
-            f"{did_you_mean(name, TASKS)}"
-        )
+        asked = f"got {name!r}. See `attnreg list tasks`.{did_you_mean(name, TASKS)}"
+        raise UsageError(f"Expected a task among {', '.join(TASKS)}, {asked}")
     return TASKS[name]
 
 
@@ -147,10 +145,8 @@ def choose_task(
     if metric == "micro_f1" and metric not in known and "accuracy" in known:
         metric = "accuracy"  # one class and one prediction each: every miss is a false positive and a false negative
     if metric not in known:
-        raise UsageError(
-            f"Expected --metric for a {task.kind} task to be one of {', '.join(known)}, got {metric!r}."
-            f"{did_you_mean(metric, known)}"
-        )
+        asked = f"one of {', '.join(known)}, got {metric!r}.{did_you_mean(metric, known)}"
+        raise UsageError(f"Expected --metric for a {task.kind} task to be {asked}")
     return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
 
 

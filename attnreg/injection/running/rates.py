@@ -1,11 +1,12 @@
-"""Measured drop rates: of the latest pass, and on average."""
+"""Measured drop rates: of the latest pass, and on average; and tables of them as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from attnreg import functional
 from attnreg.functional.seeded import transformed
@@ -104,3 +105,24 @@ def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
     if valid is not None:
         part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
     return part.sum() / whole.sum().clamp(min=1)
+
+
+class Report(str):
+    """A table with sentences below, which is its own ``repr``."""
+
+    __slots__ = ("notes", "rows")
+
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Self:
+        """Make a report of rows, the first of which is the header."""
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        made = cls("\n".join([*lines, *notes]))
+        made.rows, made.notes = rows, notes
+        return made
+
+    def __repr__(self) -> str:
+        return str(self)

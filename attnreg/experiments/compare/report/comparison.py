@@ -127,7 +127,10 @@ def _command(comparison: Comparison) -> str:
     own |= {"search_seeds": comparison.search_seeds, "search_rows": comparison.search_rows} if searched else {}
     own |= {"keep_models": comparison.keep_models, "no_equal_time": not comparison.equal_time}
     methods = [method.typed for method in comparison.methods]
-    return shlex.join(["attnreg", "compare", *methods, *typed_words({**comparison.options, **own})])
+    options = {**comparison.options, **own}
+    held = options.pop("validation_rows", None)
+    told = shlex.join(["attnreg", "compare", *methods, *typed_words(options)])
+    return told if held is None else f"{told}  # in a study file, with `validation_rows: {held}`"
 
 
 def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -> Iterator[str]:

@@ -82,9 +82,10 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
     """Plot dev score, training loss and dev loss by epoch, if they were measured in more than one epoch."""
     curves = {group.name: [_returned(run) for run in group.runs] for group in groups}
     curves = {name: runs for name, runs in curves.items() if all(runs)}
-    records = [record for runs in curves.values() for each in runs for record in each]
+    records, where = [record for runs in curves.values() for each in runs for record in each], groups[0].where
     if not any(len(each) > 1 for runs in curves.values() for each in runs):
-        return Paragraph("There are no learning curves: dev was scored in a single epoch (see --evaluate-every).")
+        told = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
+        return Paragraph(told)
     path, metric = folder / "learning.png", groups[0].metric
     keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
     names = [folded(name, 48, 2) for name in curves]
@@ -100,16 +101,16 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
                 if len(runs) > 1:
                     ends = [min(each) for each in values], [max(each) for each in values]
                     axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
-            axes.set_ylabel("training loss" if key == "training_loss" else f"dev {key.replace('_', ' ')}")
+            axes.set_ylabel("training loss" if key == "training_loss" else f"{where} {key.replace('_', ' ')}")
         count_axis(*panels)
         panels[-1].set_xlabel("epoch")
         handles, labels = panels[0].get_legend_handles_labels()
         panels[0].figure.legend(handles, labels, loc="outside lower left", fontsize="small")
     return Picture(
         path,
-        "Dev score, training loss (the mean since the last evaluation, with dropout, masks and penalties) and dev loss "
-        "by epoch, of the network that the method returns. Means over seeds; the bands reach from the lowest to the "
-        "highest seed.",
+        f"{where.capitalize()} score, training loss (the mean since the last evaluation, with dropout, masks and "
+        f"penalties) and {where} loss by epoch, of the network that the method returns. Means over seeds; the bands "
+        "reach from the lowest to the highest seed.",
     )
 
 

@@ -23,7 +23,7 @@ Declared = Mapping[tuple[tuple[str, str], str], Contrast]  # by methods (the sec
 _TESTS = "Student's paired t-test over seeds. p (Holm) is corrected over all rows of this table."
 _OVER_TASKS = (
     "The mean difference to the baseline is over tasks, with a bootstrap over tasks and seeds; with few tasks its "
-    "interval is too narrow."
+    "interval is too narrow. Of a score up to 100, it is the hundredth part."
 )
 _RUNGS = (
     "The best rung is the baseline with the highest score on held-out rows of train, in its search. Times of "
@@ -111,8 +111,11 @@ def _verdict(declared: Declared) -> Iterator[str]:
     elif hold:
         names = [f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})" for (pair, task), each in hold.items()]
         yield f"Of {len(declared)} differences, {len(hold)} hold after correction: {'; '.join(names)}."
-    elif declared:
-        yield f"No difference found: none of {len(declared)} holds after one correction over all of them."
+    elif tested := [each for each in declared.values() if not each.is_alike]:
+        yield f"No difference found: none of {len(tested)} holds after one correction over all of them."
+    for (pair, task), each in declared.items():
+        if each.is_alike:
+            yield f"{' - '.join(pair)} on {task} is {each.difference.mean:+.4f} with every seed, without a test."
 
 
 def _differences(declared: Declared) -> Table:
@@ -142,10 +145,15 @@ def _across(study: Study, groups: Groups) -> Table:
         known = {task: methods for task, methods in groups.items() if {name, baseline} <= methods.keys()}
         found = contrasts({task: (methods[name], methods[baseline]) for task, methods in known.items()})
         if len(found) == len(groups) > 1:
-            mean, low, high = mean_over_tasks([each.gaps for each in found.values()])
+            gaps = [[gap / _highest(each.mine) for gap in each.gaps] for each in found.values()]
+            mean, low, high = mean_over_tasks(gaps)
             interval = {"95 % over tasks and seeds": f"[{low:+.4f}, {high:+.4f}]"}
             rows.append({"method": name, "mean difference": f"{mean:+.4f}", **interval})
     return Table.of(rows)
+
+
+def _highest(group: Group) -> float:
+    return METRICS[group.metric].highest if group.metric in METRICS else 1.0
 
 
 def _measured(group: Group, scoring: Scoring | None, metric: str) -> dict[int, float]:
@@ -178,7 +186,7 @@ def _published(study: Study, groups: Groups) -> Table:
                     if data in scorings:
                         metric = study.metrics.get(task, group.metric)
                         values = [*_measured(group, scorings[data], metric).values()]
-                    scale = 1 if group.metric in METRICS and METRICS[group.metric].highest == 100 else 100
+                    scale = 100 / _highest(group)
                     mean = f"{np.mean([scale * value for value in values]):.1f}" if values else "not scored"
                 row = {"task": task, "method": method, "data": data, "published": f"{figure:.1f}"}
                 rows.append({**row, "measured": mean, "seeds": str(len(values))})

@@ -19,13 +19,15 @@ from attnreg.experiments.tasks.metrics import CONFUSION
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
     """Mean, standard deviation and the score of every seed; last, the trivial predictor."""
-    known = [(group.name, group.scores) for group in groups]
-    known += [] if baseline.trivial is None else [baseline.trivial]
-    rows = []
-    for name, values in known:
-        mean, each = score_cells(values)
+    known = [(group.name, group.runs, group.scores) for group in groups]
+    known += [] if baseline.trivial is None else [(baseline.trivial[0], baseline.runs, baseline.trivial[1])]
+    rows, seeds = [], [run.seed for group in groups for run in group.runs]
+    for name, runs, values in known:
+        mean, _ = score_cells(values)
         deviation = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "1 seed"  # `stdev` takes no nan
-        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {groups[0].runs[0].seed}": each})
+        of_seed = {run.seed: f"{value:.3f}" for run, value in zip(runs, values, strict=True)}
+        each = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
+        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": each})
     return Table.of(rows, texts=(0, 3))
 
 
@@ -111,7 +113,7 @@ def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
 def not_common(groups: Sequence[Group]) -> list[str]:
     """Names of the shared options (those of all recipes) in which these runs differ."""
     configs = [group.first["config"] for group in groups]
-    left_out = {"own", "recipe", "attnreg", "content"}
+    left_out = {"own", "recipe", "attnreg", "content", "seed", "parameters", "default_max_length"}
     return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 

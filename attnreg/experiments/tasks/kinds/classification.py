@@ -34,10 +34,8 @@ class Classification(Kind):
     def label_names(self, splits: Splits, where: Any) -> tuple[str, ...]:
         labels = super().label_names(splits, where)
         if "f1" in self.task.metrics and len(labels) != 2:
-            raise InputError(
-                f"Metric f1 needs two classes, got {len(labels)} in column {self.task.label} of {where}: use "
-                "--metric macro_f1."
-            )
+            got = f"{len(labels)} in column {self.task.label} of {where}"
+            raise InputError(f"Metric f1 needs two classes, got {got}: use --metric macro_f1.")
         return labels
 
     @override

@@ -47,8 +47,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
             dropout to set, or its tokenizer is missing or does not fit.
 
     Warns:
-        AttnRegWarning: if weights besides a new head's are new, weights are not used, or a classifier was trained on
-            other classes.
+        AttnRegWarning: if weights besides a head's are new or not used, or a classifier was trained on other classes.
 
     Example:
         >>> from attnreg.experiments.tasks import get_task
@@ -116,10 +115,8 @@ def load_pretrained(
             tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
         config, head = transformers.AutoConfig.from_pretrained(name), getattr(transformers, kind.head)
         if type(config) not in head._model_mapping:
-            raise InputError(
-                f"The task needs {kind.head}, which does not support the architecture of --model {name} "
-                f"({config.model_type})."
-            )
+            which = f"the architecture of --model {name} ({config.model_type})"
+            raise InputError(f"The task needs {kind.head}, which does not support {which}.")
         names = [str(config.id2label[number]) for number in sorted(config.id2label)]
         options = {**dropout_options(config, dropout, name), **kind.head_options()}
         # A head with another number of classes is replaced by a new one.

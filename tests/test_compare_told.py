@@ -1,0 +1,186 @@
+"""What a comparison must not hide or make up: losses at the same time, seeds that are missing, options, scales."""
+
+import json
+import re
+import time
+
+import pytest
+
+from attnreg.errors import InputError
+from attnreg.experiments.compare import make
+from attnreg.experiments.compare.report.comparison import write_report
+from attnreg.experiments.compare.scoring import Scoring, score_further
+from attnreg.experiments.compare.study import change, read_study
+from attnreg.experiments.runs import run as runs
+from tests.commands import ran
+from tests.test_compare_study import comparison_of, reported, table, write, written
+from tests.test_study_file import file_of, reported_study
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+TIMES = {"finetune": 10.0, "ad-drop": 20.0, "sam": 20.0}
+
+
+def decided(comparison, *left_out):
+    """The comparison, whose methods have run for the times above, but for some runs, by name and seed."""
+    with comparison.begun():
+        for run in comparison.runs():
+            if (run.method.name, run.seed) not in left_out:
+                noise = 0.01 * ((run.seed * 7 + len(run.method.name)) % 3)
+                write(run, {"finetune": 0.5}.get(run.method.name, 0.7) + noise, TIMES[run.method.name])
+        comparison.decide()
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("longer", "says"), [(0.9, r"ad-drop scores 0\.19\d+ below finetune\."), (0.7, "no difference")]
+)
+def test_a_gain_that_the_same_time_loses_is_told(tmp_path, longer, says):
+    comparison = decided(comparison_of(tmp_path, "finetune", "ad-drop", options={"epochs": 10}, seeds=5))
+    report = reported(comparison, lambda run: longer + 0.01 * (run.seed % 2))
+    assert re.search(r"ad-drop scores 0\.\d+ above finetune", report)
+    assert re.search(f"With the same training time, {says}", report)
+
+
+def test_a_run_that_fails_costs_no_other_method_its_same_time(tmp_path):
+    comparison = comparison_of(tmp_path, *TIMES, options={"epochs": 10}, seeds=3)
+    decided(comparison, *(("sam", seed) for seed in range(3)), ("ad-drop", 3))
+    assert [method.name for method in comparison.equal_time_methods()] == ["ad-drop"]
+    assert {run.settings.epochs for run in comparison.runs() if run.role == "equal time"} == {20}
+
+
+def test_scores_stand_under_their_seeds(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "sam", seeds=3, equal_time=False)
+    decided(comparison, ("finetune", 0), ("ad-drop", 1))
+    write_report(comparison)
+    report = (comparison.folder / "report.md").read_text()
+    rows = {row["method"]: row["seeds, from 0"].split() for row in table(report, "Scores")}
+    assert [rows["finetune"][0], rows["ad-drop"][1]] == ["none", "none"]
+    assert all(len(each) == 3 and (each.count("none") == (name != "sam")) for name, each in rows.items())
+    assert "The methods differ in" not in report
+
+
+def test_only_options_that_exist_are_told(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "short=ad-drop --max-length 16", equal_time=False)
+    for run in comparison.runs():
+        write(run, 0.5)
+        made = {"default_max_length": 32 if run.method.name == "finetune" else 16, "parameters": {"all": run.seed}}
+        path = run.folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | made))
+    report = reported(comparison)
+    assert "The methods differ in max length: see the options below." in report
+    plain, short = (row["options"] for row in table(report, "Options"))
+    assert plain == "none"
+    assert "--max-length 16" in short
+    assert "parameters" not in short
+    assert "default" not in short
+
+
+@pytest.mark.parametrize("text", ["finetune --learning-rate {1,3}e-5", "finetune --own x{1,2}"])
+def test_values_of_braces_within_a_value_are_no_axis(tmp_path, text):
+    assert comparison_of(tmp_path, text).methods[0].searched == {}
+    assert comparison_of(tmp_path, "finetune --epochs '{1,2}'").methods[0].searched == {"--epochs": ["1", "2"]}
+
+
+def test_the_mean_over_tasks_is_of_scores_of_one_scale(tmp_path):
+    study = read_study(file_of(tmp_path), tmp_path / "out")
+    gains = dict(zip(study.comparisons, (-0.1, -0.06, 1.0), strict=True))
+    for name, comparison in study.comparisons.items():
+        for run in comparison.runs():
+            gain = gains[name] * (run.method.name == "high")
+            write(run, 0.5 + gain if abs(gain) < 1 else 0.5)
+            if gain == 1.0 or name == [*gains][-1]:  # of 100
+                path = run.folder / "result.json"
+                result = json.loads(path.read_text())
+                bleu = {"bleu": 30.0 + gain, "loss": 0.5, "calibration_error": None}
+                path.write_text(json.dumps({**result, "metric": "bleu", "dev": bleu, "train": bleu}))
+    over = {row["method"]: row["mean difference"] for row in table(reported_study(study), "Over tasks")}
+    assert over["high"] == f"{(-0.1 - 0.06 + 0.01) / 3:+.4f}"
+
+
+def test_the_same_difference_with_every_seed_is_no_missing_one(tmp_path):
+    study = read_study(file_of(tmp_path, tasks=[{"task": "cola"}]), tmp_path / "out")
+    (comparison,) = study.comparisons.values()
+    written(comparison, lambda run: 0.5 + 0.05 * (run.method.name == "high"))
+    report = reported_study(study)
+    assert "is +0.0500 with every seed, without a test." in report
+    assert "No difference found" not in report
+
+
+def test_held_out_rows_are_not_called_dev(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", options={"folds": 3}, equal_time=False)
+    assert "no learning curves: held-out rows were scored in a single epoch" in reported(comparison)
+
+
+def test_models_that_are_gone_and_scores_that_fail_are_counted_once(tmp_path, capsys, monkeypatch):
+    study = read_study(file_of(tmp_path, tasks=[{"task": "cola"}]), tmp_path / "out")
+    (comparison,) = study.comparisons.values()
+    written(comparison, lambda run: 0.5 + 0.01 * run.seed)
+    monkeypatch.setattr(Scoring, "score", lambda self, run, device: f"{run.seed}: no model")
+    (told,) = score_further(comparison, [Scoring("test", split="test")])
+    assert re.fullmatch(r"9 scores are missing. The first: \d+: no model", told)
+    object.__setattr__(comparison, "keep_models", True)
+    make.make(study, "local", 1, 1, of_file=False)
+    assert "9 finished runs kept no model: remove their folders to make them again." in capsys.readouterr().err
+
+
+def test_rows_held_out_for_a_search_have_the_name_that_compare_gives_them(tmp_path):
+    options = {"search_rows": 10, "equal_time": False}
+    written(comparison_of(tmp_path, "finetune", "ad-drop --q {0.1,0.2}", **options))
+    other = comparison_of(tmp_path, "finetune", "ad-drop --q {0.1,0.2}", **{**options, "search_rows": 20})
+    searched = next(run for run in other.runs() if run.role == "search")
+    with pytest.raises(InputError, match=r"repeat it with --search-rows 10 \(not --search-rows 20\)"):
+        searched.check()
+    held = comparison_of(tmp_path / "held", "finetune", "ad-drop", options={"validation_rows": 50}, equal_time=False)
+    assert re.search(
+        r"attnreg compare (?!.*--validation).* # in a study file, with `validation_rows: 50`", reported(held)
+    )
+
+
+TASKS = [{"task": ["cola", "rte"], "train_size": 32}, {"train_size": [32, 64], "data_dir": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("task", "left"),
+    [
+        ("cola", [{"task": "cola", "train_size": 32}]),
+        ("sst2", [{"task": "sst2", "train_size": [32, 64], "data_dir": "x"}]),
+        ("mrpc", [{"task": "mrpc"}]),
+    ],
+)
+def test_a_chosen_task_keeps_what_its_entry_says(task, left):
+    content = {"methods": ["finetune", "ad-drop"], "options": {"task": "sst2"}, "tasks": TASKS}
+    assert change(content, {"task": task}, small=False)[0]["tasks"] == left
+
+
+def test_a_list_of_tasks_has_a_folder_for_each(tmp_path):
+    (tmp_path / "cola").mkdir()
+    whole, notes = change({"methods": ["finetune"], "tasks": TASKS[:1]}, {"data_dir": str(tmp_path)}, small=False)
+    assert whole["tasks"] == [{"task": "cola", "train_size": 32, "data_dir": str(tmp_path / "cola")}]
+    assert notes[-1].endswith("rte.")
+
+
+def test_small_minds_what_is_typed_and_what_names_methods():
+    three = "ad-drop --p {0.1,0.3,0.5}"
+    content = {"methods": ["finetune", three], "baseline": "finetune", "primary": [three, "finetune"]}
+    whole, _ = change(content, {"folds": 3}, small=True)
+    assert "validation_rows" not in whole["options"]
+    assert whole["primary"] == ["ad-drop --p {0.1,0.5}", "finetune"]
+    sizes = [{"task": "cola", "train_size": size} for size in (100, 200)]
+    whole, _ = change({**content, "tasks": sizes}, {"train_size": 20}, small=False)
+    assert whole["tasks"] == [{"task": "cola", "train_size": 20}]
+
+
+@pytest.mark.parametrize("recipe", ["linear-probe", "lp-ft"])
+def test_fitting_the_head_is_training_time(cli, tmp_path, monkeypatch, recipe):
+    fit = runs.fit_linear_head
+
+    def slow(*given):
+        end = time.process_time() + 1.0
+        while time.process_time() < end:
+            pass
+        return fit(*given)
+
+    monkeypatch.setattr(runs, "fit_linear_head", slow)
+    ran(cli("recipe", recipe, "--epochs", 1, "--train-size", 16, "--device", "cpu", "--output-dir", tmp_path / "run"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert min(result[name] for name in ("training_cpu_seconds", "training_seconds", "seconds")) > 1.0
