@@ -143,7 +143,7 @@ class AttachedBlock(Shadow[BlockCall]):
             after = passes.provider.states_at(site, before)
         with torch.no_grad():  # values that the model's own dropout has set to zero do not count
             present = before != 0
-            dropped = present & functools.reduce(operator.or_, site._zeroed, torch.zeros_like(present))
+            dropped = present & functools.reduce(operator.or_, site._zeroed, after == 0)
             passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
         return after.transpose(0, 1) if axes == "tbc" else after
 
