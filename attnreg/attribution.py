@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -223,7 +223,8 @@ class _Pass:
     steps: int
 
     def output(self) -> Any:
-        with draws_repeated(self.model):  # in training mode, passes have the same dropout, and skip the same layers
+        # In training mode, all passes have the same dropout, and skip the same layers.
+        with draws_repeated(self.model) if self.model.training else nullcontext():
             return self.model(**a_batch(self.model, self.batch))
 
 

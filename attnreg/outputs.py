@@ -51,9 +51,15 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     )
 
 
-def own_caches(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a batch, with its caches, because each pass writes its keys into one."""
-    return {name: copy.deepcopy(x) if hasattr(x, "get_seq_length") else x for name, x in batch.items()}
+def own_caches(batch: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of a batch, with its caches, because each pass writes its keys into one; gradients go through."""
+    return {name: _copied(value) if hasattr(value, "get_seq_length") else value for name, value in batch.items()}
+
+
+def _copied(cache: Any) -> Any:
+    layers = [layer for part in (cache, *vars(cache).values()) for layer in getattr(part, "layers", ())]
+    tensors = [each for layer in layers for each in vars(layer).values() if isinstance(each, Tensor)]
+    return copy.deepcopy(cache, {id(each): each.clone() for each in tensors})  # only leaves can be copied otherwise
 
 
 def loss_of(
@@ -147,16 +153,19 @@ def moved_labels(labels: Tensor) -> Tensor:
     return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
 
-def after_virtual(model: Any, given: Tensor, logits: Tensor, value: int = IGNORED) -> Tensor:
-    """Return what each token is given, with a value for those that peft's prompt puts before them in the logits."""
-    virtual = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", None) or 0
-    fits = given.dim() == 2 < logits.dim() and logits.shape[1] == given.shape[1] + virtual
+def after_virtual(model: Any, given: Tensor, logits: Tensor | None, value: int = IGNORED) -> Tensor:
+    """Return what each token is given, with a value for those that peft's prompt puts before them, in the logits."""
+    config = getattr(model, "active_peft_config", None)
+    virtual = getattr(config, "num_virtual_tokens", None) or 0
+    fits = getattr(config, "peft_type", None) != "PREFIX_TUNING" and given.dim() == 2
+    if logits is not None:
+        fits = given.dim() == 2 < logits.dim() and logits.shape[1] == given.shape[1] + virtual
     return F.pad(given, (virtual, 0), value=value) if fits else given
 
 
 def aligned_labels(model: nn.Module, labels: Tensor, logits: Tensor | None = None) -> Tensor:
     """Return the labels with each at the position whose logits predict it, ``(B, N)``; other labels as they are."""
-    labels = labels if logits is None else after_virtual(model, labels, logits)
+    labels = after_virtual(model, labels, logits)
     return moved_labels(labels) if labels.dim() == 2 and shifts_labels(model) else labels
 
 

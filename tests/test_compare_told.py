@@ -75,9 +75,8 @@ def test_only_options_that_exist_are_told(tmp_path):
     assert "default" not in short
 
 
-@pytest.mark.parametrize("text", ["finetune --learning-rate {1,3}e-5", "finetune --own x{1,2}"])
-def test_values_of_braces_within_a_value_are_no_axis(tmp_path, text):
-    assert comparison_of(tmp_path, text).methods[0].searched == {}
+def test_values_of_braces_within_a_value_are_no_axis(tmp_path):
+    assert comparison_of(tmp_path, "finetune --learning-rate {1,3}e-5").methods[0].searched == {}
     assert comparison_of(tmp_path, "finetune --epochs '{1,2}'").methods[0].searched == {"--epochs": ["1", "2"]}
 
 
@@ -120,7 +119,7 @@ def test_models_that_are_gone_and_scores_that_fail_are_counted_once(tmp_path, ca
     assert re.fullmatch(r"9 scores are missing. The first: \d+: no model", told)
     object.__setattr__(comparison, "keep_models", True)
     make.make(study, "local", 1, 1, of_file=False)
-    assert "9 finished runs kept no model: remove their folders to make them again." in capsys.readouterr().err
+    assert "9 of the finished runs kept no model: remove their folders to repeat them." in capsys.readouterr().err
 
 
 def test_rows_held_out_for_a_search_have_the_name_that_compare_gives_them(tmp_path):
@@ -184,3 +183,26 @@ def test_fitting_the_head_is_training_time(cli, tmp_path, monkeypatch, recipe):
     ran(cli("recipe", recipe, "--epochs", 1, "--train-size", 16, "--device", "cpu", "--output-dir", tmp_path / "run"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert min(result[name] for name in ("training_cpu_seconds", "training_seconds", "seconds")) > 1.0
+
+
+@pytest.mark.parametrize("entry", [{"task": ["cola", "rte"]}, {"name": "x", "task": ["cola", "rte"]}, {}])
+def test_comparisons_keep_their_names_when_an_option_is_typed(tmp_path, entry):
+    path = file_of(tmp_path, tasks=[entry], options={"task": ["cola", "rte"]})
+    names = [*read_study(path, tmp_path / "out").comparisons]
+    assert len(names) == 2
+    assert [*read_study(path, tmp_path / "out", {"device": "cpu"}).comparisons] == names
+
+
+def test_small_takes_names_that_are_none_and_shortens_those_of_figures():
+    three = "ad-drop --p {0.1,0.3,0.5}"
+    tasks = [{"task": "cola", "published": {three: {"dev": 50}}}]
+    whole, _ = change({"methods": ["finetune", three], "baseline": None, "tasks": tasks}, {}, small=True)
+    assert [*whole["tasks"][0]["published"]] == ["ad-drop --p {0.1,0.5}"] == whole["methods"][1:]
+    assert whole["baseline"] is None
+
+
+def test_the_same_loss_with_every_seed_at_the_same_time_is_told(tmp_path):
+    comparison = decided(comparison_of(tmp_path, "finetune", "ad-drop", options={"epochs": 10}, seeds=5))
+    scores = {run.seed: run.score + 0.1 for run in comparison.runs() if run.method.name == "ad-drop"}
+    report = reported(comparison, lambda run: scores[run.seed])
+    assert "With the same training time, ad-drop scores 0.1000 below finetune." in report

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg import HiddenCut, HiddenDropout, HiddenSite, functional
+from attnreg.regularizer.base import Container
 from tests.cases import BERT, MODELS, output, refused, shown_attentions
 from tests.reference import close
 from tests.test_contract import without_dropout
@@ -122,6 +123,24 @@ def test_rates_count_what_dropout_zeroed_before_noise_was_added():
         assert label == "encoder.0.embeddings"
         dropped[noise_first] = float(rate)
     assert all(0.2 < each < 0.4 for each in dropped.values())
+
+
+class OnFirstToken(Container):
+    def __init__(self):
+        super().__init__()
+        self.provider = HiddenDropout(1.0, "column")
+
+    def states_at(self, site, states):
+        return torch.cat([self.provider.states_at(site, states[:, :1]), states[:, 1:]], 1)
+
+
+def test_rates_of_a_container_that_hands_on_a_part():
+    model = BERT.build()
+    without_dropout(model)
+    batch = {name: tensor[:, :4] for name, tensor in BERT.batch().items() if name != "attention_mask"}
+    with attnreg.attach(model.train(), OnFirstToken()) as handle:
+        output(model, batch)
+    assert all(float(rate) == pytest.approx(1 / 4, abs=1e-3) for rate in handle.drop_rate_tensors().values())
 
 
 def test_a_span_of_each_layer_follows_its_own_attention():

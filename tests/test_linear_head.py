@@ -135,7 +135,7 @@ def test_what_cannot_be_probed_is_refused():
     several = [{**batch, "labels": torch.rand(4, 3).double().round()} for batch in rows]
     multi_label = {"num_labels": 3, "problem_type": "multi_label_classification"}
     for options, given, says in (
-        ({}, one_class, r"needs 2 classes or more, and two rows or more of two of them, got \[8\] rows"),
+        ({}, one_class, r"needs 2 classes, and two rows of two of them, got \[8\] rows"),
         (multi_label, several, r"two rows or more with one label each, got labels of shape \(8, 3\)"),
         ({}, [], "needs batches to fit"),
     ):

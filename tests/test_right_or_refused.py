@@ -145,18 +145,24 @@ def test_prompt_tokens_of_peft_have_no_score():
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
-@pytest.mark.parametrize("case", ["r-drop", "r3f", "cross-entropy", "reward"])
+@pytest.mark.parametrize("case", ["r-drop", "r3f", "cross-entropy", "reward", "micro-batches"])
 def test_prompt_tokens_of_peft_have_no_label(case):
     torch.manual_seed(0)
     tuned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    config = hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4, attention_dropout=0.3)
+    dropout = 0.0 if case == "micro-batches" else 0.3
+    config = hf.LlamaConfig(**SMALL, vocab_size=50, num_key_value_heads=4, attention_dropout=dropout)
     model = peft.get_peft_model(hf.LlamaForCausalLM(config).double(), tuned).double()
     batch = {"input_ids": IDS, "labels": IDS.masked_fill(torch.arange(8) < 2, -100)}
+    uneven = {"input_ids": IDS, "labels": IDS.masked_fill(torch.arange(8) < torch.tensor([[0], [6], [3]]), -100)}
     if case in ("cross-entropy", "reward"):  # those of the model itself
         model.eval().requires_grad_(False)
         output = model(**batch)
         found = CrossEntropy(model)(output, batch) if case == "cross-entropy" else -negative_loss(model, batch).mean()
         assert float(found) == pytest.approx(float(output.loss), rel=1e-6)
+        return
+    if case == "micro-batches":
+        whole = [float(FineTuning(model, adamw(model, 0.0), micro_batches=n).step(uneven).loss) for n in (1, 2)]
+        assert whole[0] == pytest.approx(whole[1], rel=1e-6)
         return
     method = FineTuning(model, adamw(model, 0.0), objective={"r-drop": RDropLoss(1.0), "r3f": R3FLoss(1.0)}[case])
     logits = []
@@ -290,7 +296,13 @@ def test_a_cache_of_example_inputs_or_of_a_trainer_stays_as_it_is(tmp_path):
         model(input_ids=IDS[:, :5], **{CACHE: keys})
     batch = {"input_ids": IDS[:, 5:], "labels": IDS[:, 5:], CACHE: keys}
     attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=batch).detach()
+    attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(IDS[:, 5:], None, None, keys)).detach()
     assert int(keys.get_seq_length()) == 5
+    grown = hf.DynamicCache(config=model.config)
+    model(input_ids=IDS[:, :5], **{CACHE: grown})  # with gradients
+    attnreg.attach(model, attnreg.DropKey(0.5), example_inputs={**batch, CACHE: grown}).detach()
+    loss = float(FineTuning(model, adamw(model, 0.0)).step({**batch, CACHE: grown}).loss)
+    assert loss == pytest.approx(float(model(**{**batch, CACHE: copy.deepcopy(keys)}).loss.detach()), rel=1e-6)
     arguments = hf.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
     trainer = RegularizedTrainer(model.train(), arguments, objective=RDropLoss(1.0))
     losses = [float(trainer.compute_loss(model, batch).detach()) for _ in range(2)]

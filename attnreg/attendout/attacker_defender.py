@@ -308,10 +308,8 @@ def generator_in(provider: Regularizer | None) -> Any:
     parts = provider.inner() if isinstance(provider, Compose) else [provider]
     found = [part for part in parts if hasattr(part, "sample")]
     if len(found) != 1:
-        raise InputError(
-            f"Expected one Generator, such as a GNetProvider, alone or in a composition `a & b`, got {len(found)} in "
-            f"{type(provider).__name__}."
-        )
+        got = f"{len(found)} in {type(provider).__name__}"
+        raise InputError(f"Expected one Generator, such as a GNetProvider, alone or in a composition, got {got}.")
     return found[0]
 
 

@@ -45,7 +45,7 @@ class GNetProvider(MaskProvider):
         decisions: what has one draw, of the mean logit of its units: ``"unit"`` (each position, as in the paper),
             ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id; of
             images, at the same position), ``"word"`` (the same for all layers, so that a batch is one without this
-            word, or with it) or ``"batch"`` (a layer, or a head of it, for a batch). The reward tells more of a few.
+            word, or with it) or ``"batch"`` (a layer, or a head of it). Of fewer, the reward says more about each.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, for one mask that
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities

@@ -117,10 +117,8 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
         with suppress(NotImplementedError):  # raised by transformers' models that have none
             tokens = model.get_input_embeddings()  # type: ignore[operator]
     if not _is_table(tokens):
-        raise InputError(
-            f"{type(model).__name__} takes no token ids, or has no single embedding table for them, which G-Net needs: "
-            "use another provider."
-        )
+        why = "takes no token ids, or has no single embedding table for them, which G-Net needs"
+        raise InputError(f"{type(model).__name__} {why}: use another provider.")
     around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
     width = tokens.weight.shape[1]
     near = (table for name, table in tables.items() if _is_position(name) and _is_beside(name, around))

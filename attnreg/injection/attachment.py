@@ -197,10 +197,8 @@ def _check(model: nn.Module, provider: Regularizer) -> None:
         known = _ATTACHED.get(each)
         handle = None if known is None else known()
         if handle is not None and handle.attached:
-            raise RuntimeError(
-                f"This {type(each).__name__} is already attached to another model. Create one provider per model, or "
-                "detach this one first."
-            )
+            told = f"This {type(each).__name__} is already attached to another model"
+            raise RuntimeError(f"{told}. Create one provider per model, or detach this one first.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):

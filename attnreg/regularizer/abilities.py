@@ -19,10 +19,8 @@ def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
     alone = next((each for each in looking if each.looks_alone), None)
     others = [type(each).__name__ for each in looking if each is not alone]
     if alone is not None and others:
-        raise InputError(
-            f"{type(alone).__name__} must be the only provider that looks at batches: remove {', '.join(others)} from "
-            "the composition."
-        )
+        remove = f"remove {', '.join(others)} from the composition"
+        raise InputError(f"{type(alone).__name__} must be the only provider that looks at batches: {remove}.")
     return looking
 
 

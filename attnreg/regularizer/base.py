@@ -287,10 +287,10 @@ class Compose(Container):
         )
         parts = [part for each in self.inner() for part in each.parts()]
         for part in (part for number, part in enumerate(parts) if any(part is p for p in parts[:number])):
-            for hook, does in (("step", "step"), ("penalty", "add its penalty")):
+            for hook, does in (("step", "would step"), ("penalty", "may add its penalty")):
                 if getattr(type(part), hook) is not getattr(Regularizer, hook):
                     name = type(part).__name__
-                    raise InputError(f"One {name} is in the composition twice, and would {does} twice: make two.")
+                    raise InputError(f"One {name} is in the composition twice, and {does} twice: make two.")
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:

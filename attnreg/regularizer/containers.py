@@ -127,10 +127,8 @@ class Line:
         except (TypeError, ValueError):
             raise InputError(f"Expected knots (progress, value), such as [(0, 0.3), (1, 0)], got {knots!r}.") from None
         if wrong := [x for x in progress if isinstance(x, bool) or not isinstance(x, Real) or not 0 <= float(x) <= 1]:
-            raise InputError(
-                "Expected knots (progress, value), with progress as a share of all steps or of the depth, in [0, 1], "
-                f"got {wrong[0]!r}."
-            )
+            what = "progress as a share of all steps or of the depth, in [0, 1]"
+            raise InputError(f"Expected knots (progress, value), with {what}, got {wrong[0]!r}.")
         if list(progress) != sorted(set(progress)):
             raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")
         self.progress, self.values = list(progress), list(values)

@@ -97,7 +97,7 @@ class HiddenProvider(Regularizer):
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         states = super().states_at(site, states)
         answer = self(site, states) if site.where in self.places else None
-        if answer is not None:
+        if answer is not None and answer.shape == site.shape:  # not of a part, as a container may hand on
             site._zeroed.append((states != 0) & (answer.detach() == 0))
         return states if answer is None else answer.to(states.dtype)
 

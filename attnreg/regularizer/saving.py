@@ -66,10 +66,7 @@ class PretrainedMixin:
         assert isinstance(self, nn.Module)
         text, folder = to_json(self), Path(folder).resolve()
         if folder.exists() and not _holds_a_provider(folder):
-            raise InputError(
-                f"{folder} holds other files, such as a model's, which have the same names: save the provider into a "
-                "separate folder."
-            )
+            raise InputError(f"{folder} holds other files of these names, such as a model's: save into another folder.")
         with replaced_folder(folder) as new:
             (new / CONFIG).write_text(text, encoding="utf-8")
             save_file({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}, new / WEIGHTS)

@@ -121,10 +121,8 @@ def title_of(objective: ObjectiveFunction) -> str:
 def check_looks_at_no_batch(provider: Regularizer, title: str) -> None:
     """Refuse providers that need a first pass over each batch: their masks hold for one forward pass, not two."""
     if looking := that_look_at_batches(provider):
-        raise InputError(
-            f"{title} does not work with {type(looking[0]).__name__}, which needs a first pass over each batch. Train "
-            "without one of the two."
-        )
+        why = f"{type(looking[0]).__name__}, which needs a first pass over each batch"
+        raise InputError(f"{title} does not work with {why}. Train without one of the two.")
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:

@@ -118,10 +118,8 @@ class EmbeddingObjective(Objective):
         except (NotImplementedError, AttributeError):
             found = None
         if not isinstance(found, nn.Module):
-            raise InputError(
-                f"{self.title} adds noise to the output of `get_input_embeddings()`, which {type(model).__name__} does "
-                "not have."
-            )
+            which = f"the output of `get_input_embeddings()`, which {type(model).__name__} does not have"
+            raise InputError(f"{self.title} adds noise to {which}.")
         return found
 
 

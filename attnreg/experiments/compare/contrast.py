@@ -99,9 +99,9 @@ def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Seque
         said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
     better = [each.mine.name for each in hold if each.difference.mean > 0]
     same_time = [each for each in same_time if each.mine.name in better]
-    if lost := sorted(each.mine.name for each in same_time if not each.holds):
+    if lost := sorted(each.mine.name for each in same_time if not (each.holds or each.is_alike)):
         said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    for name, mean in ((each.mine.name, each.difference.mean) for each in same_time if each.holds):
+    for name, mean in ((each.mine.name, each.difference.mean) for each in same_time if each.mine.name not in lost):
         if mean < 0:
             said.append(f"With the same training time, {name} scores {-mean:.4f} below {baseline}.")
     alike = [each for each in found if each.is_alike]

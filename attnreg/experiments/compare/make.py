@@ -52,7 +52,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
             kept = [run for run in comparison.runs() if run.finished and run.keep_model]
             if gone := sum(not (run.folder / "model").is_dir() for run in kept):
-                click.echo(f"{gone} finished runs kept no model: remove their folders to make them again.", err=True)
+                click.echo(f"{gone} of the finished runs kept no model: remove their folders to repeat them.", err=True)
             if STOPPED not in troubles:
                 troubles += score_further(comparison, study.score_on.get(name, ()))
             if shown := write_report(comparison):

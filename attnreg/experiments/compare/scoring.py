@@ -66,7 +66,7 @@ class Scoring:
 
 
 def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[str]:
-    """Score the finished runs of a comparison that are not scored yet; return what failed, if so."""
+    """Score the finished runs of a comparison that are not scored yet; return a sentence on those that fail, if any."""
     runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():

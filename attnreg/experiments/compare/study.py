@@ -116,8 +116,8 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
     """Return the content of a study file with options as typed, and sentences that say what has changed.
 
     ``--data-dir`` holds a folder for each task; tasks without one are left out. ``--task`` chooses among the tasks, by
-    task or name, or replaces them all. With ``--model``, a task that the file has with several models is there once.
-    Methods are added to those of the file.
+    task or name, or replaces them all. Entries that options make the same are there once. Methods are added to those of
+    the file.
     """
     whole, options, notes = dict(content), dict(typed), list[str]()
     if added := options.pop("methods", ()):
@@ -134,10 +134,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
             f"Small scale, which shows that the study runs and nothing else: one seed, {values}, and of the values in "
             "braces the first and the last."
         )
-        named = {name: texts_of(whole.get(name)) for name in ("methods", "primary", "rungs")}
-        fewer = {name: [_BRACES.sub(r"{\1,\2}", text) for text in texts] for name, texts in named.items() if texts}
-        baseline = {"baseline": _BRACES.sub(r"{\1,\2}", whole["baseline"])} if "baseline" in whole else {}
-        whole |= {**_FEW, **fewer, **baseline}
+        whole = _fewer({**whole, "methods": texts_of(whole.get("methods")) or whole.get("methods")}) | _FEW
         options = {**few, **options}
     if shown:
         notes.append(f"Changed from the study file: {' '.join(shown)}.")
@@ -146,8 +143,8 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
     if task is None and folder is None and not options:
         return whole, notes
     common, entries = whole.get("options") or {}, whole.get("tasks") or [{}]
-    tasks = ((each, each.get("task", common.get("task", "agreement"))) for each in entries)
-    entries = [{**each, "task": one} for each, of in tasks for one in (of if isinstance(of, list) else [of])]
+    if task is not None or folder is not None:
+        entries = list(_of_one_task(entries, common.get("task", "agreement")))
     if task is not None:
         entries = [each for each in entries if task in (each["task"], each.get("name"))] or [{"task": task}]
     if folder is not None:
@@ -170,6 +167,24 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
     if wanted and not all(wanted in names for names in scored):
         notes.append(f"The report is on dev, since there is no {whole.pop('report_on')} for all tasks.")
     return whole, notes
+
+
+def _fewer(value: Any) -> Any:
+    """Leave of values in braces, anywhere in a file, the first and the last."""
+    if isinstance(value, dict):
+        return {_fewer(key): _fewer(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [*map(_fewer, value)]
+    return _BRACES.sub(r"{\1,\2}", value) if isinstance(value, str) else value
+
+
+def _of_one_task(entries: list[dict[str, Any]], default: Any) -> Iterator[dict[str, Any]]:
+    """Give each task of a list an entry of its own."""
+    for entry in entries:
+        tasks = entry.get("task", default)
+        for task in tasks if isinstance(tasks, list) else [tasks]:
+            named = {"name": f"{entry['name']}-{task}"} if isinstance(tasks, list) and "name" in entry else {}
+            yield {**entry, "task": task, **named}
 
 
 def _shown(name: str, value: Any) -> str:

@@ -118,10 +118,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     shared = {each.name: own.pop(each.name) for each in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
-        raise UsageError(
-            f"Task {task.name!r} is for evaluation only. Train on another task, then run `attnreg evaluate RUN --task "
-            f"{task.name}`."
-        )
+        then = f"run `attnreg evaluate RUN --task {task.name}`"
+        raise UsageError(f"Task {task.name!r} is for evaluation only. Train on another task, then {then}.")
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
     if shared["score_on"] is not None and (task.kind != "causal-lm" or shared["model"] is None):

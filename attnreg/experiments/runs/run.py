@@ -55,7 +55,7 @@ class Run(Setup):
                 f"Recipe {self.settings.recipe} has its own loss, without {self.loss_flags}: remove the option."
             )
         options |= self.method_options
-        if self.settings.linear_probe:
+        if self.settings.linear_probe and self.seconds_before is None:
             self.fit_head()
         optimizer = self.optimizer(self.model, provider, provider_lr)
         schedule = self.schedule(optimizer)

@@ -93,7 +93,8 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
     for runnable, given in (
         (each, made) for each in runnables for made in (make_example_inputs(each) if inputs is None else (inputs,))
     ):
-        args, kwargs = ((), own_caches(given)) if isinstance(given, Mapping) else (tuple(given), {})
+        named = own_caches(given if isinstance(given, Mapping) else dict(enumerate(given)))
+        args, kwargs = ((), named) if isinstance(given, Mapping) else (tuple(named.values()), {})
         args, kwargs = tree_map_only(Tensor, _unshared, (args, kwargs))
         try:
             with unchanged(model) as tensors:

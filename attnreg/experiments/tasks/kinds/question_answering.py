@@ -27,7 +27,7 @@ class QuestionAnswering(Kind):
     A context that does not fit ``max_length`` is divided into windows, which overlap by a third of it. Each window is
     an encoded row. A window that does not hold the whole first answer points at the first token (CLS). The prediction
     of a row is the span with the highest sum of start and end logits in any of its windows, with at most 30 tokens. If
-    some of the scored rows have no answer, the prediction is empty where CLS scores higher in each window.
+    some of the scored rows have no answer, it is empty where CLS scores higher than every span, in each window.
 
     Reference:
         BERT (arXiv 1810.04805), Sections 4.2 and 4.3.
@@ -62,10 +62,8 @@ class QuestionAnswering(Kind):
         for row, (context, value) in enumerate(zip(column_of(rows, column), answers, strict=True), 1):
             for text, at in zip(value["text"], value["answer_start"], strict=True):
                 if not text.strip():
-                    raise InputError(
-                        f"An answer is empty: use empty lists for a question without an answer, got {value!r} in row "
-                        f"{row} of {place}."
-                    )
+                    got = f"{value!r} in row {row} of {place}"
+                    raise InputError(f"An answer is empty: use empty lists for a question without one, got {got}.")
                 if at < 0 or context[at : at + len(text)] != text:
                     there = context[max(0, at) : max(0, at) + len(text)]
                     raise InputError(
