@@ -141,7 +141,7 @@ def test_one_regularizer_twice_would_step_twice():
     with pytest.raises(InputError, match="One Scheduled is in the composition twice"):
         CrossTuning(once) & once
     learned = attnreg.ConcreteDropout(num_layers=2)
-    with pytest.raises(InputError, match="One ConcreteDropout is in the composition twice, and would add its penalty"):
+    with pytest.raises(InputError, match="One ConcreteDropout is in the composition twice, and may add its penalty"):
         OnLayers(learned, [0]) & OnLayers(learned, [1])
     dropout = AttentionDropout(0.1)
     assert len((OnLayers(dropout, [0]) & OnLayers(dropout, [1])).providers) == 2  # nothing steps

@@ -72,9 +72,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         several, single = np.flatnonzero(counts[of_row] > 1), np.flatnonzero(counts[of_row] == 1)
         if len(classes) < needed or (counts > 1).sum() < 2:
             got = f"{counts.tolist()} rows"
-            raise InputError(
-                f"A linear probe needs {needed} classes, and two rows of two of them, got {got}."
-            )
+            raise InputError(f"A linear probe needs {needed} classes, and two rows of two of them, got {got}.")
         estimator = LogisticRegression(max_iter=10_000, tol=1e-8, fit_intercept=head.bias is not None)
         score = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", labels=classes)
         divided = StratifiedKFold(min(FOLDS, int(counts[counts > 1].min()))).split(several, y[several])
