@@ -72,7 +72,7 @@ def test_it_is_made_for_vision_transformers(make, before):
         model(pixel_values=torch.randn(16, 3, 8, 8))
         assert set(handle.drop_rates()) == {"encoder.0", "encoder.1"}
         assert all(0.02 < rate < 0.3 for rate in handle.drop_rates().values())  # `initial_keep` is 0.9
-        with pytest.raises(ValueError, match=r"Expected images of at most \d tokens, got \d+: resize them"):
+        with pytest.raises(ValueError, match=r"Expected images of at most \d tokens, got \d+: resize, or raise"):
             generator.prepare({"pixel_values": torch.randn(2, 3, 16, 16)})
 
 

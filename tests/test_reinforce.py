@@ -176,7 +176,7 @@ def test_the_generator_of_a_composition_learns_under_it():
     assert not torch.equal(weights(net), before)
     assert all(float(rate) > 0.6 for rate in game.drop_rates().values())  # 1 - 0.5 * 0.5
     for none in (attnreg.AttentionDropout(0.1), net & copy.deepcopy(net), attnreg.CrossTuning(net)):
-        with pytest.raises(InputError, match=r"Expected one Generator, .* alone or in a composition .*, got [02] in"):
+        with pytest.raises(InputError, match=r"Expected one Generator, .* alone or in a composition, got [02] in"):
             AttackerDefender(bert(), none, adamw)
 
 
