@@ -70,7 +70,7 @@ DRAWN = (
         "AD-DROP on LP-FT", ("LP-FT for 15 epochs", "LP-FT", "plain")),
     ("... 100 sentences of SST-2", "ladder", "sst2_sentences", 100, "AD-DROP on LP-FT", (
         "LP-FT for 7 epochs", "LP-FT")),
-    ("... 100 rows of Subj", "ladder", "subj", 100, "AD-DROP on LP-FT", ("LP-FT",)),
+    ("... 100 rows of Subj", "ladder", "subj", 100, "AD-DROP on LP-FT", ("LP-FT for 15 epochs", "LP-FT")),
     ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
         "plain", "the game without masks")),
     ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", (
