@@ -154,7 +154,7 @@ def moved_labels(labels: Tensor) -> Tensor:
 
 
 def after_virtual(model: Any, given: Tensor, logits: Tensor | None, value: int = IGNORED) -> Tensor:
-    """Return what each token is given, with a value for those that peft's prompt puts before them, in the logits."""
+    """Return what tokens are given, ``(B, N)``, with a value for those that peft's prompt puts before them."""
     config = getattr(model, "active_peft_config", None)
     virtual = getattr(config, "num_virtual_tokens", None) or 0
     fits = getattr(config, "peft_type", None) != "PREFIX_TUNING" and given.dim() == 2

@@ -31,7 +31,7 @@ def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | 
         raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
     length = ids.shape[-1]
     if length > max_length:
-        raise InputError(f"Expected at most {max_length} tokens, got {length}: truncate, or raise its `max_length`.")
+        raise InputError(f"Expected at most {max_length} tokens, got {length}: truncate, or raise `max_length`.")
     ids, mask = ids.reshape(-1, length), inputs.get("attention_mask")
     if mask is None:
         mask = torch.ones_like(ids) if pad_token_id is None else ids != pad_token_id
