@@ -69,7 +69,7 @@ class Run(Setup):
         return self.fit(made)
 
     def fit_head(self) -> float:
-        """Fit the linear head on frozen features, in time that counts as training; return the penalty that was chosen."""
+        """Fit the linear head on frozen features, in time that counts as training; return the chosen penalty."""
         clock, cpu = time.perf_counter(), time.process_time()
         strength = fit_linear_head(self.model.to(self.accelerator.device), self.rows_in_order(self.train_rows))
         self.seconds_before = time.perf_counter() - clock, time.process_time() - cpu
