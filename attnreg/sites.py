@@ -6,7 +6,7 @@ states, T is the number of tokens (or patches) and C the number of features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -17,6 +17,7 @@ from attnreg import functional
 from attnreg.draws import Drawn, Draws, DrawsHere
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
+from attnreg.functional.validity import summed
 from attnreg.masks import Mask
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -77,6 +78,7 @@ class SiteInfo(Site):
 
 
 S = TypeVar("S", bound=Site)
+Found = TypeVar("Found")
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
@@ -166,6 +168,18 @@ class AttentionSite(SiteInfo, DrawsHere):
         found = functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
         return found if rows is None else found & rows
 
+    def rows(self) -> Tensor | None:
+        """Return the real query rows, bool, broadcastable to ``(B, H, Q, 1)``; ``None`` means every row."""
+        return None if self.units is None else self.units.any(-1, keepdim=True)
+
+    def number_of_units(self) -> Tensor | int:
+        """Return the number of units, 0-d."""
+        return summed(self.units, self.shape, ())
+
+    def once(self, name: Hashable, find: Callable[[], Found]) -> Found:
+        """Return what a function finds in :attr:`valid` and ``shape`` alone, which layers of a pass may share."""
+        return find()
+
     def valid_of(self, queries: Tensor) -> Tensor | None:
         """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""
         return None if self.valid is None else self.valid.expand(self.shape)[:, :, queries]
@@ -173,7 +187,7 @@ class AttentionSite(SiteInfo, DrawsHere):
     def dropping(
         self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None, *, by_query: bool | None = None
     ) -> Mask:
-        """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
+        """Return a mask that drops scores independently with probability p; where possible, within the kernel.
 
         Arguments are as in :meth:`keep`; ``shape`` is ``(B, H, Q, K)``, with 1 where positions share a decision.
         """
@@ -184,7 +198,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
-        """Return a mask that drops attention weights with probability p; in ``flex_attention``, within the kernel.
+        """Return a mask that drops attention weights with probability p; where possible, within the kernel.
 
         With ``rescale``, kept weights are divided by 1 - p.
         """

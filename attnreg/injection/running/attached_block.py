@@ -23,7 +23,7 @@ from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.rates import share
+from attnreg.injection.running.rates import Count
 from attnreg.injection.running.repetition import checkpoint_around
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import functions
@@ -144,7 +144,8 @@ class AttachedBlock(Shadow[BlockCall]):
         with torch.no_grad():  # values that the model's own dropout has set to zero do not count
             present = before != 0
             dropped = present & functools.reduce(operator.or_, site._zeroed, after == 0)
-            passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
+            counts = [each if valid is None else each & valid[..., None] for each in (present, dropped)]
+            passes.rates.note_count(info, Count(*(each.sum() for each in counts)))
         return after.transpose(0, 1) if axes == "tbc" else after
 
 

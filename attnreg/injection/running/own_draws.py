@@ -19,6 +19,7 @@ from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends import sdpa
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Watching
 from attnreg.injection.backends.multihead import heads_of, undispatched
 from attnreg.injection.running.forward_pass import Pass
@@ -212,11 +213,11 @@ def _fused(
     if hasattr(query, sdpa.PACKED):
         attend = functools.partial(_fused, own, func)
         return sdpa.unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
-    valid, bias = sdpa.split_attention_mask(sdpa.materialized(attn_mask), is_causal, query, key)
     shape = sdpa.shape_of_scores(query, key)
+    allowed = Allowed.of_sdpa(sdpa.materialized(attn_mask), is_causal, *shape[-2:])
     if enable_gqa:
         key, value = (per_head(x, query.shape[-3]) for x in (key, value))
-    weights = functional.attention_weights(query, key, valid, bias, scale)
+    weights = functional.attention_weights(query, key, allowed.valid(query.device), allowed.bias, scale)
     keep = own.numbers(weights, dropout_p, shape=shape, kind=WEIGHTS)
     return (weights * keep.to(weights.dtype).div_(1 - dropout_p if dropout_p < 1 else 1)) @ value
 
