@@ -1,0 +1,87 @@
+"""The hash of `attnreg.functional.seeded`, bit for bit, and what a kernel is given for a draw.
+
+A draw is a tuple ``(high, low, rate, divide, by_sample, by_head, first_query, samples, queries, queries_step, keys,
+keys_step, rate_at)``: the halves of its mixed seed; its drop rate; 1 where kept values are divided by 1 - rate; 0 where
+samples, or heads, share decisions; the index of the first query; and pointers, or ``None``, to the index of each sample,
+its first query and its first key, with their strides, and to a rate that stands in memory.
+"""
+
+import triton
+import triton.language as tl
+
+GOLDEN = tl.constexpr(0x9E3779B1)
+NEVER = tl.constexpr(-(2**31))  # threshold of a rate of 0
+
+
+@triton.jit
+def mixed(x):
+    """Apply the finalizer of splitmix64."""
+    x = x.to(tl.uint64, bitcast=True)
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def row_word(draw, b, h, q):
+    """Return the 64 bits from which the numbers of a row follow; b, h and q are indices within the tensor."""
+    b = b * draw[4]
+    sample = b.to(tl.int64)
+    query = q.to(tl.int64) + draw[6]
+    if draw[7] is not None:
+        sample = tl.load(draw[7] + b).to(tl.int64)
+    if draw[8] is not None:
+        query += tl.load(draw[8] + b * draw[9]).to(tl.int64)
+    seed = (tl.cast(draw[0], tl.int64) << 32) + (tl.cast(draw[1], tl.int64) & 0xFFFFFFFF)
+    return mixed((sample << 40) + ((h * draw[5]).to(tl.int64) << 28) + query + seed)
+
+
+@triton.jit
+def key_steps(draw, b, k):
+    """Return what the keys add to the first half of a row's word."""
+    if draw[10] is not None:
+        k += tl.load(draw[10] + b * draw[4] * draw[11]).to(tl.int32)
+    return k.to(tl.uint32, bitcast=True) * GOLDEN
+
+
+@triton.jit
+def hashed(word, steps):
+    """Hash a row's word and the steps of keys, which broadcast, to int32."""
+    y = word.to(tl.uint32) + steps
+    y = ((y ^ (y >> 16)) * 0x7FEB352D) ^ (word >> 32).to(tl.uint32)
+    y = (y ^ (y >> 15)) * 0x846CA68B
+    y = y ^ (y >> 16)
+    return y.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def rate_of(draw):
+    """Return the drop rate, float32, wherever it is."""
+    if draw[12] is not None:
+        rate = tl.load(draw[12]).to(tl.float32)
+    else:
+        rate = tl.cast(draw[2], tl.float32)
+    return rate
+
+
+@triton.jit
+def threshold_of(draw):
+    """Return the number above which a hashed one is kept; NEVER where all are."""
+    share = tl.minimum(tl.maximum(rate_of(draw), 0.0), 1.0)
+    return tl.where(share > 0.0, (tl.ceil(share * 16777216.0).to(tl.int64) * 256 - 2147483649), NEVER).to(tl.int32)
+
+
+@triton.jit
+def kept(word, steps, threshold, draw):
+    """Decide whether to keep; the lowest hashed number matters only to a rate of 0, which only memory can hold."""
+    keep = hashed(word, steps) > threshold
+    if draw[12] is not None:
+        keep = keep | (threshold == NEVER)
+    return keep
+
+
+@triton.jit
+def factor_of(draw):
+    """Return what kept values are multiplied by; 1 at a rate of 1, where there are none."""
+    left = 1.0 - rate_of(draw) * tl.cast(draw[3], tl.float32)
+    return 1.0 / tl.where(left == 0.0, 1.0, left)

@@ -1,0 +1,129 @@
+"""The launches of the kernels of attention: one forward, two backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.device.backward import key_gradients, query_gradient
+from attnreg.kernels.device.forward import attend
+from attnreg.kernels.device.draws import Draw
+from attnreg.kernels.launching import guard, is_interpreted
+
+PER_KEY, PER_SCORE = 1, 2
+LARGEST_STRIDE = 2**22  # elements between two rows, so that offsets within a block fit in 32 bits
+Mask = tuple[Tensor, int, int, int, int]
+#: BLOCK_M, BLOCK_N, num_warps and num_stages by kernel and largest head size; float32 is not multiplied in tensor cores
+CONFIGS: dict[tuple[str, int | str], tuple[int, int, int, int]] = {
+    **{("attend", 64): (128, 64, 4, 3), ("query_gradient", 64): (64, 64, 4, 2), ("key_gradients", 64): (64, 64, 4, 2)},
+    **{("attend", 128): (128, 64, 8, 2), ("query_gradient", 128): (128, 32, 8, 2), ("key_gradients", 128): (32, 128, 8, 2)},
+    **{("attend", 256): (64, 64, 8, 2), ("query_gradient", 256): (64, 32, 8, 1), ("key_gradients", 256): (32, 64, 8, 1)},
+    **{(kernel, "float32"): (32, 32, 4, 1) for kernel in ("attend", "query_gradient", "key_gradients")},
+}  # fmt: skip
+if is_interpreted():
+    CONFIGS = {key: (16, 16, 1, 1) for key in CONFIGS}
+
+
+class Call(NamedTuple):
+    """What all kernels of a call share."""
+
+    masks: tuple[Mask | None, ...]  # valid, keep and bias
+    draws: tuple[tuple[Any, ...] | None, ...]  # of scores, and two of weights
+    scalars: tuple[Any, ...]  # H, GROUP, QLEN, KLEN, OFFSET, scale
+    flags: dict[str, Any]
+    head_class: int | str
+    rows: tuple[Tensor, int, int] | None
+
+
+def prepared(
+    query: Tensor,
+    key: Tensor,
+    valid: Tensor | None,
+    keep: Tensor | None,
+    bias: Tensor | None,
+    rows: Tensor | None,
+    draws: Sequence[Draw | None],
+    draw_kinds: Sequence[int],
+    causal: int | None,
+    scale: float,
+) -> Call:
+    """Turn the arguments of a call into those of its kernels."""
+    (batch, heads, queries, size), (shared, keys) = query.shape, key.shape[1:3]
+    masks, kinds = [], []
+    for mask in (valid, keep, bias):
+        if mask is not None:
+            mask = mask.expand(batch, heads, queries, keys)
+            strides = mask.stride()
+            kinds.append(PER_SCORE if strides[2] else PER_KEY)
+            masks.append((mask, *strides))
+        else:
+            kinds.append(0)
+            masks.append(None)
+    arguments = tuple(None if draw is None else draw.argument for draw in draws)
+    kinds += [kind if given else 0 for kind, given in zip(draw_kinds, arguments, strict=True)]
+    single = query.dtype is torch.float32
+    flags = dict(zip(("VALID", "KEEP", "BIAS", "SCORES", "FIRST", "SECOND"), kinds, strict=True))
+    flags |= {"CAUSAL": causal is not None, "PRECISION": "ieee" if single else "tf32", "DIM": size}
+    flags["D"] = max(16, 1 << (size - 1).bit_length())
+    head_class = "float32" if single else max(64, flags["D"])
+    if rows is not None:
+        rows = rows.expand(batch, queries)
+    return Call(
+        tuple(masks),
+        arguments,
+        (heads, heads // shared, queries, keys, causal or 0, scale),
+        flags,
+        head_class,
+        None if rows is None else (rows, *rows.stride()),
+    )
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor, call: Call, counts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the output and one number for each row, see `device.tiles`; add to the counts."""
+    batch, heads, queries, size = query.shape
+    out = torch.empty((batch, queries, heads, size), dtype=query.dtype, device=query.device).transpose(1, 2)
+    sums = torch.empty((batch, heads, queries), dtype=torch.float32, device=query.device)
+    m, n, warps, stages = CONFIGS["attend", call.head_class]
+    with guard(query.device):
+        attend[(batch * heads * -(-queries // m),)](
+            query, key, value, out, sums, counts, call.rows, *call.masks, *call.draws, query.stride()[:3],
+            key.stride()[:3], value.stride()[:3], *call.scalars, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
+            num_stages=stages,
+        )  # fmt: skip
+    return out, sums
+
+
+def backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value."""
+    (batch, heads, queries, _), (shared, keys) = query.shape, key.shape[1:3]
+    grad = addressable(grad.to(query.dtype))
+    dq, dk, dv = (torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for x in (query, key, value))
+    deltas = torch.empty_like(sums)
+    words = tuple(
+        torch.empty_like(sums, dtype=torch.int64) if call.flags[kind] == PER_SCORE else None
+        for kind in ("SCORES", "FIRST", "SECOND")
+    )
+    strides = [x.stride()[:3] for x in (query, key, value, grad)]
+    shares = (sums, deltas, words, *call.masks, *call.draws, *strides, *call.scalars)
+    m, n, warps, stages = CONFIGS["query_gradient", call.head_class]
+    with guard(query.device):
+        query_gradient[(batch * heads * -(-queries // m),)](
+            query, key, value, out, grad, dq, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
+            num_stages=stages,
+        )  # fmt: skip
+        m, n, warps, stages = CONFIGS["key_gradients", call.head_class]
+        key_gradients[(batch * shared * -(-keys // n),)](
+            query, key, value, grad, dk, dv, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
+            num_stages=stages,
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+def addressable(x: Tensor) -> Tensor:
+    """Return a tensor whose last dimension is dense and whose rows are near enough to each other."""
+    return x if x.stride(-1) == 1 and x.stride(-2) < LARGEST_STRIDE else x.contiguous()
