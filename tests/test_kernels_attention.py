@@ -46,8 +46,8 @@ def formula(q, k, v, *, valid=None, causal=None, bias=None, keep=None, scale=Non
             p = float(draw.p)
             a = a * draw.written_out() / (1 - p if draw.rescale and p < 1 else 1)
             kept = kept & draw.written_out() if i == 0 else kept
-    real = torch.ones(shape[0], shape[2], dtype=torch.bool, device=DEVICE) if rows is None else rows
-    lost = valid & ~kept & real[:, None, :, None]
+    real = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE) if rows is None else rows
+    lost = valid & ~kept & real
     return a @ v, int(lost.sum()), dead & valid.any(-1, keepdim=True), ~valid.any(-1)
 
 
@@ -98,7 +98,7 @@ CASES = {
     **{f"head size {d}": dict(D=d, causal=0, **S, **W) for d in (8, 32, 64, 72, 80, 96, 128, 256)},
     "views": dict(views=True, causal=0, **S, **W),
     "float16": dict(dtype=torch.float16, causal=0, **S, **W),
-    "rows": dict(causal=0, rows=random(B, N), valid=per_key(), **S, **W),
+    "rows": dict(causal=0, rows=random(B, H, N, 1), valid=per_key(), **S, **W),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,9 +59,9 @@ class Attention:
                 self.query, self.key, self.value, **plan, scale=self.scale, rows=rows, counts=counts
             )
         else:
-            written = mask.written_out(self.query.dtype)
-            mode.note(written)
-            out = self._written_out(written if factor is None else written.factored()[0], mode)
+            written = rest.written_out(self.query.dtype)
+            mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
+            out = self._written_out(written, mode)
         return out if factor is None else out * factor.to(out.dtype)
 
     def _in_kernel(self, mask: Mask) -> dict[str, Any] | None:
@@ -74,6 +74,7 @@ class Attention:
             or not mask.drops_in_kernel
             or self.whole.bias is not None
             or not size == self.value.shape[-1] <= LARGEST_HEAD
+            or any(each.shape[3] != keys for each in mask.drawn + mask.drawn_weights)
             or (not torch.compiler.is_compiling() and transformed())
         ):
             return None
@@ -81,21 +82,13 @@ class Attention:
         dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
         if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
             return None
-        whole = queries, keys
-        drawn = [each for each in mask.drawn if each.shape[2:] == whole]
-        weights, keep = mask.drawn_weights, mask.scores
-        for each in (*drawn[1:], *(each for each in mask.drawn if each.shape[2:] != whole)):
+        drawn, weights, keep = list(mask.drawn), list(mask.drawn_weights), mask.scores
+        for each in drawn[1:]:
             keep = each.written_out() if keep is None else keep & each.written_out()
         if self.dropout_p:
-            place = next(iter((*drawn, *weights)), None)
-            own: Any = (
-                {}
-                if place is None
-                else {name: getattr(place, name) for name in ("samples", "first_query", "first_key")}
-            )
-            shape = batch, heads, queries, keys
-            weights = *weights, Drawn(_own_seed(device), self.dropout_p, shape, device, rescale=True, **own)
-        if len(weights) > 2 or any(each.shape[2:] != whole for each in weights):
+            own = Drawn(_own_seed(device), self.dropout_p, (batch, heads, queries, keys), device, rescale=True)
+            weights += [*[None] * (not weights), own]  # the first are counted
+        if len(weights) > 2:
             return None
         return {
             "valid": _four(self.allowed.given, keys),

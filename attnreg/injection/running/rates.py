@@ -91,7 +91,7 @@ class DropRates:
         self._latest[site.label] = count if before is None else before + count
 
     def counter(self, site: AttentionSite, factor: Tensor | None, sites: int) -> tuple[Tensor, Tensor | None]:
-        """Return where a kernel adds the units that it drops, besides those of a row factor of 0, and what rows count.
+        """Return where a kernel, ``(1,)``, adds the units that it drops, besides those of a row factor of 0, and what rows count.
 
         The numbers of a pass, of about as many sites as given, are in one tensor.
         """
@@ -99,9 +99,8 @@ class DropRates:
         if counters is None or used == len(counters) or torch.compiler.is_compiling():
             counters, used = torch.zeros(max(1, sites), dtype=torch.int64, device=site.device), 0
         self._counters = None if torch.compiler.is_compiling() else (counters, used + 1)
-        place, rows = counters[used], site.once("rows", site.rows)
-        count = _counted(factor, site)
-        self.note_count(site, replace(count, dropped=place))
+        place, rows = counters[used : used + 1], site.once("rows", site.rows)
+        self.note_count(site, replace(_counted(factor, site), dropped=place[0]))
         if factor is not None:
             kept = factor.detach() != 0
             rows = kept if rows is None else rows & kept

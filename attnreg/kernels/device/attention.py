@@ -59,7 +59,7 @@ def attention(
         scale: what multiplies the products of queries and keys (default: :math:`1 / \sqrt D`).
         scores: decisions about scores, made in the kernel: :class:`attnreg.draws.Drawn`.
         weights: up to two such decisions about weights, or ``None``; kept weights are divided by 1 - p if they rescale.
-        rows: the queries that are no padding, bool, ``(B, Q)``, for the counts.
+        rows: the queries that count, such as those that are no padding, bool, broadcastable to ``(B, H, Q, 1)``.
         counts: int64, ``(1,)``, to which the number of dropped units is added: the valid positions in ``rows`` that
             ``keep``, ``scores`` or the first of the ``weights`` drop.
 

@@ -90,5 +90,6 @@ def attend(q, k, v, out, sums, dropped, real, valid, keep, bias, scores, first, 
     if dropped is not None:
         counted = rows < QLEN
         if real is not None:
-            counted = tl.load(real[0] + b64 * real[1] + rows.to(tl.int64) * real[2], mask=counted, other=0) != 0
+            real_at = real[0] + b64 * real[1] + h64 * real[2] + rows.to(tl.int64) * real[3]
+            counted = tl.load(real_at, mask=counted, other=0) != 0
         tl.atomic_add(dropped, tl.sum(tl.where(counted, count, 0).to(tl.int64), 0), sem="relaxed")

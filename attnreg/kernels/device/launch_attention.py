@@ -35,7 +35,7 @@ class Call(NamedTuple):
     scalars: tuple[Any, ...]  # H, GROUP, QLEN, KLEN, OFFSET, scale
     flags: dict[str, Any]
     head_class: int | str
-    rows: tuple[Tensor, int, int] | None
+    rows: tuple[Tensor, int, int, int] | None
 
 
 def prepared(
@@ -70,14 +70,14 @@ def prepared(
     flags["D"] = max(16, 1 << (size - 1).bit_length())
     head_class = "float32" if single else max(64, flags["D"])
     if rows is not None:
-        rows = rows.expand(batch, queries)
+        rows = rows.expand(batch, heads, queries, 1)
     return Call(
         tuple(masks),
         arguments,
         (heads, heads // shared, queries, keys, causal or 0, scale),
         flags,
         head_class,
-        None if rows is None else (rows, *rows.stride()),
+        None if rows is None else (rows, *rows.stride()[:3]),
     )
 
 
