@@ -102,21 +102,27 @@ def backward(
     """Return the gradients of query, key and value."""
     (batch, heads, queries, _), (shared, keys) = query.shape, key.shape[1:3]
     grad = addressable(grad.to(query.dtype))
-    dq, dk, dv = (torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for x in (query, key, value))
-    deltas = torch.empty_like(sums)
+    dq, dk, dv = (
+        torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        for x in (query, key, value)
+    )
+    room = batch, heads, -(-queries // 128) * 128  # see `device.backward.padded`
+    rows = torch.empty((3, *room), dtype=torch.float32, device=sums.device).unbind()
     words = tuple(
-        torch.empty_like(sums, dtype=torch.int64) if call.flags[kind] == PER_SCORE else None
+        torch.empty(room, dtype=torch.int64, device=sums.device) if call.flags[kind] == PER_SCORE else None
         for kind in ("SCORES", "FIRST", "SECOND")
     )
     strides = [x.stride()[:3] for x in (query, key, value, grad)]
-    shares = (sums, deltas, words, *call.masks, *call.draws, *strides, *call.scalars)
+    shares = (*rows, words, *call.masks, *call.draws, *strides, *call.scalars)
     m, n, warps, stages = CONFIGS["query_gradient", call.head_class]
+    covered = m
     with guard(query.device):
         query_gradient[(batch * heads * -(-queries // m),)](
-            query, key, value, out, grad, dq, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
+            query, key, value, out, grad, dq, sums, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
             num_stages=stages,
         )  # fmt: skip
         m, n, warps, stages = CONFIGS["key_gradients", call.head_class]
+        assert covered % m == 0, "a block of rows must have been written whole"
         key_gradients[(batch * shared * -(-keys // n),)](
             query, key, value, grad, dk, dv, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
             num_stages=stages,
