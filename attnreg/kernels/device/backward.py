@@ -43,8 +43,8 @@ def saved_word(words, at):
 
 
 @triton.jit(do_not_specialize=["scores", "first", "second", "H", "QLEN", "KLEN", "OFFSET", "scale"])
-def query_gradient(q, k, v, out, grad, dq, sums, deltas, lses, fills, words, valid, keep, bias, scores, first, second, sq,
-                   sk, sv, sg, H, GROUP, QLEN, KLEN, OFFSET, scale, CAUSAL: tl.constexpr, VALID: tl.constexpr,
+def query_gradient(q, k, v, out, grad, dq, sums, deltas, lses, fills, words, valid, keep, bias, scores, first, second,
+                   sq, sk, sv, sg, H, GROUP, QLEN, KLEN, OFFSET, scale, CAUSAL: tl.constexpr, VALID: tl.constexpr,
                    KEEP: tl.constexpr, BIAS: tl.constexpr, SCORES: tl.constexpr, FIRST: tl.constexpr,
                    SECOND: tl.constexpr, PRECISION: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
@@ -154,7 +154,7 @@ def key_gradients(q, k, v, grad, dk, dv, deltas, lses, fills, words, valid, keep
     early, whole = queries_of(block, OFFSET, QLEN, CAUSAL, BLOCK_M, BLOCK_N)
     acc_k = tl.zeros((BLOCK_N, D), tl.float32)
     acc_v = tl.zeros((BLOCK_N, D), tl.float32)
-    for member in range(0, GROUP):
+    for member in range(GROUP):
         h = g * GROUP + member
         h64 = h.to(tl.int64)
         head = (b64 * H + h64) * padded(QLEN)
@@ -174,10 +174,7 @@ def key_gradients(q, k, v, grad, dk, dv, deltas, lses, fills, words, valid, keep
                 s = tl.dot(keys, tl.trans(query), input_precision=PRECISION) * (scale * LOG2_E)
                 stays = tl.full((1, 1), 1, tl.int1)
                 if SCORES:
-                    if SCORES == PER_SCORE:
-                        word_s = saved_word(words[0], at)
-                    else:
-                        word_s = word_of(scores, b, h, h, SCORES)
+                    word_s = saved_word(words[0], at) if SCORES == PER_SCORE else word_of(scores, b, h, h, SCORES)
                     stays = stays & kept(word_s, key_steps(scores, b, col), limit_s, scores)
                 if KEEP:
                     stays = stays & (load_mask(keep_at, keep, row, col, QLEN, KLEN, KEEP) != 0)
@@ -187,17 +184,11 @@ def key_gradients(q, k, v, grad, dk, dv, deltas, lses, fills, words, valid, keep
                 dp = tl.dot(values, tl.trans(do), input_precision=PRECISION)
                 used = p
                 if FIRST:
-                    if FIRST == PER_SCORE:
-                        word_1 = saved_word(words[1], at)
-                    else:
-                        word_1 = word_of(first, b, h, h, FIRST)
+                    word_1 = saved_word(words[1], at) if FIRST == PER_SCORE else word_of(first, b, h, h, FIRST)
                     keep_1 = kept(word_1, key_steps(first, b, col), limit_1, first)
                     used, dp = tl.where(keep_1, used, 0.0), tl.where(keep_1, dp, 0.0)
                 if SECOND:
-                    if SECOND == PER_SCORE:
-                        word_2 = saved_word(words[2], at)
-                    else:
-                        word_2 = word_of(second, b, h, h, SECOND)
+                    word_2 = saved_word(words[2], at) if SECOND == PER_SCORE else word_of(second, b, h, h, SECOND)
                     keep_2 = kept(word_2, key_steps(second, b, col), limit_2, second)
                     used, dp = tl.where(keep_2, used, 0.0), tl.where(keep_2, dp, 0.0)
                 if FIRST + SECOND:

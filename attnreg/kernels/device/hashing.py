@@ -1,8 +1,8 @@
 """The hash of `attnreg.functional.seeded`, bit for bit, and what a kernel is given for a draw.
 
 A draw is a tuple: three parts of its mixed seed, to which the index of the first query is added; its drop rate, and a
-pointer to it if it stands in memory; 1 where kept values are divided by 1 - rate; 0 where samples share decisions, and 0
-where heads do; and pointers to the index of each sample, of its first query and of its first key, the last two with
+pointer to it if it stands in memory; 1 where kept values are divided by 1 - rate; 0 where samples share decisions, and
+0 where heads do; and pointers to the index of each sample, of its first query and of its first key, the last two with
 their strides. A pointer may be ``None``.
 """
 
@@ -59,10 +59,7 @@ def hashed(word, steps):
 @triton.jit
 def rate_of(draw):
     """Return the drop rate, float32, wherever it is."""
-    if draw[RATE + 1] is not None:
-        rate = tl.load(draw[RATE + 1]).to(tl.float32)
-    else:
-        rate = tl.cast(draw[RATE], tl.float32)
+    rate = tl.load(draw[RATE + 1]).to(tl.float32) if draw[RATE + 1] is not None else tl.cast(draw[RATE], tl.float32)
     return rate
 
 

@@ -95,7 +95,8 @@ def _numbers(draw: Draw, shape: Sequence[int], decided: bool, device: torch.devi
 
 @torch.library.custom_op("attnreg::numbers", mutates_args=())
 def numbers_op(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor | None,
-               queries: Tensor | None, keys: Tensor | None, first_query: int, device: torch.device) -> Tensor:  # fmt: skip
+               queries: Tensor | None, keys: Tensor | None, first_query: int,
+               device: torch.device) -> Tensor:  # fmt: skip
     """Return decisions, or without a rate numbers."""
     draw = Draw(seed, 1.0 if rate is None else rate, samples, queries, keys, first_query)
     return _numbers(draw, shape, rate is not None, device)
