@@ -227,13 +227,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.rest = layout, causal, scale
 
 
+def _no_gradients(values: Sequence[Any]) -> list[None] | None:
+    return [None] * len(values) if all(isinstance(each, Tensor) for each in values) else None  # as torch takes lists
+
+
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     (*tensors,) = ctx.saved_tensors
     n = (len(tensors) - 8) // 5
     first, seeds, rates, tables = tensors[:8], tensors[8 : 8 + n], tensors[8 + n : 8 + 2 * n], tensors[8 + 2 * n :]
     grads = attention_backward_op(grad, *first, seeds, rates, tables, *ctx.rest)
-    nothing = [None] * n
-    return *grads, None, None, None, None, nothing, nothing, [None] * (3 * n), None, None, None, None
+    lists = (_no_gradients(each) for each in (seeds, rates, tables, ctx.rest[0]))
+    return *grads, *[None] * 4, *lists, None, None, None
 
 
 attention_op.register_autograd(_backward, setup_context=_save)

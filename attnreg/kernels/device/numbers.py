@@ -13,7 +13,7 @@ from attnreg.kernels.device.decisions import write_numbers
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.launching import guard
 
-BLOCK = 4096  # numbers in a block
+BLOCK = 2048  # numbers in a block
 KEYS = 16, 128, 512  # keys in a block: the fewest that hold all
 
 
