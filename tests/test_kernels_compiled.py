@@ -57,7 +57,7 @@ def test_operators_pass_the_checks_of_torch():
 
 
 def test_second_derivatives_are_refused():
-    q, k, v, valid, first = inputs()
+    q, k, v, valid, _ = inputs()
     arguments = (q, k, v, valid, None, None, None, [], [], [], [], None, 0.3, False)
     out = operators.attention_op(*arguments)[0]
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)

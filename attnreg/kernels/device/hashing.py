@@ -1,9 +1,9 @@
 """The hash of `attnreg.functional.seeded`, bit for bit, and what a kernel is given for a draw.
 
 A draw is a tuple: three parts of its mixed seed, to which the index of the first query is added; its drop rate, and a
-pointer to it if it stands in memory; 1 where kept values are divided by 1 - rate; 0 where samples share decisions, and
-0 where heads do; and pointers to the index of each sample, of its first query and of its first key, the last two with
-their strides. A pointer may be ``None``.
+pointer to it if it stands in memory; what kept values are divided by, or of a rate in memory whether they are; 0 where
+samples share decisions, and 0 where heads do; and pointers to the index of each sample, of its first query and of its
+first key, the last two with their strides. A pointer may be ``None``.
 """
 
 import triton
@@ -57,6 +57,12 @@ def hashed(word, steps):
 
 
 @triton.jit
+def as_float(hashed):
+    """Turn hashed numbers into multiples of 2^-24 in [0, 1)."""
+    return ((hashed >> 8) + 8388608).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
 def rate_of(draw):
     """Return the drop rate, float32, wherever it is."""
     rate = tl.load(draw[RATE + 1]).to(tl.float32) if draw[RATE + 1] is not None else tl.cast(draw[RATE], tl.float32)
@@ -82,5 +88,8 @@ def kept(word, steps, threshold, draw):
 @triton.jit
 def factor_of(draw):
     """Return what kept values are multiplied by; 1 at a rate of 1, where there are none."""
-    left = 1.0 - rate_of(draw) * tl.cast(draw[DIVIDE], tl.float32)
-    return 1.0 / tl.where(left == 0.0, 1.0, left)
+    left = tl.cast(draw[DIVIDE], tl.float32)
+    if draw[RATE + 1] is not None:
+        left = 1.0 - rate_of(draw) * left
+        left = tl.where(left == 0.0, 1.0, left)
+    return tl.div_rn(tl.cast(1.0, tl.float32), left)

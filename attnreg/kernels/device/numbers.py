@@ -86,11 +86,17 @@ def _numbers(draw: Draw, shape: Sequence[int], decided: bool, device: torch.devi
         return out.fill_(True)
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
     rows = out.numel() // keys
+    grid, r, k = blocks_of(rows, keys)
+    with guard(out.device):
+        write_numbers[grid](out, argument, rows, heads, queries, keys, decided, r, k)
+    return out
+
+
+def blocks_of(rows: int, keys: int) -> tuple[tuple[int, int], int, int]:
+    """Return a grid of blocks, and the number of rows and keys in a block."""
     k = next((size for size in KEYS if size >= keys), KEYS[-1])
     r = BLOCK // k
-    with guard(out.device):
-        write_numbers[(-(-rows // r), -(-keys // k))](out, argument, rows, heads, queries, keys, decided, r, k)
-    return out
+    return (-(-rows // r), -(-keys // k)), r, k
 
 
 @torch.library.custom_op("attnreg::numbers", mutates_args=())
