@@ -8,14 +8,9 @@ from attnreg import kernels
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-class Tolerance(dict):
-    """Errors of results, over the largest, or over the least that counts; dtype is that of the cases that name none."""
-
-    dtype = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16  # the interpreter multiplies bfloat16 wrongly
-    least = {torch.float32: 0.1, torch.float16: 0.5, torch.bfloat16: 0.5}
-
-
-TOLERANCE = Tolerance({torch.float32: 3e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2})
+DTYPE = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16  # the interpreter multiplies bfloat16 wrongly
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 6e-3, torch.bfloat16: 4e-2}  # over the largest value
+LEAST = {torch.float32: 0.1, torch.float16: 0.5, torch.bfloat16: 0.5}  # or over this
 MARKS = [
     pytest.mark.interpreter,
     pytest.mark.gpu,

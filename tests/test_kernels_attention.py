@@ -6,7 +6,7 @@ import torch
 from attnreg import kernels
 from attnreg.draws import Drawn
 from attnreg.errors import InputError
-from tests.kernel_cases import DEVICE, MARKS, TOLERANCE
+from tests.kernel_cases import DEVICE, DTYPE, LEAST, MARKS, TOLERANCE
 
 pytestmark = MARKS
 B, H, KV, N, D = (2, 2, 1, 24, 16) if DEVICE.type == "cpu" else (2, 4, 2, 333, 64)
@@ -27,7 +27,21 @@ def random(*shape, p=0.7):
     return torch.rand(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(5)) < p
 
 
-def formula(q, k, v, *, valid=None, causal=None, bias=None, keep=None, scale=None, scores=None, weights=(), rows=None, counts=None):
+def formula(
+    q,
+    k,
+    v,
+    *,
+    valid=None,
+    causal=None,
+    bias=None,
+    keep=None,
+    scale=None,
+    scores=None,
+    weights=(),
+    rows=None,
+    counts=None,
+):
     """Eq. 3 and 4 of AttendOut with dropout of weights after it, in float64."""
     shape = (*q.shape[:3], k.shape[2])
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -51,49 +65,49 @@ def formula(q, k, v, *, valid=None, causal=None, bias=None, keep=None, scale=Non
     return a @ v, int(lost.sum()), dead & valid.any(-1, keepdim=True), ~valid.any(-1)
 
 
-S, W = dict(scores=drawn(0.3)), dict(weights=(drawn(0.2, seed=-7, rescale=True),))
+S, W = {"scores": drawn(0.3)}, {"weights": (drawn(0.2, seed=-7, rescale=True),)}
 HALF = drawn(torch.tensor(0.5, device=DEVICE, dtype=torch.float64))
-OFFSETS = dict(
-    first_query=torch.tensor([5, 3], device=DEVICE).view(B, 1, 1),
-    first_key=torch.tensor([-2, 2**31 - 9], device=DEVICE).view(B, 1, 1),
-    samples=torch.tensor([7, 2**22], device=DEVICE),
-)
+OFFSETS = {
+    "first_query": torch.tensor([5, 3], device=DEVICE).view(B, 1, 1),
+    "first_key": torch.tensor([-2, 2**31 - 9], device=DEVICE).view(B, 1, 1),
+    "samples": torch.tensor([7, 2**22], device=DEVICE),
+}
 CASES = {
     "plain": {},
-    "causal": dict(causal=0),
-    "padding": dict(valid=per_key()),
+    "causal": {"causal": 0},
+    "padding": {"valid": per_key()},
     "scores, causal": dict(causal=0, **S),
     "scores, padding": dict(valid=per_key(), **S),
-    "scores, more keys": dict(causal=13, K=N + 13, scores=drawn(0.3, (B, H, N, N + 13))),
-    "scores, top-left": dict(causal=0, K=N + 13, scores=drawn(0.3, (B, H, N, N + 13))),
-    "scores, fewer keys": dict(causal=-11, K=N - 11, scores=drawn(0.3, (B, H, N, N - 11))),
-    "dead rows": dict(causal=0, valid=per_key(), scores=drawn(0.9)),
-    "all dropped": dict(valid=per_key(), scores=drawn(1.0)),
-    "all dropped, biased": dict(causal=0, scores=drawn(1.0), bias=torch.linspace(-3, 3, N, device=DEVICE)),
-    "whole keys": dict(valid=per_key(), scores=drawn(0.6, (B, H, 1, N))),
-    "whole keys of all heads": dict(causal=0, scores=drawn(0.8, (B, 1, 1, N))),
-    "of all samples": dict(scores=drawn(0.4, (1, H, N, N)), weights=(drawn(0.3, (1, 1, N, N), seed=2),)),
+    "scores, more keys": {"causal": 13, "K": N + 13, "scores": drawn(0.3, (B, H, N, N + 13))},
+    "scores, top-left": {"causal": 0, "K": N + 13, "scores": drawn(0.3, (B, H, N, N + 13))},
+    "scores, fewer keys": {"causal": -11, "K": N - 11, "scores": drawn(0.3, (B, H, N, N - 11))},
+    "dead rows": {"causal": 0, "valid": per_key(), "scores": drawn(0.9)},
+    "all dropped": {"valid": per_key(), "scores": drawn(1.0)},
+    "all dropped, biased": {"causal": 0, "scores": drawn(1.0), "bias": torch.linspace(-3, 3, N, device=DEVICE)},
+    "whole keys": {"valid": per_key(), "scores": drawn(0.6, (B, H, 1, N))},
+    "whole keys of all heads": {"causal": 0, "scores": drawn(0.8, (B, 1, 1, N))},
+    "of all samples": {"scores": drawn(0.4, (1, H, N, N)), "weights": (drawn(0.3, (1, 1, N, N), seed=2),)},
     "weights, causal": dict(causal=0, **W),
-    "weights, not rescaled": dict(valid=per_key(), weights=(drawn(0.2),)),
+    "weights, not rescaled": {"valid": per_key(), "weights": (drawn(0.2),)},
     "scores and weights": dict(causal=0, valid=per_key(), **S, **W),
-    "two draws of weights": dict(causal=0, weights=(drawn(0.3, (B, 1, 1, N)), drawn(0.1, seed=9, rescale=True))),
-    "the second draw alone": dict(valid=per_key(), weights=(None, drawn(0.1, rescale=True))),
-    "all weights dropped": dict(weights=(drawn(1.0, rescale=True),)),
-    "rate 0": dict(scores=drawn(0.0), weights=(drawn(torch.tensor(0.0, device=DEVICE)),)),
-    "rates on the device": dict(causal=0, scores=HALF, weights=(drawn(torch.tensor(0.3, device=DEVICE), seed=4, rescale=True),)),
+    "two draws of weights": {"causal": 0, "weights": (drawn(0.3, (B, 1, 1, N)), drawn(0.1, seed=9, rescale=True))},
+    "the second draw alone": {"valid": per_key(), "weights": (None, drawn(0.1, rescale=True))},
+    "all weights dropped": {"weights": (drawn(1.0, rescale=True),)},
+    "rate 0": {"scores": drawn(0.0), "weights": (drawn(torch.tensor(0.0, device=DEVICE)),)},
+    "rates on the device": {"causal": 0, "scores": HALF, "weights": (drawn(torch.tensor(0.3, device=DEVICE), seed=4, rescale=True),)},
     "full validity": dict(valid=random(B, 1, N, N), **S, **W),
     "validity of a head": dict(valid=random(1, H, 1, N), causal=0, **S),
     "validity of queries": dict(valid=random(B, 1, N, 1), **S),
-    "keep": dict(valid=per_key(), keep=random(B, H, N, N, p=0.2)),
+    "keep": {"valid": per_key(), "keep": random(B, H, N, N, p=0.2)},
     "keep of keys": dict(causal=0, keep=random(B, 1, 1, N, p=0.2), **W),
     "keep and scores": dict(keep=random(N, N), **S),
     "bias": dict(valid=per_key(), bias=torch.randn(1, H, N, N, device=DEVICE).half(), **S, **W),
     "bias of keys": dict(causal=0, bias=torch.randn(B, 1, 1, N, device=DEVICE), scale=-0.3, **S),
-    "offsets": dict(causal=0, scores=drawn(0.4, **OFFSETS), weights=(drawn(0.4, seed=8, rescale=True, **OFFSETS),)),
-    "one offset": dict(scores=drawn(0.4, first_query=torch.tensor(6, device=DEVICE)), weights=(drawn(0.4, seed=8, first_query=70),)),
-    "offsets of keys": dict(scores=drawn(0.4, (B, 1, 1, N), **OFFSETS)),
-    "one query": dict(Q=1, K=70, KV=1, scores=drawn(0.3, (B, H, 1, 70)), scale=3.0),
-    "one key": dict(Q=N, K=1, scores=drawn(0.3, (B, H, N, 1))),
+    "offsets": {"causal": 0, "scores": drawn(0.4, **OFFSETS), "weights": (drawn(0.4, seed=8, rescale=True, **OFFSETS),)},
+    "one offset": {"scores": drawn(0.4, first_query=torch.tensor(6, device=DEVICE)), "weights": (drawn(0.4, seed=8, first_query=70),)},
+    "offsets of keys": {"scores": drawn(0.4, (B, 1, 1, N), **OFFSETS)},
+    "one query": {"Q": 1, "K": 70, "KV": 1, "scores": drawn(0.3, (B, H, 1, 70)), "scale": 3.0},
+    "one key": {"Q": N, "K": 1, "scores": drawn(0.3, (B, H, N, 1))},
     "as many key heads": dict(KV=H, causal=0, **S),
     **{f"head size {d}": dict(D=d, causal=0, **S, **W) for d in (8, 32, 64, 72, 80, 96, 128, 256)},
     "views": dict(views=True, causal=0, **S, **W),
@@ -106,7 +120,7 @@ CASES = {
 def test_output_gradients_and_counts(name):
     case = dict(CASES[name])
     size = {"Q": N, "K": N, "KV": KV, "D": D, **{key: case.pop(key) for key in ("Q", "K", "KV", "D") if key in case}}
-    dtype, views = case.pop("dtype", TOLERANCE.dtype), case.pop("views", False)
+    dtype, views = case.pop("dtype", DTYPE), case.pop("views", False)
     torch.manual_seed(1)
 
     def leaf(heads, length):
@@ -125,8 +139,10 @@ def test_output_gradients_and_counts(name):
     grads = torch.autograd.grad(out, leaves, grad)
     doubles = [x.detach().double().requires_grad_() for x in leaves]
     expected, lost, dead, empty = formula(*doubles, **case)
-    for mine, true in zip((out, *grads), (expected, *torch.autograd.grad(expected, doubles, grad.double())), strict=True):
-        error = float((mine.detach().double() - true).abs().max() / true.detach().abs().max().clamp(min=TOLERANCE.least[dtype]))
+    for mine, true in zip(
+        (out, *grads), (expected, *torch.autograd.grad(expected, doubles, grad.double())), strict=True
+    ):
+        error = float((mine.detach().double() - true).abs().max() / true.detach().abs().max().clamp(min=LEAST[dtype]))
         assert error < TOLERANCE[dtype]
     assert int(counts) == 100 + lost
     assert not out[empty].any()
@@ -137,8 +153,11 @@ def test_output_gradients_and_counts(name):
 
 
 def test_counts_are_off_without_their_tensor():
-    q = torch.randn(B, H, N, D, device=DEVICE, dtype=TOLERANCE.dtype)
-    assert torch.equal(kernels.attention(q, q, q, **S), kernels.attention(q, q, q, counts=torch.zeros(1, dtype=torch.int64, device=DEVICE), **S))
+    q = torch.randn(B, H, N, D, device=DEVICE, dtype=DTYPE)
+    assert torch.equal(
+        kernels.attention(q, q, q, **S),
+        kernels.attention(q, q, q, counts=torch.zeros(1, dtype=torch.int64, device=DEVICE), **S),
+    )
 
 
 @pytest.mark.parametrize("kind", ["scores", "weights"])
@@ -147,9 +166,13 @@ def test_every_kernel_makes_the_decisions_of_the_hash(kind):
     size = 16 if DEVICE.type == "cpu" else 64
     draw = drawn(0.4, (B, H, size, size), seed=-(2**62) - 5)
     given = {"scores": draw} if kind == "scores" else {"weights": (draw,)}
-    eye = torch.eye(size, device=DEVICE, dtype=TOLERANCE.dtype).expand(B, H, size, size).contiguous()
+    eye = torch.eye(size, device=DEVICE, dtype=DTYPE).expand(B, H, size, size).contiguous()
     zero, keep = torch.zeros_like(eye), draw.written_out()
-    grad = torch.linspace(0.5, 1.5, size, device=DEVICE, dtype=eye.dtype).expand_as(eye) if kind == "scores" else torch.ones_like(eye)
+    grad = (
+        torch.linspace(0.5, 1.5, size, device=DEVICE, dtype=eye.dtype).expand_as(eye)
+        if kind == "scores"
+        else torch.ones_like(eye)
+    )
     q, k = zero.clone().requires_grad_(), eye.clone().requires_grad_()
     out = kernels.attention(q, k, eye, **given)
     assert torch.equal(out > 0, keep)
@@ -188,16 +211,19 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(key=torch.zeros(B, 3, N, D)), "Expected query"),
-        (dict(value=torch.zeros(B, H, N + 1, D)), "Expected query"),
-        (dict(query=torch.zeros(B, H, N, D, dtype=torch.float64)), "one of float16, bfloat16 and float32, got float64"),
-        (dict(query=torch.zeros(B, H, N, 272), key=torch.zeros(B, H, N, 272), value=torch.zeros(B, H, N, 272)), "at most 256"),
-        (dict(bias=torch.zeros(N, N, requires_grad=True)), "trained"),
-        (dict(weights=(None,) * 3), "at most two"),
-        (dict(scores=drawn(0.1, (B, H, N, N + 1))), "Expected decisions"),
-        (dict(scores=drawn(0.1, (3, H, N, N))), "Expected decisions"),
-        (dict(scores=drawn(0.1, samples=torch.arange(3))), "2 samples"),
-        (dict(scores=drawn(0.1, first_query=torch.arange(N))), "2 samples"),
+        ({"key": torch.zeros(B, 3, N, D)}, "Expected query"),
+        ({"value": torch.zeros(B, H, N + 1, D)}, "Expected query"),
+        ({"query": torch.zeros(B, H, N, D, dtype=torch.float64)}, "one of float16, bfloat16 and float32, got float64"),
+        (
+            {"query": torch.zeros(B, H, N, 272), "key": torch.zeros(B, H, N, 272), "value": torch.zeros(B, H, N, 272)},
+            "at most 256",
+        ),
+        ({"bias": torch.zeros(N, N, requires_grad=True)}, "trained"),
+        ({"weights": (None,) * 3}, "at most two"),
+        ({"scores": drawn(0.1, (B, H, N, N + 1))}, "Expected decisions"),
+        ({"scores": drawn(0.1, (3, H, N, N))}, "Expected decisions"),
+        ({"scores": drawn(0.1, samples=torch.arange(3))}, "2 samples"),
+        ({"scores": drawn(0.1, first_query=torch.arange(N))}, "2 samples"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

@@ -127,9 +127,8 @@ def _everywhere(
     samples: Tensor | None = None,
     first_key: Tensor | None = None,
 ) -> Tensor:
-    where = torch.get_default_device() if device is None else torch.device(device)
-    if kernels.runs_on(where) and not transformed():
-        written = kernels.numbers(seed, shape, p, where, first_query, samples, first_key)
+    if device is not None and kernels.runs_on(device) and (torch.compiler.is_compiling() or not transformed()):
+        written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
         if written is not None:
             return written
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))

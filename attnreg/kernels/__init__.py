@@ -12,11 +12,20 @@ from attnreg.kernels.launching import is_interpreted
 
 if TYPE_CHECKING:
     from attnreg.kernels.device.attention import attention as attention
+    from attnreg.kernels.device.dropping import dropout as dropout
+    from attnreg.kernels.device.dropping import head_factors as head_factors
     from attnreg.kernels.device.numbers import keep as keep
     from attnreg.kernels.device.numbers import numbers as numbers
     from attnreg.kernels.device.numbers import uniform as uniform
 
-_HOMES = {"attention": "attention", "keep": "numbers", "numbers": "numbers", "uniform": "numbers"}
+_HOMES = {
+    "attention": "attention",
+    "dropout": "dropping",
+    "head_factors": "dropping",
+    "keep": "numbers",
+    "numbers": "numbers",
+    "uniform": "numbers",
+}
 _DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
 _INSTALLED = importlib.util.find_spec("triton") is not None
 

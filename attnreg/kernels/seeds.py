@@ -5,6 +5,8 @@ from __future__ import annotations
 SHIFTS_64 = 30, 27
 MULTIPLIERS_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+LOW_22 = 2**22 - 1
+
 
 def mix_64(x: int) -> int:
     """Return the mixed integer, of 64 bits, signed.
@@ -20,8 +22,9 @@ def mix_64(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
-def seed_halves(seed: int) -> tuple[int, int]:
-    """Return the two halves of a mixed seed, each of 32 bits, signed."""
-    mixed = mix_64(seed)
-    low = mixed & 0xFFFFFFFF
-    return mixed >> 32, low - 2**32 if low >= 2**31 else low
+def seed_parts(mixed: int) -> tuple[float, float, float]:
+    """Split an integer of 64 bits into three numbers of 22 bits or fewer, lowest first, for a kernel.
+
+    They are floats, since Triton compiles a kernel again for integers that are 1 or divisible by 16.
+    """
+    return float(mixed & LOW_22), float(mixed >> 22 & LOW_22), float(mixed >> 44 & LOW_22)

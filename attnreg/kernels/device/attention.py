@@ -100,9 +100,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = backward(grad, *ctx.saved_tensors, ctx.call)
+        query, key, value, out, sums = ctx.saved_tensors
+        grads = backward(grad, query, key, value, out, sums, ctx.call)
         if torch.is_grad_enabled():  # their graph is asked for
-            grads = _Once.apply(*ctx.saved_tensors[:3], grad, *grads)
+            grads = _Once.apply(query, key, value, grad, *grads)
         return *grads, None, None
 
 
@@ -122,9 +123,7 @@ def _refuse_twice(*_: Any) -> None:
     raise RuntimeError("Attention in a kernel has no second derivative; use attnreg.functional instead.")
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weights: Sequence[Decisions | None]
-) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weights: Sequence[Decisions | None]) -> None:
     if not (query.ndim == key.ndim == 4 and key.shape == value.shape and len(query) == len(key)
             and query.shape[3] == key.shape[3] and query.shape[1] % max(1, key.shape[1]) == 0):  # fmt: skip
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
@@ -179,7 +178,7 @@ def _call(query: Tensor, key: Tensor, valid: Tensor | None, keep: Tensor | None,
     kinds = [0] * 3
     for i, (seed, rate) in enumerate(zip(seeds, rates, strict=True)):
         slot, kinds[slot], *rest = layout[6 * i : 6 * i + 6]
-        draws[slot] = Draw(int(seed), rate, *tables[3 * i : 3 * i + 3], *rest)
+        draws[slot] = Draw(int(seed), rate, tables[3 * i], tables[3 * i + 1], tables[3 * i + 2], *rest)
     return prepared(query, key, valid, keep, bias, rows, draws, kinds, causal, scale)
 
 
@@ -228,13 +227,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.rest = layout, causal, scale
 
 
+def _no_gradients(values: Sequence[Any]) -> list[None] | None:
+    return [None] * len(values) if all(isinstance(each, Tensor) for each in values) else None  # as torch takes lists
+
+
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     (*tensors,) = ctx.saved_tensors
     n = (len(tensors) - 8) // 5
     first, seeds, rates, tables = tensors[:8], tensors[8 : 8 + n], tensors[8 + n : 8 + 2 * n], tensors[8 + 2 * n :]
     grads = attention_backward_op(grad, *first, seeds, rates, tables, *ctx.rest)
-    nothing = [None] * n
-    return *grads, None, None, None, None, nothing, nothing, [None] * (3 * n), None, None, None, None
+    lists = (_no_gradients(each) for each in (seeds, rates, tables, ctx.rest[0]))
+    return *grads, *[None] * 4, *lists, None, None, None
 
 
 attention_op.register_autograd(_backward, setup_context=_save)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from attnreg.kernels.device.hashing import hashed, kept, key_steps, row_word, threshold_of
+from attnreg.kernels.device.hashing import as_float, hashed, kept, key_steps, row_word, threshold_of
 
 
 @triton.jit(do_not_specialize=["draw", "rows", "heads", "queries", "keys"])
@@ -15,8 +15,5 @@ def write_numbers(out, draw, rows, heads, queries, keys, KEEP: tl.constexpr, R: 
     b, h, q = tl.where(inside, row // queries // heads, 0), row // queries % heads, row % queries
     word = row_word(draw, b, h, q)[:, None]
     steps = key_steps(draw, b[:, None], k[None, :])
-    if KEEP:
-        value = kept(word, steps, threshold_of(draw), draw)
-    else:
-        value = ((hashed(word, steps) >> 8) + 8388608).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+    value = kept(word, steps, threshold_of(draw), draw) if KEEP else as_float(hashed(word, steps))
     tl.store(out + row[:, None] * keys + k[None, :], value, mask=inside[:, None] & (k < keys)[None, :])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnreg.kernels.seeds import seed_halves
+from attnreg.kernels.seeds import mix_64, seed_parts
 
 
 class Draw(NamedTuple):
@@ -32,9 +32,12 @@ class Draw(NamedTuple):
         tables: list[Any] = []
         for table in (self.queries, self.keys):
             tables += (None, 0) if table is None else (table, int(table.numel() > 1))
-        number, at = (rate, None) if isinstance(rate, float) else (0.0, rate)
-        return (*seed_halves(int(self.seed)), number, self.divide, self.by_sample, self.by_head, self.first_query,
-                self.samples, *tables, at)  # fmt: skip
+        if isinstance(rate, float):
+            number, at, divide = rate, None, 1.0 - rate if self.divide and rate < 1 else 1.0
+        else:
+            number, at, divide = 0.0, rate, float(self.divide)
+        parts = seed_parts(mix_64(int(self.seed)) + self.first_query)  # the hash adds them
+        return (*parts, number, at, divide, self.by_sample, self.by_head, self.samples, *tables)
 
 
 def table_of(table: int | Tensor | None, samples: int, device: torch.device) -> tuple[int, Tensor | None, bool]:

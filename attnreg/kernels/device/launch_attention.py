@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnreg.kernels.device.backward import key_gradients, query_gradient
-from attnreg.kernels.device.forward import attend
 from attnreg.kernels.device.draws import Draw
+from attnreg.kernels.device.forward import attend
 from attnreg.kernels.launching import guard, is_interpreted
 
 PER_KEY, PER_SCORE = 1, 2
@@ -18,13 +18,13 @@ LARGEST_STRIDE = 2**22  # elements between two rows, so that offsets within a bl
 Mask = tuple[Tensor, int, int, int, int]
 #: BLOCK_M, BLOCK_N, num_warps and num_stages by kernel and largest head size; float32 is not multiplied in tensor cores
 CONFIGS: dict[tuple[str, int | str], tuple[int, int, int, int]] = {
-    **{("attend", 64): (128, 64, 4, 3), ("query_gradient", 64): (64, 64, 4, 2), ("key_gradients", 64): (64, 64, 4, 2)},
-    **{("attend", 128): (128, 64, 8, 2), ("query_gradient", 128): (128, 32, 8, 2), ("key_gradients", 128): (32, 128, 8, 2)},
-    **{("attend", 256): (64, 64, 8, 2), ("query_gradient", 256): (64, 32, 8, 1), ("key_gradients", 256): (32, 64, 8, 1)},
+    ("attend", 64): (128, 64, 4, 3), ("query_gradient", 64): (64, 64, 4, 2), ("key_gradients", 64): (64, 64, 4, 2),
+    ("attend", 128): (128, 64, 8, 2), ("query_gradient", 128): (128, 32, 8, 2), ("key_gradients", 128): (32, 128, 8, 2),
+    ("attend", 256): (64, 64, 8, 2), ("query_gradient", 256): (64, 32, 8, 1), ("key_gradients", 256): (32, 64, 8, 1),
     **{(kernel, "float32"): (32, 32, 4, 1) for kernel in ("attend", "query_gradient", "key_gradients")},
 }  # fmt: skip
 if is_interpreted():
-    CONFIGS = {key: (16, 16, 1, 1) for key in CONFIGS}
+    CONFIGS = dict.fromkeys(CONFIGS, (16, 16, 1, 1))
 
 
 class Call(NamedTuple):
@@ -52,20 +52,18 @@ def prepared(
 ) -> Call:
     """Turn the arguments of a call into those of its kernels."""
     (batch, heads, queries, size), (shared, keys) = query.shape, key.shape[1:3]
-    masks, kinds = [], []
-    for mask in (valid, keep, bias):
+    masks: list[Mask | None] = [None] * 3
+    kinds = [0] * 3
+    for i, mask in enumerate((valid, keep, bias)):
         if mask is not None:
             mask = mask.expand(batch, heads, queries, keys)
             strides = mask.stride()
-            kinds.append(PER_SCORE if strides[2] else PER_KEY)
-            masks.append((mask, *strides))
-        else:
-            kinds.append(0)
-            masks.append(None)
+            kinds[i] = PER_SCORE if strides[2] else PER_KEY
+            masks[i] = mask, strides[0], strides[1], strides[2], strides[3]
     arguments = tuple(None if draw is None else draw.argument for draw in draws)
     kinds += [kind if given else 0 for kind, given in zip(draw_kinds, arguments, strict=True)]
     single = query.dtype is torch.float32
-    flags = dict(zip(("VALID", "KEEP", "BIAS", "SCORES", "FIRST", "SECOND"), kinds, strict=True))
+    flags: dict[str, Any] = dict(zip(("VALID", "KEEP", "BIAS", "SCORES", "FIRST", "SECOND"), kinds, strict=True))
     flags |= {"CAUSAL": causal is not None, "PRECISION": "ieee" if single else "tf32", "DIM": size}
     flags["D"] = max(16, 1 << (size - 1).bit_length())
     head_class = "float32" if single else max(64, flags["D"])
@@ -77,7 +75,7 @@ def prepared(
         (heads, heads // shared, queries, keys, causal or 0, scale),
         flags,
         head_class,
-        None if rows is None else (rows, *rows.stride()[:3]),
+        None if rows is None else (rows, rows.stride(0), rows.stride(1), rows.stride(2)),
     )
 
 
@@ -102,21 +100,27 @@ def backward(
     """Return the gradients of query, key and value."""
     (batch, heads, queries, _), (shared, keys) = query.shape, key.shape[1:3]
     grad = addressable(grad.to(query.dtype))
-    dq, dk, dv = (torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2) for x in (query, key, value))
-    deltas = torch.empty_like(sums)
+    dq, dk, dv = (
+        torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        for x in (query, key, value)
+    )
+    room = batch, heads, -(-queries // 128) * 128  # see `device.backward.padded`
+    rows = torch.empty((3, *room), dtype=torch.float32, device=sums.device).unbind()
     words = tuple(
-        torch.empty_like(sums, dtype=torch.int64) if call.flags[kind] == PER_SCORE else None
+        torch.empty(room, dtype=torch.int64, device=sums.device) if call.flags[kind] == PER_SCORE else None
         for kind in ("SCORES", "FIRST", "SECOND")
     )
     strides = [x.stride()[:3] for x in (query, key, value, grad)]
-    shares = (sums, deltas, words, *call.masks, *call.draws, *strides, *call.scalars)
+    shares = (*rows, words, *call.masks, *call.draws, *strides, *call.scalars)
     m, n, warps, stages = CONFIGS["query_gradient", call.head_class]
+    covered = m
     with guard(query.device):
         query_gradient[(batch * heads * -(-queries // m),)](
-            query, key, value, out, grad, dq, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
+            query, key, value, out, grad, dq, sums, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
             num_stages=stages,
         )  # fmt: skip
         m, n, warps, stages = CONFIGS["key_gradients", call.head_class]
+        assert covered % m == 0, "a block of rows must have been written whole"
         key_gradients[(batch * shared * -(-keys // n),)](
             query, key, value, grad, dk, dv, *shares, **call.flags, BLOCK_M=m, BLOCK_N=n, num_warps=warps,
             num_stages=stages,

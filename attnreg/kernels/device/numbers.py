@@ -13,7 +13,7 @@ from attnreg.kernels.device.decisions import write_numbers
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.launching import guard
 
-BLOCK = 4096  # numbers in a block
+BLOCK = 2048  # numbers in a block
 KEYS = 16, 128, 512  # keys in a block: the fewest that hold all
 
 
@@ -86,16 +86,23 @@ def _numbers(draw: Draw, shape: Sequence[int], decided: bool, device: torch.devi
         return out.fill_(True)
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
     rows = out.numel() // keys
+    grid, r, k = blocks_of(rows, keys)
+    with guard(out.device):
+        write_numbers[grid](out, argument, rows, heads, queries, keys, decided, r, k)
+    return out
+
+
+def blocks_of(rows: int, keys: int) -> tuple[tuple[int, int], int, int]:
+    """Return a grid of blocks, and the number of rows and keys in a block."""
     k = next((size for size in KEYS if size >= keys), KEYS[-1])
     r = BLOCK // k
-    with guard(out.device):
-        write_numbers[(-(-rows // r), -(-keys // k))](out, argument, rows, heads, queries, keys, decided, r, k)
-    return out
+    return (-(-rows // r), -(-keys // k)), r, k
 
 
 @torch.library.custom_op("attnreg::numbers", mutates_args=())
 def numbers_op(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor | None,
-               queries: Tensor | None, keys: Tensor | None, first_query: int, device: torch.device) -> Tensor:  # fmt: skip
+               queries: Tensor | None, keys: Tensor | None, first_query: int,
+               device: torch.device) -> Tensor:  # fmt: skip
     """Return decisions, or without a rate numbers."""
     draw = Draw(seed, 1.0 if rate is None else rate, samples, queries, keys, first_query)
     return _numbers(draw, shape, rate is not None, device)

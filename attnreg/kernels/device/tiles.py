@@ -27,7 +27,7 @@ def load_rows(base, start, stride, offsets, d, length, DIM: tl.constexpr, EDGE: 
     """Load rows ``(N, D)``; EDGE if some may be past the end. D is DIM, padded with zeros to a power of two."""
     at = base + tl.cast(start, tl.int64) * stride + (offsets[:, None] * stride + d[None, :])
     inside = (start + offsets < length)[:, None]
-    if DIM == d.shape[0]:
+    if d.shape[0] == DIM:
         rows = tl.load(at, mask=inside, other=0.0) if EDGE else tl.load(at)
     else:
         rows = tl.load(at, mask=inside & (d < DIM)[None, :] if EDGE else (d < DIM)[None, :], other=0.0)
@@ -39,7 +39,7 @@ def store_rows(base, start, stride, offsets, d, length, values, DIM: tl.constexp
     """Store rows, as they are loaded."""
     at = base + tl.cast(start, tl.int64) * stride + (offsets[:, None] * stride + d[None, :])
     inside = (start + offsets < length)[:, None]
-    if DIM != d.shape[0]:
+    if d.shape[0] != DIM:
         inside = inside & (d < DIM)[None, :]
     tl.store(at, values.to(base.dtype.element_ty), mask=inside)
 
