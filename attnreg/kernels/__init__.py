@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from attnreg.kernels.launching import is_interpreted
 
@@ -27,6 +28,7 @@ _HOMES = {
     "uniform": "numbers",
 }
 _DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
+DROPPED = torch.float16, torch.bfloat16, torch.float32
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -38,6 +40,12 @@ def runs_on(device: torch.device) -> bool:
         False
     """
     return _INSTALLED and device.type in _DEVICES
+
+
+def drops(states: Tensor) -> bool:
+    """Whether :func:`dropout` takes a tensor here and now."""
+    is_plain = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
+    return runs_on(states.device) and is_plain and states.dtype in DROPPED
 
 
 def __getattr__(name: str) -> Any:

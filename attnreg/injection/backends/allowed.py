@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attnreg import functional
 from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
 from attnreg.sites import AttentionSite
@@ -86,11 +85,6 @@ class LazySite(AttentionSite):
     def valid(self) -> Tensor | None:
         """As in :class:`attnreg.AttentionSite`."""
         return self.allowed.valid(self.device)
-
-    @property
-    @override
-    def units(self) -> Tensor | None:
-        return self.once("units", lambda: super(LazySite, self).units)
 
     @override
     def rows(self) -> Tensor | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from attnreg.draws import Drawn
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
@@ -126,6 +127,10 @@ class Masking(Watching):
         That is int64, 0-d; with it come the query rows that count, bool, broadcastable to ``(B, H, Q, 1)``, ``None``
         for all. Rows whose ``factor`` is 0 are dropped already. No place means that nothing is to be counted.
         """
+
+    @abstractmethod
+    def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
+        """Return decisions of the model's own dropout of weights, which kept ones are divided by 1 - p."""
 
     @abstractmethod
     def allowed(self, scores: Tensor) -> Tensor:

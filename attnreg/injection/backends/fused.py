@@ -11,14 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional, kernels
-from attnreg.draws import Drawn, new_seed
 from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Masking
 from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
-
 
 LARGEST_HEAD = 256
 KERNEL_DTYPES = torch.float16, torch.bfloat16
@@ -53,20 +51,22 @@ class Attention:
         if rest.is_empty:
             mode.note(mask)
             out = run()
-        elif (plan := self._in_kernel(rest)) is not None:
-            counts, rows = mode.counter(factor)
-            out = kernels.attention(
-                self.query, self.key, self.value, **plan, scale=self.scale, rows=rows, counts=counts
-            )
+        elif (options := self.kernel_options(rest)) is not None:
+            if self.dropout_p:  # of weights, after those that count
+                shape = (*self.query.shape[:-1], self.key.shape[-2])
+                own = mode.own_dropout(self.query, shape, self.dropout_p)
+                options["weights"] = *(options["weights"] or (None,)), own
+            options["counts"], options["rows"] = mode.counter(factor)
+            out = kernels.attention(self.query, self.key, self.value, **options)
         else:
             written = rest.written_out(self.query.dtype)
             mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
             out = self._written_out(written, mode)
         return out if factor is None else out * factor.to(out.dtype)
 
-    def _in_kernel(self, mask: Mask) -> dict[str, Any] | None:
+    def kernel_options(self, mask: Mask) -> dict[str, Any] | None:
         """Return the arguments of the kernel for a mask that it can apply, where it is faster than torch's."""
-        query, (batch, heads, queries, size) = self.query, self.query.shape
+        query, (*_, queries, size) = self.query, self.query.shape
         keys, device = self.key.shape[-2], query.device
         if (
             not kernels.runs_on(device)
@@ -82,20 +82,18 @@ class Attention:
         dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
         if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
             return None
-        drawn, weights, keep = list(mask.drawn), list(mask.drawn_weights), mask.scores
-        for each in drawn[1:]:
-            keep = each.written_out() if keep is None else keep & each.written_out()
-        if self.dropout_p:
-            own = Drawn(_own_seed(device), self.dropout_p, (batch, heads, queries, keys), device, rescale=True)
-            weights += [*[None] * (not weights), own]  # the first are counted
-        if len(weights) > 2:
+        if len(mask.drawn_weights) + bool(self.dropout_p) > 2:
             return None
+        keep = mask.scores
+        for each in mask.drawn[1:]:
+            keep = each.written_out() if keep is None else keep & each.written_out()
         return {
             "valid": _four(self.allowed.given, keys),
             "causal": None if self.allowed.causal is None else 0,
             "keep": _four(keep, keys),
-            "scores": drawn[0] if drawn else None,
-            "weights": weights,
+            "scale": self.scale,
+            "scores": mask.drawn[0] if mask.drawn else None,
+            "weights": mask.drawn_weights,
         }
 
     def _uniform(self) -> Tensor:
@@ -151,15 +149,3 @@ def _four(mask: Tensor | None, keys: int) -> Tensor | None:
         return None
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     return mask.expand(*mask.shape[:3], keys)
-
-
-def _own_seed(device: torch.device) -> int | Tensor:
-    """Return the seed of the model's own dropout, and advance the generator that torch's kernel would draw from."""
-    if torch.compiler.is_compiling() or device.type != "cuda":
-        seed = new_seed()
-        return seed if torch.compiler.is_compiling() else int(seed)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator = torch.cuda.default_generators[index]
-    offset = generator.get_offset()
-    generator.set_offset(offset + 4)
-    return functional.fold_seed(generator.initial_seed(), offset)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.draws import Draws
+from attnreg.draws import Drawn, Draws, new_seed
 from attnreg.errors import InputError, NoAttentionError
-from attnreg.functional.seeded import is_traced
+from attnreg.functional.seeded import fold_seed, is_traced
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked
 from attnreg.injection.backends.allowed import Allowed, LazySite
 from attnreg.injection.backends.base import Masking, Parts
@@ -29,7 +29,6 @@ from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sharding import is_sharded
 from attnreg.sites import AttentionSite, SiteInfo
-
 
 TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
@@ -183,10 +182,12 @@ class AttentionMode(Masking):
                 queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
                 queries = None if queries is None else queries.to(like.device)
         draws = self._draws_of(site, shape[2])
-        asked = LazySite(
-            **vars(site.info) | given, shape=shape, allowed=allowed, queries=queries, draws=draws,
-            device=like.device, dtype=like.dtype,
-        )  # type: ignore[arg-type]  # fmt: skip
+        given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
+        given |= vars(site.info)
+        if torch.compiler.is_compiling():  # code that nobody needs is left out, and a cached property cannot be traced
+            asked = AttentionSite(**given, valid=allowed.valid(like.device))
+        else:
+            asked = LazySite(**given, allowed=allowed)
         if site.parts is None and site.info.stack == "decoder" and shape[2] != shape[3]:
             draws.first_query = _first_query(asked)
         if passes.own is None and passes.given is None:
@@ -212,9 +213,16 @@ class AttentionMode(Masking):
             return None, None
         return passes.rates.counter(self._site, factor, len(passes.modules))
 
+    @override
+    def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
+        own = self.passes.own
+        if own is not None:
+            return own.drawn(query, shape, p)
+        return Drawn(_own_seed(query.device), p, shape, query.device, rescale=True)  # type: ignore[arg-type]
+
     def _check_backward(self) -> None:
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
-        if torch.compiler.is_compiling() or (self._around is None and is_quiet()):
+        if (self._around is None and is_quiet()) or torch.compiler.is_compiling():
             return
         if checkpoint_around() is not self._around:
             raise NoAttentionError(
@@ -248,6 +256,18 @@ class AttentionMode(Masking):
         if self.tap is not None:
             own = self.tap(own)
         return layout.with_keys(weights, own)
+
+
+def _own_seed(device: torch.device) -> int | Tensor:
+    """Return the seed of the model's own dropout, and advance the generator that torch's kernel would draw from."""
+    if torch.compiler.is_compiling() or device.type != "cuda":
+        seed = new_seed()
+        return seed if torch.compiler.is_compiling() else int(seed)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)
+    return fold_seed(generator.initial_seed(), offset)
 
 
 def _is_as_planned(planned: Planned, backend: str, rank: int) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from attnreg import functional
-from attnreg.functional.seeded import transformed
+from attnreg.functional.seeded import is_traced, transformed
 from attnreg.functional.validity import summed
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site, SiteInfo
@@ -44,7 +44,8 @@ class DropRates:
     def __init__(self) -> None:
         self._sums: Sums = {}
         self._counters: tuple[Tensor, int] | None = None  # to which kernels add, and how many are in use
-        self.forget()
+        self._latest: dict[str, Count] = {}
+        self._uncounted = self._latest  # unless they are in the sums
 
     def clear(self) -> None:
         """Forget the latest rates, which count, as a forward pass begins."""
@@ -59,8 +60,7 @@ class DropRates:
 
     def forget(self) -> None:
         """Forget the latest rates."""
-        self._latest: dict[str, Count] = {}
-        self._uncounted = self._latest  # unless they are in the sums
+        self._latest = self._uncounted = {}
         self._counters = None
 
     @property
@@ -91,20 +91,26 @@ class DropRates:
         self._latest[site.label] = count if before is None else before + count
 
     def counter(self, site: AttentionSite, factor: Tensor | None, sites: int) -> tuple[Tensor, Tensor | None]:
-        """Return where a kernel, ``(1,)``, adds the units that it drops, besides those of a row factor of 0, and what rows count.
+        """Return where a kernel, ``(1,)``, adds the units that it drops, besides those of a row factor of 0.
 
-        The numbers of a pass, of about as many sites as given, are in one tensor.
+        With it come the rows that count. The pass has about as many sites as given.
         """
-        counters, used = self._counters or (None, 0)
-        if counters is None or used == len(counters) or torch.compiler.is_compiling():
-            counters, used = torch.zeros(max(1, sites), dtype=torch.int64, device=site.device), 0
-        self._counters = None if torch.compiler.is_compiling() else (counters, used + 1)
-        place, rows = counters[used : used + 1], site.once("rows", site.rows)
+        place, rows = self.counters(1, sites, site.device), site.once("rows", site.rows)
         self.note_count(site, replace(_counted(factor, site), dropped=place[0]))
         if factor is not None:
             kept = factor.detach() != 0
             rows = kept if rows is None else rows & kept
         return place, rows
+
+    def counters(self, number: int, room: int, device: torch.device) -> Tensor:
+        """Return numbers of zero, int64, to which a kernel adds; about as many as there is room for are one tensor."""
+        if torch.compiler.is_compiling():
+            return torch.zeros(number, dtype=torch.int64, device=device)
+        counters, used = self._counters or (None, 0)
+        if counters is None or used + number > len(counters) or counters.device != device:
+            counters, used = torch.zeros(max(number, room), dtype=torch.int64, device=device), 0
+        self._counters = counters, used + number
+        return counters[used : used + number]
 
     def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
@@ -160,14 +166,14 @@ def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
         shape = (*[1] * (4 - kept.dim()), *kept.shape)
         weights = site.once(("units", shape), lambda: summed(site.units, site.shape, shape))
         return Count(of, kept=kept.detach().view(shape), weights=weights)
-    units = site.units
-    if kept.is_cpu and not transformed():  # numpy counts in a sixtieth of the time
-        if kept.dtype != torch.bool:
-            kept = kept != 0
-        left = np.count_nonzero((kept if units is None else kept & units).numpy())
-        return Count(of, float(of) - left)
-    dropped = kept == 0
-    return Count(of, (dropped if units is None else dropped & units).sum())
+    dropped = ~kept if kept.dtype == torch.bool else kept.detach() == 0
+    return Count(of, number_of(dropped if site.units is None else dropped & site.units))
+
+
+def number_of(mask: Tensor) -> Number:
+    """Return how many values of a mask are true; on a CPU, numpy counts them in a sixtieth of torch's time."""
+    is_plain = mask.is_cpu and not is_traced()
+    return int(np.count_nonzero(mask.numpy())) if is_plain else mask.sum()
 
 
 def _traced(mask: Mask | None, site: AttentionSite) -> Count:

@@ -24,9 +24,10 @@ from attnreg.injection.running.rates import DropRates
 def is_quiet() -> bool:
     """Whether nothing can repeat what is computed now: no checkpoint, no backward pass, gradients are enabled."""
     return (
-        torch.is_grad_enabled()
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
         and torch._C._current_graph_task_id() == -1
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # type: ignore[attr-defined]
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     )
 
 

@@ -146,10 +146,10 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
         args = args[1:]  # accelerate turns the forward into a bound method
     if shadow.installed is None:
         return shadow.plain(*args, **kwargs)
-    passes, compiling = shadow.passes, torch.compiler.is_compiling()
-    if compiling and passes.seeds_own and rooms_of((*args, *kwargs.values())):
+    passes = shadow.passes
+    if passes.seeds_own and torch.compiler.is_compiling() and rooms_of((*args, *kwargs.values())):
         return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
-    passes.quiet = not compiling and passes.repeats is None and is_quiet()
+    passes.quiet = passes.repeats is None and is_quiet()
     if not passes.quiet:
         if passes.repeats is None and in_backward():
             passes.check_plain(shadow.name, shadow.module)
