@@ -106,7 +106,9 @@ def backward(
     )
     strides = tuple(x.stride()[:3] for x in (query, key, value, grad))
     shares = (*rows, words, *call.masks, *call.draws, *strides, *call.scalars)
-    alike = _with((query, key, value, grad, strides), call)
+    alike = _with((query, key, value, grad, out, sums, strides), call)
+    blocks = (CONFIGS[each.__name__, call.head_class][0] for each in (query_gradient, key_gradients))
+    assert next(blocks) % next(blocks) == 0, "a block of rows must have been written whole"
     queried = (query, key, value, out, grad, dq, sums, *shares)
     _launch(query_gradient, call, query.device, batch * heads, queries, 0, queried, alike)
     keyed = (query, key, value, grad, dk, dv, *shares)

@@ -64,8 +64,8 @@ def numbers(
     """
     count = math.prod(shape[:-3])
     first, queries, fits = table_of(first_query, count, device)
-    _, keys, fit = table_of(first_key, count, device)
-    if not (fits and fit) or (isinstance(seed, Tensor) and not seed.is_cpu):
+    none, keys, fit = table_of(first_key, count, device)
+    if not (fits and fit) or none or (isinstance(seed, Tensor) and not seed.is_cpu):
         return None
     if samples is not None:
         if len(shape) != 4:
