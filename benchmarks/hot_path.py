@@ -3,8 +3,8 @@
 Usage: python benchmarks/hot_path.py [--rounds N] [--only TEXT] [--shapes TEXT]
        python benchmarks/hot_path.py --device cpu --tiny      # the same output at a tiny size
 
-Arms are interleaved. Wall time is the median of the rounds; GPU time is the sum of all kernels of one step; memory is the
-peak of a step. Kernels are compiled first, by several processes that share Triton's cache.
+Arms are interleaved. Wall time is the median of the rounds; GPU time is the sum of all kernels of one step; memory is
+the peak of a step. Kernels are compiled first, by several processes that share Triton's cache.
 """
 
 from __future__ import annotations
@@ -189,12 +189,11 @@ def measure(shape: str, names: list[str], options: argparse.Namespace) -> None:
     base = statistics.median(times["plain"])
     for name in names:
         (on_gpu, launches), (plain_gpu, plain_launches) = kernels[name], kernels["plain"]
-        print(
-            f"| {shape} | {name} | {statistics.median(times[name]) / base:.2f} | "
-            f"{statistics.median(times[name]) * 1e3:.1f} ms | {on_gpu / max(plain_gpu, 1e-9):.2f} | {on_gpu:.1f} ms | "
-            f"{launches - plain_launches:+d} | {memory[name] / max(memory['plain'], 1e-9):.3f} | {memory[name]:.0f} MiB |",
-            flush=True,
-        )
+        seconds, peak = statistics.median(times[name]), memory[name]
+        cells = [f"{seconds / base:.2f}", f"{seconds * 1e3:.1f} ms", f"{on_gpu / max(plain_gpu, 1e-9):.2f}"]
+        cells += [f"{on_gpu:.1f} ms", f"{launches - plain_launches:+d}"]
+        cells += [f"{peak / max(memory['plain'], 1e-9):.3f}", f"{peak:.0f} MiB"]
+        print(f"| {shape} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 def compiled(options: argparse.Namespace) -> None:

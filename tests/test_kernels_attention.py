@@ -112,6 +112,7 @@ CASES = {
     **{f"head size {d}": dict(D=d, causal=0, **S, **W) for d in (8, 32, 64, 72, 80, 96, 128, 256)},
     "views": dict(views=True, causal=0, **S, **W),
     "float16": dict(dtype=torch.float16, causal=0, **S, **W),
+    "float32": dict(dtype=torch.float32, causal=0, **S, **W),
     "rows": dict(causal=0, rows=random(B, H, N, 1), valid=per_key(), **S, **W),
 }  # fmt: skip
 

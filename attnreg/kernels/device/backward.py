@@ -106,7 +106,7 @@ def query_gradient(q, k, v, out, grad, dq, sums, deltas, lses, fills, words, val
                 stays = stays & kept(word_s, key_steps(scores, b, col), limit_s, scores)
             if KEEP:
                 stays = stays & (load_mask(keep_at, keep, row, col, QLEN, KLEN, KEEP) != 0)
-            s, _ = score_tile(s, row, col, fill, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
+            s = score_tile(s, row, col, fill, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
                               EDGE, SCORES + KEEP, VALID, BIAS)  # fmt: skip
             p = tl.exp2(s - lse)
             if FIRST:
@@ -178,7 +178,7 @@ def key_gradients(q, k, v, grad, dk, dv, deltas, lses, fills, words, valid, keep
                     stays = stays & kept(word_s, key_steps(scores, b, col), limit_s, scores)
                 if KEEP:
                     stays = stays & (load_mask(keep_at, keep, row, col, QLEN, KLEN, KEEP) != 0)
-                s, _ = score_tile(s, row, col, fill, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
+                s = score_tile(s, row, col, fill, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
                                   INNER == 0, SCORES + KEEP, VALID, BIAS)  # fmt: skip
                 p = tl.exp2(s - lse)
                 dp = tl.dot(values, tl.trans(do), input_precision=PRECISION)

@@ -13,7 +13,7 @@ from attnreg.errors import InputError
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.device.drop import drop_values, scale_heads
 from attnreg.kernels.device.numbers import blocks_of
-from attnreg.kernels.launching import guard
+from attnreg.kernels.launching import launch, likeness
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 MOST_HEADS = 4096
@@ -139,8 +139,8 @@ def _dropout(
     rows = x.numel() // keys
     grid, r, k = blocks_of(rows, keys)
     valid = None if valid is None else valid.contiguous()
-    with guard(x.device):
-        drop_values[grid](x, out, counts, valid, argument, rows, heads, queries, keys, *by, r, k)
+    arguments = (x, out, counts, valid, argument, rows, heads, queries, keys, *by)
+    launch(drop_values, grid, x.device, arguments, (r, k), likeness(arguments))
     return out
 
 
@@ -153,8 +153,8 @@ def _head_factors(
         return out.fill_(1.0)
     width = 1 << (heads - 1).bit_length()
     r = max(1, 1024 // width)
-    with guard(out.device):
-        scale_heads[(-(-batch // r),)](out, argument, samples, batch, heads, r, width)
+    arguments = (out, argument, samples, batch, heads)
+    launch(scale_heads, (-(-batch // r), 1, 1), out.device, arguments, (r, width), likeness(arguments))
     return out
 
 

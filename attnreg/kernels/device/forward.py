@@ -65,8 +65,9 @@ def attend(q, k, v, out, sums, dropped, real, valid, keep, bias, scores, first, 
                 stays = stays & kept(word_s, key_steps(scores, b, col), limit_s, scores)
             if KEEP:
                 stays = stays & (load_mask(keep_at, keep, row, col, QLEN, KLEN, KEEP) != 0)
-            s, seen = score_tile(s, row, col, FILL, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
+            s = score_tile(s, row, col, FILL, stays, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL,
                                  EDGE, SCORES + KEEP, VALID, BIAS)  # fmt: skip
+            lost = s == FILL
             new = tl.maximum(most, tl.max(s, 1))
             p = tl.exp2(s - new[:, None])
             fade = tl.exp2(most - new)
@@ -74,11 +75,11 @@ def attend(q, k, v, out, sums, dropped, real, valid, keep, bias, scores, first, 
             if FIRST:
                 keep_1 = kept(word_1, key_steps(first, b, col), limit_1, first)
                 p = tl.where(keep_1, p, 0.0)
-                stays = stays & keep_1
+                if dropped is not None:
+                    lost = lost | ((keep_1 == 0) & (s > float("-inf")))
             if SECOND:
                 p = tl.where(kept(word_2, key_steps(second, b, col), limit_2, second), p, 0.0)
             if dropped is not None:
-                lost = tl.broadcast_to(seen & (stays == 0), (BLOCK_M, BLOCK_N))
                 count += tl.sum(lost.to(tl.int32), 1)
             acc = tl.dot(p.to(values.dtype), values, acc * fade[:, None], input_precision=PRECISION)
             most = new

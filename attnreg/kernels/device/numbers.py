@@ -11,7 +11,7 @@ from torch import Tensor
 from attnreg.errors import InputError
 from attnreg.kernels.device.decisions import write_numbers
 from attnreg.kernels.device.draws import Draw, table_of
-from attnreg.kernels.launching import guard
+from attnreg.kernels.launching import launch, likeness
 
 BLOCK = 2048  # numbers in a block
 KEYS = 16, 128, 512  # keys in a block: the fewest that hold all
@@ -64,8 +64,8 @@ def numbers(
     """
     count = math.prod(shape[:-3])
     first, queries, fits = table_of(first_query, count, device)
-    _, keys, fit = table_of(first_key, count, device)
-    if not (fits and fit) or (isinstance(seed, Tensor) and not seed.is_cpu):
+    none, keys, fit = table_of(first_key, count, device)
+    if not (fits and fit) or none or (isinstance(seed, Tensor) and not seed.is_cpu):
         return None
     if samples is not None:
         if len(shape) != 4:
@@ -87,16 +87,16 @@ def _numbers(draw: Draw, shape: Sequence[int], decided: bool, device: torch.devi
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
     rows = out.numel() // keys
     grid, r, k = blocks_of(rows, keys)
-    with guard(out.device):
-        write_numbers[grid](out, argument, rows, heads, queries, keys, decided, r, k)
+    arguments = (out, argument, rows, heads, queries, keys)
+    launch(write_numbers, grid, out.device, arguments, (decided, r, k), likeness(arguments))
     return out
 
 
-def blocks_of(rows: int, keys: int) -> tuple[tuple[int, int], int, int]:
+def blocks_of(rows: int, keys: int) -> tuple[tuple[int, int, int], int, int]:
     """Return a grid of blocks, and the number of rows and keys in a block."""
     k = next((size for size in KEYS if size >= keys), KEYS[-1])
     r = BLOCK // k
-    return (-(-rows // r), -(-keys // k)), r, k
+    return (-(-rows // r), -(-keys // k), 1), r, k
 
 
 @torch.library.custom_op("attnreg::numbers", mutates_args=())

@@ -70,21 +70,19 @@ def word_of(draw, b, h, rows, KIND: tl.constexpr):
 @triton.jit
 def score_tile(s, rows, cols, fill, keep, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL: tl.constexpr,
                EDGE: tl.constexpr, KEEP: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """Add the bias, fill dropped scores, and make invalid ones -inf; return which are valid, too."""
+    """Add the bias, fill dropped scores, and make invalid ones -inf."""
     if BIAS:
         s += load_mask(bias_at, bias, rows, cols, QLEN, KLEN, BIAS).to(tl.float32) * LOG2_E
     if KEEP:
         s = tl.where(keep, s, fill)
-    seen = tl.full((1, 1), 1, tl.int1)
     if EDGE:
         seen = cols < KLEN
         if CAUSAL:
             seen = seen & (cols <= rows + OFFSET)
-    if VALID:
-        seen = seen & (load_mask(valid_at, valid, rows, cols, QLEN, KLEN, VALID) != 0)
-    if EDGE or VALID:
         s = tl.where(seen, s, float("-inf"))
-    return s, seen
+    if VALID:
+        s = tl.where(load_mask(valid_at, valid, rows, cols, QLEN, KLEN, VALID) != 0, s, float("-inf"))
+    return s
 
 
 @triton.jit
