@@ -182,7 +182,15 @@ def _call(query: Tensor, key: Tensor, valid: Tensor | None, keep: Tensor | None,
     return prepared(query, key, valid, keep, bias, rows, draws, kinds, causal, scale)
 
 
-@torch.library.custom_op("attnreg::attention", mutates_args=())
+# The schemas are written out, since what torch infers them from differs between its versions.
+MASKS = "Tensor? valid, Tensor? keep, Tensor? bias"
+DRAWS = "Tensor[] seeds, Tensor[] rates, Tensor?[] tables, SymInt[] layout, SymInt? causal, float scale"
+FORWARD = f"(Tensor query, Tensor key, Tensor value, {MASKS}, Tensor? rows, {DRAWS}, bool counted)"
+BACKWARD = f"(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor sums, {MASKS}, {DRAWS})"
+THREE = " -> (Tensor, Tensor, Tensor)"
+
+
+@torch.library.custom_op("attnreg::attention", mutates_args=(), schema=FORWARD + THREE)
 def attention_op(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, keep: Tensor | None,
                  bias: Tensor | None, rows: Tensor | None, seeds: Sequence[Tensor], rates: Sequence[Tensor],
                  tables: Sequence[Tensor | None], layout: Sequence[int], causal: int | None, scale: float,
@@ -201,7 +209,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return out, query.new_empty(batch, heads, queries, dtype=torch.float32), query.new_empty(1, dtype=torch.int64)
 
 
-@torch.library.custom_op("attnreg::attention_backward", mutates_args=())
+@torch.library.custom_op("attnreg::attention_backward", mutates_args=(), schema=BACKWARD + THREE)
 def attention_backward_op(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor,
                           valid: Tensor | None, keep: Tensor | None, bias: Tensor | None, seeds: Sequence[Tensor],
                           rates: Sequence[Tensor], tables: Sequence[Tensor | None], layout: Sequence[int],

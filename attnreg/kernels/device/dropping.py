@@ -182,7 +182,16 @@ def _unpacked(seed: Tensor, rate: Tensor, samples: Tensor | None, queries: Tenso
     return draw, (sizes[0], sizes[1], sizes[2], sizes[3]), sizes[4:]
 
 
-@torch.library.custom_op("attnreg::dropout", mutates_args=())
+DROPOUT = (
+    "(Tensor x, Tensor seed, Tensor rate, Tensor? samples, Tensor? queries, Tensor? keys, SymInt[] layout, "
+    "Tensor? valid, bool counted) -> (Tensor, Tensor)"
+)
+HEADS = (
+    "(Tensor seed, Tensor rate, Tensor? samples, SymInt batch, SymInt heads, ScalarType dtype, Device device) -> Tensor"
+)
+
+
+@torch.library.custom_op("attnreg::dropout", mutates_args=(), schema=DROPOUT)
 def dropout_op(x: Tensor, seed: Tensor, rate: Tensor, samples: Tensor | None, queries: Tensor | None,
                keys: Tensor | None, layout: Sequence[int], valid: Tensor | None,
                counted: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -211,7 +220,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
 dropout_op.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.custom_op("attnreg::head_factors", mutates_args=())
+@torch.library.custom_op("attnreg::head_factors", mutates_args=(), schema=HEADS)
 def head_factors_op(seed: Tensor, rate: Tensor, samples: Tensor | None, batch: int, heads: int, dtype: torch.dtype,
                     device: torch.device) -> Tensor:  # fmt: skip
     """Return the factors of heads."""

@@ -99,7 +99,13 @@ def blocks_of(rows: int, keys: int) -> tuple[tuple[int, int, int], int, int]:
     return (-(-rows // r), -(-keys // k), 1), r, k
 
 
-@torch.library.custom_op("attnreg::numbers", mutates_args=())
+SCHEMA = (
+    "(Tensor seed, Tensor? rate, SymInt[] shape, Tensor? samples, Tensor? queries, Tensor? keys, "
+    "SymInt first_query, Device device) -> Tensor"
+)
+
+
+@torch.library.custom_op("attnreg::numbers", mutates_args=(), schema=SCHEMA)
 def numbers_op(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor | None,
                queries: Tensor | None, keys: Tensor | None, first_query: int,
                device: torch.device) -> Tensor:  # fmt: skip
