@@ -87,7 +87,9 @@ class Mask:
     @property
     def is_empty(self) -> bool:
         """Whether the mask changes nothing."""
-        return self.scores is None and not self.has_factors and len(self.drawn) == 0  # as torch.compile knows it
+        if len(self.drawn) or len(self.drawn_weights):
+            return False
+        return self.scores is None and not self.has_factors
 
     def factored(self) -> tuple[Mask, Tensor | None]:
         """Return the mask without the factors that all keys of a row share, and these, if there are any.

@@ -131,6 +131,10 @@ def _everywhere(
         written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
         if written is not None:
             return written
+    is_plain = not (is_traced() or any(isinstance(each, Tensor) for each in (seed, p, first_query, samples, first_key)))
+    if is_plain and first_query == 0 and math.prod(shape) == 1:
+        number = _first_number(seed)
+        return torch.full(tuple(shape), number if p is None else number >= _single(p), device=device)
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
     places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
     if samples is not None:
@@ -147,6 +151,16 @@ def _everywhere(
         if p is not None:  # compiled code would fix a threshold; this comparison is the same
             found = found >= (p.to(torch.float32) if isinstance(p, Tensor) else p)
     return found.view(tuple(shape))
+
+
+def _first_number(seed: int) -> float:
+    """Return the number at position 0, without a tensor."""
+    word = _mix_64(_mix_64(seed)) % 2**64
+    x = word % 2**32
+    x = (x ^ x >> 16) * MULTIPLIERS[0] % 2**32 ^ word >> 32
+    x = (x ^ x >> 15) * MULTIPLIERS[1] % 2**32
+    x ^= x >> 16
+    return ((x >> (32 - BITS)) ^ 2 ** (BITS - 1)) * 2.0**-BITS  # as signed integers are ordered
 
 
 def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None) -> Tensor:
@@ -188,10 +202,14 @@ def _as_float(hashed: Tensor) -> Tensor:
     return ((hashed >> (32 - BITS)) + 2 ** (BITS - 1)) * 2.0**-BITS
 
 
+def _single(p: float) -> float:
+    (single,) = struct.unpack("f", struct.pack("f", p))
+    return float(single)
+
+
 def _threshold(p: float) -> int:
     """Return the lowest of the hashed numbers, without their low bits, at which a position is kept."""
-    (single,) = struct.unpack("f", struct.pack("f", p))
-    return math.ceil(single * 2**BITS) - 2 ** (BITS - 1)
+    return math.ceil(_single(p) * 2**BITS) - 2 ** (BITS - 1)
 
 
 def _mix_64(x: int | Tensor) -> int | Tensor:

@@ -60,8 +60,13 @@ class TokenDropout(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
+        decodes = site.stack == "decoder"
+        keep = site.once(("tokens", id(self), decodes), lambda: self._keep(site, decodes))
+        return Mask(scores=keep)
+
+    def _keep(self, site: AttentionSite, decodes: bool) -> Tensor:
         # Numbers that follow from the seed, so that all layers and gradient checkpointing get the same ones.
-        seed = functional.fold_seed(self.seed, int(site.stack == "decoder"))
+        seed = functional.fold_seed(self.seed, int(decodes))
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
         head, query = torch.zeros(2, dtype=torch.long, device=site.device)
@@ -70,7 +75,7 @@ class TokenDropout(MaskProvider):
         starts = starts.to(site.device)
         sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
         whole = functional.uniform_at(seed, rows, head, query + 1, sequences) < self.keep_whole
-        return Mask(scores=(keep | whole | starts)[:, None, None])
+        return (keep | whole | starts)[:, None, None]
 
 
 class UniDrop(Container):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
-from attnreg.sites import AttentionSite
+from attnreg.sites import AttentionSite, SiteInfo
 
 #: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
 FindValid = Callable[[Tensor | None], Tensor | None]
@@ -76,10 +76,16 @@ class LazySite(AttentionSite):
 
     allowed: Allowed = field(repr=False)
 
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        del self.__dict__["valid"]  # so that the property below is reached
+    @classmethod
+    def of(cls, info: SiteInfo, allowed: Allowed, given: dict[str, Any]) -> LazySite:
+        """Make a site with given fields, and the others by default; a constructor of 20 fields takes ten times as long.
+
+        There is no ``valid`` among its attributes, so that the property below is reached.
+        """
+        site = object.__new__(cls)
+        vars(site).update(DEFAULTS, **vars(info) | given, allowed=allowed)
+        site.__post_init__()
+        return site
 
     @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect
     def valid(self) -> Tensor | None:
@@ -110,6 +116,11 @@ class LazySite(AttentionSite):
     def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
         kind = "cross" if self.stack == "cross" else "self", self.shape, self.queries is None
         return self.allowed.once((name, *kind), find)
+
+
+DEFAULTS = {
+    each.name: each.default for each in fields(AttentionSite) if each.name != "valid" and each.default is not MISSING
+}
 
 
 def _one_row(valid: Tensor | None) -> Tensor | None:

@@ -44,10 +44,12 @@ class Attention:
             return run()
         if mask is None:
             return self._written_out(None, mode)
-        if mask.drops_layer:
+        rest, factor = mask, None
+        if mask.scores is not None and mask.drops_layer:
             mode.note(mask)
             return self._uniform()
-        rest, factor = (mask, None) if self.layout.has_sinks else mask.factored()
+        if mask.weights is not None and not self.layout.has_sinks:
+            rest, factor = mask.factored()
         if rest.is_empty:
             mode.note(mask)
             out = run()
@@ -74,7 +76,6 @@ class Attention:
             or not mask.drops_in_kernel
             or self.whole.bias is not None
             or not size == self.value.shape[-1] <= LARGEST_HEAD
-            or any(each.shape[3] != keys for each in mask.drawn + mask.drawn_weights)
             or (not torch.compiler.is_compiling() and transformed())
         ):
             return None
@@ -82,6 +83,9 @@ class Attention:
         dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
         if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
             return None
+        for each in mask.drawn + mask.drawn_weights:
+            if each.shape[3] != keys:
+                return None
         if len(mask.drawn_weights) + bool(self.dropout_p) > 2:
             return None
         keep = mask.scores

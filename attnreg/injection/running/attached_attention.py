@@ -30,6 +30,7 @@ from attnreg.masks import Mask
 from attnreg.sharding import is_sharded
 from attnreg.sites import AttentionSite, SiteInfo
 
+WATCHED = ADDS_OR_MULTIPLIES | {Tensor.reshape, Tensor.unflatten}
 TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
 
@@ -82,20 +83,21 @@ class AttentionMode(Masking):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = {} if kwargs is None else kwargs
         backend = BY_FUNCTION.get(func)
-        if self.passes.mode is not self:
-            return func(*args, **(kwargs or {}))
-        if backend is None:
-            if func in ADDS_OR_MULTIPLIES:
-                self._soft_masks = self._soft_masks or SoftMasks()
-                self._soft_masks.note(func, args, kwargs)
-            # torch.compile cannot trace the method under a mode.
-            func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
-            out = func(*args, **(kwargs or {}))
-            if func is Tensor.reshape:
-                note_packed(args[0], out)
-            return out
-        return backend.intercept(self, func, *args, **(kwargs or {}))
+        if (backend is None and func not in WATCHED) or self.passes.mode is not self:
+            return func(*args, **kwargs)
+        if backend is not None:
+            return backend.intercept(self, func, *args, **kwargs)
+        if func in ADDS_OR_MULTIPLIES:
+            self._soft_masks = self._soft_masks or SoftMasks()
+            self._soft_masks.note(func, args, kwargs)
+        # torch.compile cannot trace the method under a mode.
+        func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
+        out = func(*args, **kwargs)
+        if func is Tensor.reshape:
+            note_packed(args[0], out)
+        return out
 
     @override
     def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
@@ -183,11 +185,10 @@ class AttentionMode(Masking):
                 queries = None if queries is None else queries.to(like.device)
         draws = self._draws_of(site, shape[2])
         given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
-        given |= vars(site.info)
         if torch.compiler.is_compiling():  # code that nobody needs is left out, and a cached property cannot be traced
-            asked = AttentionSite(**given, valid=allowed.valid(like.device))
+            asked = AttentionSite(**given | vars(site.info), valid=allowed.valid(like.device))
         else:
-            asked = LazySite(**given, allowed=allowed)
+            asked = LazySite.of(site.info, allowed, given)
         if site.parts is None and site.info.stack == "decoder" and shape[2] != shape[3]:
             draws.first_query = _first_query(asked)
         if passes.own is None and passes.given is None:
