@@ -3,8 +3,9 @@
 Usage: python benchmarks/hot_path.py [--rounds N] [--only TEXT] [--shapes TEXT]
        python benchmarks/hot_path.py --device cpu --tiny      # the same output at a tiny size
 
-Arms are interleaved. Wall time is the median of the rounds; GPU time is the sum of all kernels of one step; memory is
-the peak of a step. Kernels are compiled first, by several processes that share Triton's cache.
+Each row is measured right after steps of the plain model. Wall time is the median of the rounds; GPU time is the sum of
+all kernels of one step; memory is the peak of a step. Kernels are compiled first, by processes that share a
+cache.
 """
 
 from __future__ import annotations
@@ -162,36 +163,31 @@ class Steps:
 
 
 def measure(shape: str, names: list[str], options: argparse.Namespace) -> None:
-    """Print the rows of one shape."""
+    """Print the rows of one shape, each beside steps of the plain model right before it."""
     steps = Steps(shape, options.device, tiny=options.tiny)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    memory, kernels = dict.fromkeys(names, 0.0), {}
-    warm, rounds = (1, 1) if options.tiny else (2, options.rounds)
-    for round_ in range(-warm, rounds):
-        for name in list(names):
-            try:
-                steps.enter(name)
-                steps.step()  # the first after `attach` looks for attention that is not masked
-                seconds, peak = steps.timed()
-                if round_ == 0:
-                    kernels[name] = steps.on_device()
-            except Exception as error:  # the others are measured all the same
-                print(f"| {shape} | {name} | {type(error).__name__}: {str(error)[:200]} |", flush=True)
-                names.remove(name)
-                continue
-            finally:
-                steps.leave()
-                steps.optimizer.zero_grad()
-            if round_ >= 0:
-                times[name].append(seconds)
-                memory[name] = max(memory[name], peak)
-    base = statistics.median(times["plain"])
+    rounds = 1 if options.tiny else options.rounds
+    steps.step()
     for name in names:
-        (on_gpu, launches), (plain_gpu, plain_launches) = kernels[name], kernels["plain"]
-        seconds, peak = statistics.median(times[name]), memory[name]
+        rows = []
+        try:
+            for arm in ("plain", name):
+                steps.enter(arm)
+                for _ in range(2):  # the first after `attach` looks for attention that is not masked
+                    steps.step()
+                timed = [steps.timed() for _ in range(rounds)]
+                seconds, peak = statistics.median(each[0] for each in timed), max(each[1] for each in timed)
+                rows.append((seconds, peak, *steps.on_device()))
+                steps.leave()
+        except Exception as error:  # the others are measured all the same
+            print(f"| {shape} | {name} | {type(error).__name__}: {str(error)[:200]} |", flush=True)
+            continue
+        finally:
+            steps.leave()
+            steps.optimizer.zero_grad()
+        (base, least, plain_gpu, plain_launches), (seconds, peak, on_gpu, launches) = rows
         cells = [f"{seconds / base:.2f}", f"{seconds * 1e3:.1f} ms", f"{on_gpu / max(plain_gpu, 1e-9):.2f}"]
         cells += [f"{on_gpu:.1f} ms", f"{launches - plain_launches:+d}"]
-        cells += [f"{peak / max(memory['plain'], 1e-9):.3f}", f"{peak:.0f} MiB"]
+        cells += [f"{peak / max(least, 1e-9):.3f}", f"{peak:.0f} MiB"]
         print(f"| {shape} | {name} | {' | '.join(cells)} |", flush=True)
 
 
