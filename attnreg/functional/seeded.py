@@ -131,10 +131,10 @@ def _everywhere(
         written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
         if written is not None:
             return written
-    is_plain = not (is_traced() or any(isinstance(each, Tensor) for each in (seed, p, first_query, samples, first_key)))
-    if is_plain and first_query == 0 and math.prod(shape) == 1:
-        number = _first_number(seed)
-        return torch.full(tuple(shape), number if p is None else number >= _single(p), device=device)
+    tensors = any(isinstance(each, Tensor) for each in (seed, p, first_query, samples, first_key))
+    if not tensors and not is_traced() and first_query == 0 and math.prod(shape) == 1:
+        number = _first_number(int(seed))
+        return torch.full(tuple(shape), number if p is None else number >= _single(float(p)), device=device)
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
     places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
     if samples is not None:

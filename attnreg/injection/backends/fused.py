@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnreg import functional, kernels
 from attnreg.functional.attention import per_head
-from attnreg.functional.seeded import transformed
+from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Masking
 from attnreg.injection.backends.layout import Layout
@@ -61,6 +61,8 @@ class Attention:
             options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
         else:
+            if (out_ := self._of_weights(rest, factor, mode)) is not None:
+                return out_ if factor is None else out_ * factor.to(out_.dtype)
             written = rest.written_out(self.query.dtype)
             mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
             out = self._written_out(written, mode)
@@ -99,6 +101,19 @@ class Attention:
             "scores": mask.drawn[0] if mask.drawn else None,
             "weights": mask.drawn_weights,
         }
+
+    def _of_weights(self, mask: Mask, factor: Tensor | None, mode: Masking) -> Tensor | None:
+        """Drop weights alone, decided by one draw, without writing all of them out."""
+        is_one = len(mask.drawn_weights) == 1 and not mask.drawn and mask.scores is None and mask.drops_in_kernel
+        if not is_one or self.dropout_p or self.whole.bias is not None or self.layout.has_sinks or is_traced():
+            return None
+        (drawn,) = mask.drawn_weights
+        keep, query = drawn.written_out(), self.query
+        mode.note(Mask(kept=keep if factor is None else keep & (factor != 0)))
+        key, value = (per_head(x, query.shape[1]) for x in (self.key, self.value))
+        valid = self.allowed.valid(query.device)
+        out = functional.weights_dropout(query, key, value, keep, valid, None, self.scale)
+        return out / drawn.divisor if drawn.rescale else out
 
     def _uniform(self) -> Tensor:
         values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)
