@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_KNOWN = 4096
+MOST_RANKED = 2048  # keys of a row that fit in the registers of a block
 _known: dict[tuple[Any, ...], Any] = {}
 _ALREADY_THERE = contextlib.nullcontext()
 
