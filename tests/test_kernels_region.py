@@ -93,7 +93,7 @@ def test_the_functional_form_is_one_launch(monkeypatch):
     monkeypatch.setattr(kernels, "region", lambda *args: calls.append(args) or found)
     functional.factored_region(gradient.requires_grad_(), value, None, 0.3)
     assert len(calls) == 1
-    many = torch.zeros(1, 1, kernels.MOST_RANKED + 1, 8, device=DEVICE)
+    many = torch.zeros(1, 1, 1025, 8, device=DEVICE)
     functional.factored_region(torch.zeros(1, 1, 1, 8, device=DEVICE), many, None, 0.3)
     functional.factored_region(gradient.double(), value.double(), None, 0.3)
     assert len(calls) == 1
@@ -120,7 +120,7 @@ def test_half_precision_is_summed_in_float32():
     [
         ({"p": 1.5}, "`p` in"),
         ({"region": "middle"}, "region"),
-        ({"value": torch.zeros(B, H, 2049, 8)}, "2048 keys"),
+        ({"value": torch.zeros(B, H, 1025, 8)}, "1024 keys"),
         ({"value": torch.zeros(B, 3, 5, 8)}, "same heads"),
         ({"value": torch.zeros(B, H, 5, 8, dtype=torch.float64)}, "float32"),
     ],

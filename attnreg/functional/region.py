@@ -91,7 +91,7 @@ def factored_region(
     """Select the :func:`candidate_region` of the :func:`weights_gradient`, which need not be in memory as a whole.
 
     The two factors take Q·D and K·D numbers per head, their product Q·K. A kernel on a GPU keeps none of it, up to 2048
-    keys; elsewhere about ``positions`` of it, but at least one query row, are in memory at a time.
+    keys (1024 in float32); elsewhere about ``positions`` of it, but at least one query row, are in memory at a time.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

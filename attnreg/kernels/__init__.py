@@ -52,7 +52,8 @@ def drops(states: Tensor) -> bool:
 
 def ranks(output_gradient: Tensor, value: Tensor) -> bool:
     """Whether :func:`region` takes these tensors here and now."""
-    return drops(output_gradient) and value.dtype in DROPPED and value.ndim == 4 and value.shape[2] <= MOST_RANKED
+    size = torch.promote_types(output_gradient.dtype, value.dtype).itemsize
+    return drops(output_gradient) and value.dtype in DROPPED and value.shape[-2] * size <= MOST_RANKED
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from attnreg.kernels.device.launch_attention import addressable
 from attnreg.kernels.device.ranking import FRACTION, select_keys
 from attnreg.kernels.launching import MOST_RANKED, launch, likeness
 
+BYTES = 2**16  # of values in shared memory; small GPUs have 99 KiB
 PLACES = 8192  # attributions in a block, but of at least 16 rows
 PLACES_PER_WARP = 1024  # so that a thread holds 32
 SCHEMA = "(Tensor output_gradient, Tensor value, Tensor? valid, float p, bool low) -> Tensor"
@@ -19,7 +20,7 @@ SCHEMA = "(Tensor output_gradient, Tensor value, Tensor? valid, float p, bool lo
 def region(output_gradient: Tensor, value: Tensor, valid: Tensor | None, p: float, region: str = "high") -> Tensor:
     """Return what :func:`attnreg.functional.factored_region` does, from float16, bfloat16 or float32.
 
-    Products of float16 and bfloat16 are summed in float32. There are at most 2048 keys.
+    Products of float16 and bfloat16 are summed in float32. There are at most 2048 keys, 1024 in float32.
 
     Raises:
         InputError: if the arguments do not fit together.
@@ -31,9 +32,12 @@ def region(output_gradient: Tensor, value: Tensor, valid: Tensor | None, p: floa
     (heads, _, size), (shared, keys) = output_gradient.shape[1:], value.shape[1:3]
     if output_gradient.dtype not in DTYPES or value.dtype not in DTYPES:
         raise InputError(f"Expected float16, bfloat16 or float32, got {output_gradient.dtype} and {value.dtype}.")
-    if keys > MOST_RANKED or heads % shared or value.shape[3] != size or len(value) != len(output_gradient):
+    dtype = torch.promote_types(output_gradient.dtype, value.dtype)
+    fit = heads % shared == 0 and value.shape[3] == size and len(value) == len(output_gradient)
+    if not fit or keys * dtype.itemsize > MOST_RANKED:
         shapes = f"{tuple(output_gradient.shape)} and {tuple(value.shape)}"
-        raise InputError(f"Expected gradients and values of the same heads, and at most 2048 keys, got {shapes}.")
+        most = MOST_RANKED // dtype.itemsize
+        raise InputError(f"Expected gradients and values of the same heads, and at most {most} keys, got {shapes}.")
     find = region_op if torch.compiler.is_compiling() else _region
     return find(output_gradient.detach(), value.detach(), valid, p, region == "low")
 
@@ -57,7 +61,8 @@ def _region(output_gradient: Tensor, value: Tensor, valid: Tensor | None, p: flo
     strides = output_gradient.stride()[:3], value.stride()[:3]
     share = round(p * 2**FRACTION.value)
     arguments = (output_gradient, value, out, mask, *strides, share, heads, heads // shared, queries, keys)
-    constants = (mask is not None, low, "ieee" if single else "tf32", size, 16 if single else 32, rows, width)
+    step = 16 if single else min(32, BYTES // (2 * width))
+    constants = (mask is not None, low, "ieee" if single else "tf32", size, step, rows, width)
     grid = (batch * heads * -(-queries // rows), 1, 1)
     warps = max(4, min(16, rows * width // PLACES_PER_WARP))
     launch(select_keys, grid, out.device, arguments, constants, likeness(arguments), warps=warps, stages=2)
