@@ -233,7 +233,8 @@ def compile_all() -> None:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     launch = jit.JITFunction.run
 
-    def compiled(self: object, *args: object, grid: object, warmup: bool, **options: object) -> object:
+    # It returns nothing that could be kept, and launched directly.
+    def compiled(self: object, *args: object, grid: object, warmup: bool, **options: object) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])
@@ -241,7 +242,6 @@ def compile_all() -> None:
             usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
         registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
         print(f"| {label} | {self.fn.__name__} | {registers} | {stack} | {kernel.metadata.shared} |", flush=True)
-        return kernel
 
     jit.JITFunction.run = compiled
     print("| case | kernel | registers | spilled, bytes | shared memory, bytes |\n| --- | --- | ---: | ---: | ---: |")
@@ -253,6 +253,13 @@ def compile_all() -> None:
         for mode in MODES:
             label = f"D = {shape.size}, {'causal' if shape.causal else 'padded'}, {mode}"
             inputs.step(lambda inputs=inputs, mode=mode: inputs.fused(mode))
+    for keys, size, dtype in (
+        (128, 64, torch.bfloat16), (512, 64, torch.bfloat16), (1024, 64, torch.bfloat16), (2048, 128, torch.bfloat16),
+        (512, 64, torch.float32), (1024, 128, torch.float32),
+    ):  # fmt: skip
+        label = f"D = {size}, {keys} keys, {str(dtype).removeprefix('torch.')}"
+        gradient, value = (torch.zeros(1, 2, length, size, dtype=dtype) for length in (64, keys))
+        kernels.region(gradient, value, torch.ones(1, 1, 1, keys, dtype=torch.bool), 0.3)
 
 
 def run(parts: list[str], jobs: int) -> None:

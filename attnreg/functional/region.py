@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnreg import kernels
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 
 Region = Literal["high", "low"]
 POSITIONS = 2**22  # of the product, in memory at a time
+GPU_POSITIONS = 2**26  # and elsewhere than on a CPU, where a chunk must be worth its launches
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region: Region = "high") -> Tensor:
@@ -84,19 +86,23 @@ def factored_region(
     p: float,
     region: Region = "high",
     *,
-    positions: int = POSITIONS,
+    positions: int | None = None,
 ) -> Tensor:
     """Select the :func:`candidate_region` of the :func:`weights_gradient`, which need not be in memory as a whole.
 
-    The two factors take Q·D and K·D numbers per head, their product Q·K; about ``positions`` of it, but at least one
-    query row, are in memory at a time.
+    The two factors take Q·D and K·D numbers per head, their product Q·K. A kernel on a GPU keeps none of it, up to 2048
+    keys (1024 in float32); elsewhere about ``positions`` of it, but at least one query row, are in memory at a time.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)
         >>> factored_region(torch.ones(1, 1, 1, 1), value, None, p=0.5)
         tensor([[[[False,  True,  True, False]]]])
     """
+    if kernels.ranks(output_gradient, value):
+        return kernels.region(output_gradient, value, valid, p, region)
     value = per_head(value, output_gradient.shape[1])
+    if positions is None:
+        positions = POSITIONS if value.is_cpu else GPU_POSITIONS
     rows = max(1, positions // max(1, math.prod(output_gradient.shape[:2]) * value.shape[-2]))
     chunks = []
     for first in range(0, output_gradient.shape[-2], rows):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnreg.kernels.launching import is_interpreted
+from attnreg.kernels.launching import MOST_RANKED, is_interpreted
 
 if TYPE_CHECKING:
     from attnreg.kernels.device.attention import attention as attention
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from attnreg.kernels.device.numbers import keep as keep
     from attnreg.kernels.device.numbers import numbers as numbers
     from attnreg.kernels.device.numbers import uniform as uniform
+    from attnreg.kernels.device.region import region as region
 
 _HOMES = {
     "attention": "attention",
@@ -25,6 +26,7 @@ _HOMES = {
     "head_factors": "dropping",
     "keep": "numbers",
     "numbers": "numbers",
+    "region": "region",
     "uniform": "numbers",
 }
 _DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
@@ -46,6 +48,12 @@ def drops(states: Tensor) -> bool:
     """Whether :func:`dropout` takes a tensor here and now."""
     is_plain = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
     return runs_on(states.device) and is_plain and states.dtype in DROPPED
+
+
+def ranks(output_gradient: Tensor, value: Tensor) -> bool:
+    """Whether :func:`region` takes these tensors here and now."""
+    size = torch.promote_types(output_gradient.dtype, value.dtype).itemsize
+    return drops(output_gradient) and value.dtype in DROPPED and value.shape[-2] * size <= MOST_RANKED
 
 
 def __getattr__(name: str) -> Any:

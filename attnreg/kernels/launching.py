@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_KNOWN = 4096
+MOST_RANKED = 2048 if torch.version.hip else 4096  # keys times the bytes of a number: 64 or 99 KiB are shared
 _known: dict[tuple[Any, ...], Any] = {}
 _ALREADY_THERE = contextlib.nullcontext()
 

@@ -157,7 +157,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
         check_shape(site, self.attributions.shapes[site.label], site.shape)
         # Not kept: checkpointing that saves some operations must find the same ones again.
         region = self.attributions.region(site.label, site.valid, self.p, self.region)
-        return Mask(scores=site.keep(self.q) | ~region)
+        return Mask(scores=region <= site.keep(self.q))  # keep | ~region, in one operation
 
 
 @functools.cache
