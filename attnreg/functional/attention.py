@@ -118,7 +118,8 @@ def _dropped(
     scale: float,
     share: float,
 ) -> Tensor:
-    return (attention_weights(query, key, valid, bias, scale) * (keep if share == 1 else keep * share)) @ value
+    weights = attention_weights(query, key, valid, bias, scale) * keep
+    return (weights if share == 1 else weights * share) @ value
 
 
 class _WeightsDropout(torch.autograd.Function):
