@@ -229,7 +229,7 @@ def main() -> None:
     for shape in SHAPES:
         names = [name for name in ARMS if name == "plain" or options.only in name]
         names = [name for name in names if "8192" not in shape or name in LONG]
-        names = [name for name in names if "Llama" not in shape or "own" not in name]
+        names = [name for name in names if "Llama" not in shape or ("own" not in name and "&" not in name)]
         names = [name for name in names if "BERT" in shape or name != "AD-DROP"]
         if options.shapes in shape:
             measure(shape, names, options)
