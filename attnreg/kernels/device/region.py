@@ -51,6 +51,8 @@ def _region(output_gradient: Tensor, value: Tensor, valid: Tensor | None, p: flo
         dtype = torch.promote_types(output_gradient.dtype, value.dtype)
         output_gradient, value = output_gradient.to(dtype), value.to(dtype)
     output_gradient, value = addressable(output_gradient), addressable(value)
+    if keys * value.stride(2) >= 2**31:  # offsets of keys are in 32 bits
+        value = value.contiguous()
     single = value.dtype is torch.float32
     mask = None
     if valid is not None:
