@@ -96,7 +96,7 @@ def trained(
         )
     else:
         optimizer = adamw(model, 3e-3)
-        if provider and (learned := provider.learned_parameters()):
+        if provider is not None and (learned := provider.learned_parameters()):
             optimizer.add_param_group(
                 {"params": learned, "lr": 1e-2, "weight_decay": 0.0}
             )

@@ -113,6 +113,7 @@ class AttachHandle:
 
         def __getattr__(self, name: str) -> Any:
             where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
+            where = ": pass `callbacks=[AttnRegCallback(handle)]`" if name == "on_init_end" else where
             raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
 
     def holds(self, model: nn.Module) -> bool:
