@@ -83,6 +83,8 @@ class AttentionMode(Masking):
             if func is Tensor.reshape:
                 note_packed(args[0], out)
             return out
+        if (args[0] if args else next(iter((kwargs or {}).values()))).is_nested:
+            raise NoAttentionError(f"{self.name} got nested tensors, which cannot be masked: pad its inputs instead.")
         return backend.intercept(self, func, *args, **(kwargs or {}))
 
     @override
@@ -108,10 +110,11 @@ class AttentionMode(Masking):
         if self.passes.taps and self.tap is None:
             return None
         self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
-        layout = planned.layout.of_pass(shape)
-        self._check_heads(planned.info, layout, shape, heads)
-        if heads is not None:
+        layout = planned.layout
+        if heads is not None:  # its scores have three dimensions, or four, as it returns its weights or not
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
+        layout = layout.of_pass(shape)
+        self._check_heads(planned.info, layout, shape, heads)
         return Asked(planned.info, layout, again, planned.parts)
 
     @override
