@@ -138,6 +138,7 @@ class AttachHandle:
         """Return a table of the sites: mean drop rate so far, and the module; below, why nothing may be dropped."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
+        notes += ["Drop rates are not measured within torch.func."] if self.rates.are_hidden and not rates else []
         shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
         rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in self.sites]
         return Report.of_rows([("site", "drop rate", "module"), *rows], [*effects(self.provider), *notes])

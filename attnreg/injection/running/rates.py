@@ -29,6 +29,7 @@ class DropRates:
     def __init__(self) -> None:
         self._sums: Sums = {}
         self._uncounted: dict[str, Tensor] = {}  # the latest, unless they are in the sums
+        self.are_hidden = False  #: whether a pass ran within ``torch.func``, where nothing is measured
         self.forget()
 
     def clear(self) -> None:
@@ -55,6 +56,7 @@ class DropRates:
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
         if not torch.compiler.is_compiling() and transformed():  # a tensor made under vmap must not outlive it
+            self.are_hidden = True
             return
         if mask is not None and (mask.drawn or mask.drawn_weights):
             rate = _of_some_rows(mask, site)
