@@ -130,6 +130,13 @@ def test_a_loss_that_returns_no_outputs_serves_all_but_objectives(tmp_path):
     with pytest.raises(InputError, match="Let `compute_loss` of Bare return outputs if `return_outputs`"):
         trained(tmp_path, Bare, made("objective"))
 
+    class Old(RegularizedTrainer):
+        def compute_loss(self, model, inputs, num_items_in_batch=None):
+            return model(**inputs).loss
+
+    with pytest.raises(InputError, match="Let `compute_loss` of Old return outputs"):
+        trained(tmp_path, Old, made("objective"))
+
 
 def learnable():
     return attnreg.LearnableBernoulli(2)
@@ -275,6 +282,26 @@ def test_a_removed_callback_is_refused(tmp_path):
     trainer = RegularizedTrainer(bert(), arguments(tmp_path), train_dataset=Rows(), **made("penalty"))
     trainer.remove_callback(AttnRegCallback)
     with pytest.raises(InputError, match=r"RegularizedTrainer has lost its AttnRegCallback.*trainer.handle.detach\(\)"):
+        trainer.train()
+
+
+def test_what_was_detached_stays_so_and_it_is_said(tmp_path):
+    trainer = RegularizedTrainer(bert(), arguments(tmp_path, max_steps=2), train_dataset=Rows(), **made("mask"))
+    trainer.handle.detach()
+    [said] = told(trainer.train)
+    assert said.startswith("The handle of AttnRegCallback is detached.")
+    assert not attnreg.is_attached(trainer.model)
+    again = AttnRegCallback(attnreg.DropKey(0.1))
+    for _ in range(2):  # a callback may serve a second Trainer after that
+        hf.Trainer(bert(), arguments(tmp_path, max_steps=1), train_dataset=Rows(), callbacks=[again]).train()
+        assert again.handle.drop_rates()
+        again.handle.detach()
+
+
+def test_a_callback_that_is_added_late_is_attached_by_nobody(tmp_path):
+    trainer = hf.Trainer(bert(), arguments(tmp_path, max_steps=1), train_dataset=Rows())
+    trainer.add_callback(AttnRegCallback(attnreg.AttentionEntropy(0.1)))
+    with pytest.raises(InputError, match=r"AttentionEntropy is not attached yet\. Pass the callback to a Trainer as"):
         trainer.train()
 
 

@@ -73,25 +73,29 @@ class AttnRegCallback(TrainerCallback):
         model = kwargs.get("model")
         if self._provider is not None and isinstance(model, nn.Module):
             _check_supported(self._provider, "a callback", "`RegularizedTrainer(provider=...)`")
-            self.follow(model)
+            self._attach(model)
+
+    def _attach(self, model: nn.Module, *, to_new: bool = False) -> None:
+        if self._provider is None or (self._handle is not None and self._handle.holds(model)):
+            return
+        if to_new and self._fresh is None and not self._has_trained:
+            self._fresh = copy.deepcopy(self._provider)
+        provider = self._provider if self._fresh is None else copy.deepcopy(self._fresh)
+        self._handle = attach_in_trainer(model, provider, "seeded" if self._one_mask else "torch")
 
     def follow(self, model: nn.Module) -> None:
-        """Attach the provider to the Trainer's model, and a fresh copy to a new model, such as ``model_init`` makes.
+        """Attach a fresh copy of the provider to a new model, such as ``model_init`` makes, before it is trained.
 
-        A callback that was created with a handle keeps it.
+        A callback that was created with a handle keeps it, and a provider that was detached stays so.
 
         Raises:
             InputError: if the provider cannot be attached, or ``one_mask`` belongs to another model.
         """
-        if self._provider is None or (self._handle is not None and self._handle.holds(model)):
+        if self._provider is None or not self.handle.attached or self.handle.holds(model):
             return
         if self._shared is not None:
             raise InputError("`one_mask=True` needs one model: create the trainer with `model`, not `model_init`.")
-        provider = self._provider
-        if self._handle is not None and (self._fresh is not None or not self._has_trained):
-            self._fresh = copy.deepcopy(provider) if self._fresh is None else self._fresh
-            provider = copy.deepcopy(self._fresh)
-        self._handle = attach_in_trainer(model, provider, "seeded" if self._one_mask else "torch")
+        self._attach(model, to_new=True)
 
     def add_to(self, trainer: Trainer) -> None:
         """Add this callback to a trainer, before the callbacks that report logs, so that they see the drop rates.
@@ -112,13 +116,13 @@ class AttnRegCallback(TrainerCallback):
         if not getattr(trainer, "adds_all", False):
             use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
             _check_supported(self.handle.provider if self._provider is None else self._provider, name, use)
+        assert trainer.model is not None
+        self._attach(trainer.model)
+        if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
+            self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
         if any(isinstance(each, AttnRegCallback) and each is not self for each in callbacks):
             raise InputError(f"This {name} has another AttnRegCallback: keep one, and compose regularizers as `a & b`.")
-        assert trainer.model is not None
-        self.follow(trainer.model)
-        if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
-            self._shared = OneMask(trainer, self.handle)
         if self in callbacks:  # by `callbacks=[...]`; it must not act twice
             callbacks.remove(self)
         callbacks.insert(0, self)

@@ -206,10 +206,7 @@ class RegularizedTrainer(Trainer):
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
-            result = compute(model, own_caches(batch), **{**given, "return_outputs": True})
-            if not isinstance(result, tuple):
-                raise InputError(f"Let `compute_loss` of {type(self).__name__} return outputs if `return_outputs`.")
-            loss, output = result
+            loss, output = self._with_outputs(compute, model, own_caches(batch), given)
             outputs.append(output)
             penalty = penalty_of(handle)
             return (loss * parts if penalty is None else loss * parts + penalty), output
@@ -218,6 +215,20 @@ class RegularizedTrainer(Trainer):
         forward = ForwardPass(unwrap_model(model), provider, run, title_of(self._objective))
         loss = self._objective(forward, inputs) / parts
         return (loss, outputs[0]) if given.get("return_outputs") else loss
+
+    def _with_outputs(
+        self, compute: Method, model: nn.Module, inputs: dict[str, Any], given: Mapping[str, Any]
+    ) -> tuple[Tensor, Any]:
+        """Compute the loss of one pass and return the outputs, too, as an objective needs them."""
+        try:
+            result = compute(model, inputs, **{**given, "return_outputs": True})
+        except TypeError as error:
+            if "'return_outputs'" not in str(error):
+                raise
+            result = None
+        if not isinstance(result, tuple):
+            raise InputError(f"Let `compute_loss` of {type(self).__name__} return outputs if `return_outputs`.")
+        return result[0], result[1]
 
     def _compared(
         self, provider: Regularizer, compute: Method, model: nn.Module, inputs: dict[str, Any], **given: Any
