@@ -85,7 +85,7 @@ def trained(
     provider = (
         attnreg.parse_provider(text, model, total_steps=STEPS) if text else None
     )
-    both = provider & recorder if provider else recorder
+    both = recorder if provider is None else provider & recorder
     if isinstance(provider, attnreg.GNetProvider):
         game: dict[str, Any] = {
             "rewards": Rewards([next(rows)]),

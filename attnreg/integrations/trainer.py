@@ -155,7 +155,7 @@ class RegularizedTrainer(Trainer):
         handle = self.handle
         if not self._has_computed:
             needs = [title_of(self._objective)] if self._objective is not None else []
-            if handle is not None:
+            if handle is not None and handle.attached:
                 needs += [type(part).__name__ for part in handle.provider.parts() if needs_of(part)]
             if needs:
                 raise InputError(
