@@ -174,10 +174,11 @@ def test_inputs_are_as_long_as_the_model_takes(cli, home):
     ran(cli("evaluate", "out"))
 
 
-def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, tmp_path):
+def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, home):
+    tmp_path = home
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").write_text("")
-    words = ["--task", "custom", "--text-columns", "words", "--output-dir", "out"]
+    words = ["--task", "custom", "--text-columns", "words", "--model", "bert", "--output-dir", "out"]
     made.write(tmp_path / "data", train=24, validation=16)
     assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "words")
     words[3] = "premise,hypothesis"

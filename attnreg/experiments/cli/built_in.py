@@ -8,17 +8,14 @@ from pathlib import Path
 import click
 import yaml
 
-import attnreg
 from attnreg._files import write_text
-from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
-from attnreg.experiments.options.option import GroupedCommand, defined, names_like, parsed
+from attnreg.experiments.options.option import GroupedCommand, names_like
+from attnreg.experiments.options.signatures import regularizers
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks.built_in import TASKS
 
-# the base classes, and the class behind `&`
-_NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 _EDIT = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
 
 
@@ -65,12 +62,8 @@ def list_(what: str) -> None:
 
 def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
-    rows = {}
-    for name, module in listed_names(attnreg.__file__).items():
-        if module.startswith(REGULARIZERS) and name[0].isupper() and name not in _NOT_BY_NAME:
-            found = defined(parsed(module), name, ast.ClassDef)
-            rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
-    return rows
+    found = {name: ast.get_docstring(source) or "" for name, (_, source) in regularizers().items()}
+    return {name: text.partition("\n")[0] for name, text in found.items() if name != "Compose"}  # `&` makes it
 
 
 @click.command("copy", cls=GroupedCommand, epilog=_EDIT)

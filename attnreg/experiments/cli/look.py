@@ -139,7 +139,7 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
 
     import attnreg
     from attnreg.experiments.tasks.models.lora import adapter_base
-    from attnreg.experiments.tasks.models.pretrained import located
+    from attnreg.experiments.tasks.models.place import located
 
     place = located(Path(model), "MODEL")
     if adapter_base(model) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,11 +96,8 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
-    from attnreg.experiments.compare.make import describe, make
-    from attnreg.experiments.compare.study import read_study, typed_study
-    from attnreg.experiments.setup.trackers import check_trackers
+    from attnreg.experiments.compare.study import Study, read_study, typed_study
 
-    check_trackers(options["report_to"])
     typed = given(click.get_current_context().params)
     own = {name: options.pop(name) for name in _OWN}
     file, folder = own["study"], own["output_dir"]
@@ -107,19 +105,32 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     if file is None and own["scale"] != "full":
         raise UsageError("--scale is for --study: remove it.")
-    if file is None:
-        folder = folder or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-        of_runs = {**given(options), "task": options["task"]}
-        study = typed_study(methods, own["baseline"], of_runs, folder, {name: own[name] for name in _DESIGN})
-    else:
-        if own["baseline"]:
-            raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
-        changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
-        study = read_study(find_study(file), folder, changed, small=own["scale"] == "small")
-        for note in study.notes:
-            click.echo(note, err=True)
-    for comparison in study.comparisons.values():
-        comparison.check()
+    if file is not None and own["baseline"]:
+        raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
+    changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
+    of_runs = {**given(options), "task": options["task"]}
+
+    def study_in(place: Path | None) -> Study:
+        if file is not None:
+            return read_study(find_study(file), place, changed, small=own["scale"] == "small")
+        place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
+        return typed_study(methods, own["baseline"], of_runs, place, {name: own[name] for name in _DESIGN})
+
+    first = study = study_in(folder)
+    first.check_methods()
+    others = first.other_options
+    for number in itertools.count(2):
+        if study.other_options is None:
+            break
+        study = study_in(first.folder.with_name(f"{first.folder.name}-{number}"))
+    told = [] if others is None else [f"{first.folder} holds runs with {others}: saving to {study.folder}."]
+    for note in (*study.notes, *told):
+        click.echo(note, err=True)
+    study.check_folder()
+    from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
+    from attnreg.experiments.setup.trackers import check_trackers
+
+    check_trackers(options["report_to"])
     if own["dry_run"]:
         describe(study)
     else:

@@ -18,6 +18,7 @@ from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of
+from attnreg.experiments.runs.command import check_paths
 
 EQUAL_TIME_FROM = 1.1
 
@@ -49,7 +50,12 @@ class Comparison:
     keep_models: bool = False
 
     def check(self) -> None:
-        """Check the methods, their options and the folder, before any run starts."""
+        """Check the methods, their options, paths and the folder, before any run starts."""
+        self.check_methods()
+        self.check_folder()
+
+    def check_methods(self) -> None:
+        """Check the methods, their options, and the paths in them."""
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
@@ -66,12 +72,29 @@ class Comparison:
             if common := variant.command.given(variant.options) & OF_ALL:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
-            self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
+            check_paths(self.final_runs(variant)[0].settings)  # which refuses a wrong option, too
         if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
             raise InputError("With --folds, methods are scored on parts of train: remove --validation-rows.")
+
+    def check_folder(self) -> None:
+        """Check that the folder holds nothing else, and that the runs in it are those of this comparison."""
         self._output.check()
         for run in self.runs():
             run.check()
+
+    def check_data(self) -> None:
+        """Read the data of the runs that have not finished, to say before any run what is wrong with them."""
+        if all(run.finished for run in self.runs()):
+            return
+        final = self.final_runs(self.baseline.variants[0])
+        for run in [*final[:1], *[run for run in self.runs() if run.role == "search"][:1]]:
+            run.check_data()
+
+    @property
+    def other_options(self) -> str | None:
+        """The options with which a run in the folder was made, as typed, if they are others."""
+        found = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
+        return next((", ".join(each.values()) for each in found if each), None)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
-from attnreg.experiments.results.report import collapsed
-from attnreg.experiments.tasks.metrics import CONFUSION
+from attnreg.experiments.folder.history import collapsed
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,8 @@ class Group:
     @property
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
+        from attnreg.experiments.tasks.metrics import CONFUSION  # late: it is slow to import
+
         return self.metric in CONFUSION and self.has_classes and self.own_rows is None
 
 

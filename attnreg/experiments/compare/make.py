@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -28,14 +27,6 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
     """
     # What is printed beside commands must not be taken for one.
     console, troubles = Console(stderr=launcher == "commands"), list[str]()
-    for comparison in study.comparisons.values():
-        if not all(run.finished for run in comparison.runs()):
-            final = comparison.final_runs(comparison.baseline.variants[0])
-            for run in [*final[:1], *[run for run in comparison.runs() if run.role == "search"][:1]]:
-                run.check_data()
-    for scoring in chain.from_iterable(study.score_on.values()):
-        if scoring.data_dir is not None and not Path(scoring.data_dir).exists():
-            raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")
     for name, comparison in study.comparisons.items():
         if of_file:
             console.rule(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -100,21 +100,24 @@ class PlannedRun:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        try:
+        with self._naming_its_options():
             check_same(self.folder, self.settings)
+
+    @contextmanager
+    def _naming_its_options(self) -> Iterator[None]:
+        """In an error of a search, name the option of the comparison that holds rows out."""
+        try:
+            yield
         except InputError as error:
             flag = "--search-rows" if self.role == "search" else "--validation-rows"
-            raise InputError(str(error).replace("--validation-rows", flag)) from None
+            raise type(error)(str(error).replace("--validation-rows", flag)) from None
 
     def check_data(self) -> None:
         """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""
-        from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
-        from attnreg.experiments.tasks.loading.data import load_data
+        from attnreg.experiments.setup.sampling import read_data  # late: it is slow to import
 
-        settings = self.settings
-        on_dev = settings.scored_on == "dev"
-        task, splits = load_data(settings.chosen_task(), settings.data_dir, needs_validation=on_dev)
-        choose_rows(splits, settings, task)
+        with self._naming_its_options():
+            read_data(self.settings)
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""

@@ -89,6 +89,12 @@ class RunReader:
         return (self.folder / "result.json").is_file()
 
     @property
+    def kept(self) -> bool:
+        """Whether the folder holds a run with a result, a checkpoint or an evaluation, which must not be lost."""
+        begun = self.finished or self.resumable or bool(self.metrics)
+        return begun and (self.folder / "config.json").is_file()
+
+    @property
     def running(self) -> bool:
         """Whether a process is working on the run."""
         if not (self.folder / LOCK).is_file():

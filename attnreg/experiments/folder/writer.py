@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,6 @@ from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.folder.reader import RunReader, locked
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.tasks.models.lora import save_model
-from attnreg.sharding import is_sharded, whole_state
 
 # What a run leaves if it fails before its first checkpoint; there is nothing to lose.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
@@ -140,6 +140,9 @@ class RunFolder:
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
         """Write ``model/`` and ``provider/``, each atomically. All processes of a sharded model must call it."""
+        from attnreg.experiments.tasks.models.lora import save_model  # late: they import torch
+        from attnreg.sharding import is_sharded, whole_state
+
         weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
@@ -148,6 +151,23 @@ class RunFolder:
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
+
+
+def fresh(settings: Settings) -> tuple[Settings, str | None]:
+    """Return the settings with the first folder of ``NAME``, ``NAME-2`` … that holds no run with other options.
+
+    Also return a sentence if the folder is another one than theirs. To resume, the folder must hold the same run.
+    """
+    path, others = settings.output_dir, ""
+    for number in itertools.count(2):
+        reader = RunReader(settings.output_dir)
+        if not reader.kept or not (differences := settings.differences(reader.config)):
+            break
+        others = others or ", ".join(differences.values())
+        settings = replace(settings, output_dir=path.with_name(f"{path.name}-{number}"))
+    if settings.output_dir == path or (settings.resume and not settings.output_dir.exists()):
+        return replace(settings, output_dir=path), None
+    return settings, f"{path} holds a run with {others}: saving to {settings.output_dir}."
 
 
 def check_same(folder: Path, settings: Settings) -> None:

@@ -15,9 +15,8 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 import attnreg
-from attnreg.experiments.folder.history import History, best_of
+from attnreg.experiments.folder.history import History, best_of, collapsed
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
-from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE

@@ -22,7 +22,7 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
+from attnreg.experiments.setup.sampling import RunData, mislabel, read_data, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.built_in import choose_task
@@ -56,13 +56,12 @@ class Setup:
 
     seconds_before: tuple[float, float] | None = None  #: by the clock and of the CPU, of a fit before training
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, data: RunData | None = None) -> None:
         self.settings = settings
         self.scored_on, self.epochs = settings.scored_on, settings.epochs
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
-        task, on_dev = settings.chosen_task(), settings.scored_on == "dev"
-        self.task, splits = load_data(task, settings.data_dir, needs_validation=on_dev)
+        self.task, splits, train, dev = data or read_data(settings)
         self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
@@ -108,7 +107,6 @@ class Setup:
         if settings.noisy_tune:
             noisy_tune(self.model, settings.noisy_tune)
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
-        train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         if self.accelerator.is_fsdp2:
             self._check_sharded()
@@ -136,13 +134,13 @@ class Setup:
         self.further = {
             name.removeprefix("validation_"): self.labelled(self.kind.encode(splits[name]))
             for name in self.task.validation[1:]
-            if name in splits and on_dev
+            if name in splits and self.scored_on == "dev"
         }
         #: the rows held out of the whole run, before any others, for ``--patience`` or ``--select best``, if any
         self.stopping: Labelled | None = None
         if settings.stop_on == "held-out":
             size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))
-            self.train_rows, held = self._split(self.train_rows, size)
+            self.train_rows, held = self._split(self.train_rows, size, "--stopping-rows")
             self.stopping = self.labelled(held)
         self._rows_left, self._held_until = self.train_rows, 0
         self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
@@ -212,9 +210,9 @@ class Setup:
                 f"{', '.join(flags)}. Use data parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
             )
 
-    def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
+    def _split(self, rows: Any, size: int, flag: str | None = None) -> tuple[Any, Any]:
         """Split off the last rows; a few more where that would divide the windows of one."""
-        return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)))
+        return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)), flag)
 
     def _load(self) -> tuple[Any, Any]:
         settings = self.settings

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from attnreg.errors import InputError, listed
+from attnreg.experiments.tasks.columns import check_names
 from attnreg.experiments.tasks.task import Task
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".zst")
@@ -47,6 +49,53 @@ def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
     splits["validation"] = list(dict.fromkeys(["validation", primary]))
     splits.update({name: [name] for name in [*further, "test"]})
     return {split: [spellings(name) for name in names] for split, names in splits.items()}
+
+
+def names_of(task: Task) -> set[str]:
+    """Return all names to look for."""
+    return {name for groups in wanted_names(task).values() for group in groups for name in group}
+
+
+def choose_splits(task: Task, found: Collection[str], where: Path | str) -> dict[str, str]:
+    """Return the name of each split among those found."""
+    if WHOLE in found:
+        return {"validation" if task.evaluation_only else "train": WHOLE}
+    return choose_names(wanted_names(task), found, where)
+
+
+def check_splits(
+    task: Task,
+    found: Mapping[str, object],
+    chosen: Collection[str],
+    where: Path | str,
+    *,
+    needs_validation: bool,
+) -> None:
+    """Raise if a split that is needed is missing."""
+    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
+        if is_needed and split not in chosen:
+            of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            is_last = split == "train" or task.evaluation_only
+            raise missing_split(split, found, where, "" if is_last else of_train)
+
+
+def check_files(task: Task, data_dir: str | Path, *, needs_validation: bool) -> None:
+    """Raise, before anything is read, if a folder lacks a split, or a table lacks a column by its first line."""
+    names = names_of(task)
+    folder = folder_with_data(Path(data_dir), names)
+    if is_saved(folder):
+        return
+    found = find_files(folder, names)
+    chosen = choose_splits(task, found, folder)
+    check_splits(task, found, chosen, folder, needs_validation=needs_validation)
+    for split, name in chosen.items():
+        first = found[name][0]
+        if split != "test" and first.is_file() and suffix_of(first) in (".csv", ".tsv"):
+            with first.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                separator, quoting = ("\t", csv.QUOTE_NONE) if suffix_of(first) == ".tsv" else (",", csv.QUOTE_MINIMAL)
+                header = next(csv.reader(file, delimiter=separator, quoting=quoting), [])  # type: ignore[arg-type]
+            if len(header) > 1:  # else another separator may be the mistake, which reading the file tells
+                check_names(task, header, f"split {split} of {data_dir}")
 
 
 def choose_names(
@@ -120,6 +169,11 @@ def parts_of(name: str, found: list[Path]) -> list[Path]:
             some = f"only {len(there)} of {int(total)} parts, {shown(files)}"
             raise InputError(f"{where} has {some}: part {number} is missing.")
     return files
+
+
+def not_on_hub(task: Task) -> InputError:
+    """Return the error for a task whose data must be given."""
+    return InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
 
 
 def missing_split(split: str, found: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
