@@ -50,12 +50,12 @@ class Comparison:
     keep_models: bool = False
 
     def check(self) -> None:
-        """Check the methods, their options, paths and the folder, before any run starts."""
+        """Check the methods, their options and the folder, before any run starts."""
         self.check_methods()
         self.check_folder()
 
     def check_methods(self) -> None:
-        """Check the methods, their options, and the paths in them."""
+        """Check the methods and their options."""
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
@@ -72,9 +72,15 @@ class Comparison:
             if common := variant.command.given(variant.options) & OF_ALL:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
-            check_paths(self.final_runs(variant)[0].settings)  # which refuses a wrong option, too
+            self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
             raise InputError("With --folds, methods are scored on parts of train: remove --validation-rows.")
+
+    def check_paths(self) -> None:
+        """Check that there are the data and the models of the runs that have not finished."""
+        for runs in (self.final_runs(variant) for method in self.methods for variant in method.variants):
+            if not all(run.finished for run in runs):
+                check_paths(runs[0].settings)
 
     def check_folder(self) -> None:
         """Check that the folder holds nothing else, and that the runs in it are those of this comparison."""

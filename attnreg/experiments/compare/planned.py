@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -39,6 +40,12 @@ class PlannedRun:
         """Arguments of ``attnreg recipe NAME``, without ``--resume``."""
         place = typed_words({"seed": self.seed, "output_dir": self.folder})
         return [*typed_words(self.options), *self.method.options, *place]
+
+    @property
+    def alone(self) -> str:
+        """The command that makes the run by itself, in a folder of its own, and keeps its model."""
+        words = [*typed_words(self.options), *self.method.options, "--seed", str(self.seed)]
+        return shlex.join(["attnreg", "recipe", self.method.words[0], *words])
 
     @property
     def settings(self) -> Settings:

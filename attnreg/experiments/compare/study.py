@@ -72,6 +72,8 @@ class Study:
         """Refuse methods, options and paths that do not fit."""
         for comparison in self.comparisons.values():
             comparison.check_methods()
+        for comparison in self.comparisons.values():
+            comparison.check_paths()
         for scoring in itertools.chain.from_iterable(self.score_on.values()):
             if scoring.data_dir is not None and not Path(scoring.data_dir).exists():
                 raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 Record = Mapping[str, Any]
+COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
 @dataclass

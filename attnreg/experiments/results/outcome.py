@@ -62,6 +62,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
         **{name: getattr(history, name) for name in _OF_HISTORY},
+        "acted": None if method.provider is None else history.active_steps > 0,
+        "warnings": run.warnings,
         "best_epoch": best_of(records, run.task.metric),
         "rows": len(run.train_rows),
         "parameters": run.parameters,

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from attnreg.experiments.folder.history import History, best_of
+from attnreg.experiments.folder.history import COLLAPSED, History, best_of
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
     from attnreg.experiments.setup.setup import Setup
-
-COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
 def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:

@@ -58,6 +58,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         run.remarks += effects(method.provider)
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
+            run.asleep = why
             warnings.warn(why, AsleepWarning, stacklevel=2)
     if run.folder.writer:
         for remark in (*run.remarks, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
@@ -84,9 +85,9 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
-        loop.conclude()
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
             run.remarks.append(growth)
+        loop.conclude()
         if loop.signals:
             loop.stop()  # the caller must not continue after a signal
     return loop.history

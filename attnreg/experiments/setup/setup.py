@@ -40,6 +40,7 @@ from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
 from attnreg.training.start import adamw, noisy_tune, reinitialize_top
 
+WARNING = "Warning: "  # begins a remark
 _ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
 _SHARDED = (
     "Recipes do not support {}, because they copy and inspect whole models. Use data parallelism (`torchrun`, "
@@ -55,6 +56,7 @@ class Setup:
     """
 
     seconds_before: tuple[float, float] | None = None  #: by the clock and of the CPU, of a fit before training
+    asleep: str | None = None  #: why the regularizer never acts, if so
 
     def __init__(self, settings: Settings, data: RunData | None = None) -> None:
         self.settings = settings
@@ -115,7 +117,7 @@ class Setup:
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"Warning: {each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
+            *(f"{WARNING}{each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
@@ -163,6 +165,12 @@ class Setup:
         metric = self.task.metric
         key = metric if self.stopping is None else f"{STOPPING}_{metric}"
         return Selection(key, self.settings.patience, self.settings.select == "best")
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings among the remarks, and why the regularizer never acts."""
+        told = [each.removeprefix(WARNING) for each in self.remarks if each.startswith(WARNING)]
+        return told if self.asleep is None else [*told, self.asleep]
 
     @property
     def total_steps(self) -> int:
@@ -256,7 +264,7 @@ class Setup:
             raise InputError(f"Cannot read --score-on {path}: {error}") from error
         kind = CausalLM(task, self.tokenizer, max_length)
         rows = splits["validation"]
-        self.remarks += [f"Warning: {sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
+        self.remarks += [f"{WARNING}{sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
         return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
