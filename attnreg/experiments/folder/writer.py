@@ -47,12 +47,13 @@ class RunFolder:
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
         check_same(self.path, settings)
 
-    def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
-        """Write ``config.json``, with the number of the model's parameters and of those that train."""
+    def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int, steps: int) -> None:
+        """Write ``config.json``, with the numbers of the model's parameters, of those that train, and of steps."""
         if self.writer:
             version = {"attnreg": __version__, "content": settings.content()}
             length = {"max_length": max_length, "default_max_length": settings.max_length is None}
-            self.write("config", {**version, **settings.to_dict(), **length, "parameters": dict(parameters)})
+            counts = {"parameters": dict(parameters), "steps": steps}
+            self.write("config", {**version, **settings.to_dict(), **length, **counts})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

@@ -37,6 +37,10 @@ NOT_COMPARED = {
 }
 
 
+# What config.json holds besides options.
+NO_OPTIONS = {"attnreg", "content", "parameters", "default_max_length", "steps"}
+
+
 class _Norm(click.FloatRange):
     """A norm of at least 0; ``none`` is 0."""
 
@@ -201,7 +205,7 @@ class Settings:
         if mine["max_length"] is None and theirs.pop("default_max_length", True):
             mine["max_length"] = theirs.get("max_length")
         mine, theirs = {**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None}
-        names = sorted((mine.keys() | theirs.keys()) - {"attnreg", "content", "parameters", "default_max_length"})
+        names = sorted((mine.keys() | theirs.keys()) - NO_OPTIONS)
         return {
             name: f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
             f"(not {as_typed(self.flag(name), mine.get(name)) or 'given'})"
