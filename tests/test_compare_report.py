@@ -242,7 +242,7 @@ def test_a_search_ranks_a_score_that_is_no_number_last(scores):
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("Warning: tiny.\n", "no output: stopped"),
+        ("Warning: tiny.\n", "stopped; repeat the command to continue it"),
         ("Traceback (most recent call last):\nOSError: no\n", "OSError: no"),
     ],
 )

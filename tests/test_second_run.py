@@ -115,3 +115,16 @@ def test_a_search_that_holds_out_too_much_says_so_before_and_in_a_dry_run(cli, t
     for further in ([], ["--dry-run"]):
         words = ["finetune", "ad-drop --q {0.1,0.2}", "--data-dir", "data", *further]
         assert_sentence(cli("compare", *words), 1, says)
+
+
+def test_rows_without_text_have_the_numbers_of_the_file(cli, tmp_path):
+    texts = [*("the boy sleeps" for _ in range(6)), "", *("the girls sleep" for _ in range(9))]
+    for split in ("train", "validation"):
+        rows = [
+            {"sentence": f"{text} {number}" if text else "", "label": number % 2} for number, text in enumerate(texts)
+        ]
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
+    words = ["--data-dir", "data", "--epochs", 1, "--device", "cpu", "--train-size", 12]
+    output = ran(cli("recipe", "finetune", *words)).output
+    assert "Warning: row 7 of train has no text: remove it." in output
+    assert "Warning: row 7 of validation has no text: remove it." in output

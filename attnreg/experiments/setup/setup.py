@@ -114,10 +114,12 @@ class Setup:
             self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
+        whole = {name: splits[name] for name in ("train", "validation") if name in splits}
+        doubts = *self._doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole)
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"{WARNING}{each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
+            *(f"{WARNING}{each}" for each in doubts),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:

@@ -21,6 +21,11 @@ from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+# A carriage return that ends no line; in .csv, not within double quotes.
+_RETURN_TSV = re.compile(r"\r(?!\n)")
+_RETURN_CSV = re.compile(r'\A(?:[^"\r]|\r\n|"[^"]*")*+\r(?!\n)')
+_HALF = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 Columns = dict[str, list[Any]]
@@ -117,9 +122,10 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
         raise InputError(
             f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
         )
-    if form == "tsv" and (alone := re.search(r"\r(?!\n)", text)) and "\n" in text:
-        line = text.count("\n", 0, alone.start()) + 1
-        raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it.")
+    if "\n" in text and (alone := re.search(_RETURN_TSV if form == "tsv" else _RETURN_CSV, text)):
+        line = text.count("\n", 0, alone.end()) + 1
+        quoted = "" if form == "tsv" else ", or put the text in double quotes"
+        raise InputError(f"Line {line} of {file} holds a carriage return within a row: remove it{quoted}.")
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting, strict=True)
     lines: list[tuple[int, list[str]]] = []
@@ -135,6 +141,8 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     if [row[0] for _, row in rows if len(row) > len(names)] == [str(number + 1) for number in range(len(rows))]:
         names = ["", *names]  # R numbers rows so, in a column without a name
     for line, row in rows:
+        if row == names and len(names) > 1:
+            raise InputError(f"Line {line} of {file} repeats the column names, as if files were joined: remove it.")
         if len(row) > len(names):
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
             how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
@@ -164,7 +172,18 @@ def _objects_in(file: Path) -> Columns:
         rows = [_object_in(line, f"Line {number} of {file}") for number, line in lines if line]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{file} has no rows." if not rows else _EXPECTED.format(file))
+    if _SURROGATE.search(text):
+        _check_characters(rows, file)
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _check_characters(rows: list[dict[str, Any]], file: Path) -> None:
+    """Raise if a text holds half of a surrogate pair, as of an emoji that was cut in two."""
+    for number, row in enumerate(rows, 1):
+        if half := _HALF.search(json.dumps(row, ensure_ascii=False)):
+            code = f"\\u{ord(half[0]):04x}"
+            what = "half of a character that was cut in two"
+            raise InputError(f"Row {number} of {file} holds {code}, {what}: remove it.")
 
 
 def _object_in(line: str, place: str) -> dict[str, Any]:
