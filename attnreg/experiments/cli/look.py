@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
@@ -100,7 +101,8 @@ def _pair(text: str) -> tuple[str, str]:
 @click.option("--fit-schedule", "pieces", type=click.IntRange(min=1), metavar="[PIECES]", is_flag=False, flag_value=2,
               help="Also print a BernoulliScheduleProvider that follows the drop rate of each layer, for --provider: a "
                    "line of PIECES equally long pieces (default: 2).")  # fmt: skip
-def plot(run: Path, layer: int, pieces: int | None) -> None:
+@click.option("--tokens", metavar="TEXT", help="Also show what the run's regularizer drops of the tokens of this text.")
+def plot(run: Path, layer: int, pieces: int | None, tokens: str | None) -> None:
     """Plot drop rates, convergence and attention of a run.
 
     RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game. A plot that
@@ -109,12 +111,14 @@ def plot(run: Path, layer: int, pieces: int | None) -> None:
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
     from attnreg.experiments.folder.reader import RunReader
+    from attnreg.experiments.results.plots.attention import show_tokens
     from attnreg.experiments.results.plots.run import plot_run
     from attnreg.experiments.results.schedule import fit_schedule
 
     if (reader := RunReader(run)).finished:
         reader.check_files()
     schedule = None if pieces is None else fit_schedule(reader, pieces)
+    shown = None if tokens is None else show_tokens(reader, tokens)
     made, left_out = plot_run(run, layer)
     for path in made:
         click.echo(path)
@@ -122,6 +126,11 @@ def plot(run: Path, layer: int, pieces: int | None) -> None:
         click.echo(f"No {name}: {reason}", err=True)
     if schedule is not None:
         click.echo(schedule)
+    if shown is not None:
+        page = run / "plots" / "tokens.html"
+        page.parent.mkdir(exist_ok=True)
+        write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{shown._repr_html_()}\n')
+        click.echo(f"{shown}\n{page}")
 
 
 @click.command("doctor", cls=GroupedCommand, epilog="Example: attnreg doctor runs/finetune-agreement-seed0/model")

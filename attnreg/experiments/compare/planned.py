@@ -131,7 +131,14 @@ class PlannedRun:
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""
         resume = ["--resume"] if self.reader.resumable else []
-        return ["recipe", self.method.words[0], *self.arguments, "--keep-checkpoints", *resume]  # until it is tidied
+        return [
+            "recipe",
+            self.method.words[0],
+            *self.arguments,
+            "--keep-checkpoints",
+            "--no-plots",
+            *resume,
+        ]  # until it is tidied
 
     def prepare(self) -> None:
         """Prepare the folder right before the run starts; remove a run that stopped before its first checkpoint."""

@@ -27,13 +27,15 @@ DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT, RUNNING = "Task and data", "Training", "Output", "Running"
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
-_OF_ONE_RUN = {"validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints"}
+_OF_ONE_RUN = {
+    *("validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints", "no_plots"),
+}
 # Of the options of every run, those that --help describes.
 _FIRST = {"task", "data_dir", "model", "epochs", "seed", "output_dir", "resume"}
 # A resumed run may differ from the original in these.
 NOT_COMPARED = {
     *("output_dir", "resume", "device", "threads", "save_steps", "report_to", "flags", "recipe_file"),
-    "keep_checkpoints",
+    *("keep_checkpoints", "no_plots"),
 }
 
 
@@ -179,6 +181,8 @@ class Settings:
     """Save a checkpoint every N steps, besides the one after each epoch."""
     keep_checkpoints: bool = False
     """Keep the last checkpoint of a finished run."""
+    no_plots: bool = False
+    """Draw no pictures at the end."""
     report_to: Annotated[tuple[str, ...], {"multiple": True}] = ()
     """Also log to this tracker (tensorboard, wandb, ...); repeatable."""
     own: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from attnreg.experiments.results.plots.style import picture
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.task import Task
+from attnreg.injection.report import DroppedTokens
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import MaskProvider
@@ -30,14 +33,21 @@ from attnreg.sites import AttentionSite
 LONGEST_SAMPLE = 18
 
 
-def plot_sample(run: RunReader, path: Path, layer: int) -> None:
-    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+def saved_provider(run: RunReader) -> Regularizer:
+    """Load the provider of a run, without the epochs in which :class:`attnreg.CrossTuning` lets it act."""
     values = run.config.get("own", {}).values()
     if code_of(values) != run.config.get("content", {}).get("provider"):
         raise InputError("the file with the provider's class has changed since the run.")
     provider = Regularizer.from_pretrained(run.folder / "provider", own_classes(values))
-    chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
-    task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
+    while isinstance(provider, attnreg.CrossTuning):
+        provider = provider.provider
+    return provider
+
+
+def plot_sample(run: RunReader, path: Path, layer: int) -> None:
+    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+    provider = saved_provider(run)
+    task, splits = load_data(_task_of(run), run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
@@ -51,9 +61,24 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
-    while isinstance(provider, attnreg.CrossTuning):
-        provider = provider.provider
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
+
+
+def show_tokens(run: RunReader, text: str) -> DroppedTokens:
+    """Return what the provider of a run drops of the tokens of a text."""
+    if not run.finished or not all((run.folder / name).is_dir() for name in ("provider", "model")):
+        raise InputError(f"--tokens needs a finished run with a regularizer and its model, and {run.folder} lacks one.")
+    task = replace(_task_of(run), labels=tuple(run.result["classes"]))
+    if kind_class(task.kind).reads_images or task.choices:
+        raise InputError(f"--tokens shows a text, but {task.name} is a {task.kind} task.")
+    model, tokenizer = load_model(task, str(run.folder / "model"))
+    batch = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=run.config["max_length"]))
+    with attnreg.attach(model.eval(), saved_provider(run)) as handle:
+        return handle.show(batch, tokenizer)
+
+
+def _task_of(run: RunReader) -> Task:
+    return choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
 
 
 class _Watched(MaskProvider):
