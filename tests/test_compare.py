@@ -107,9 +107,7 @@ def test_the_report_has_what_it_needs(finished):
     assert re.search(rf"\| finetune \| {mean:.4f} \|", report)
     assert "| attention-layerdrop --drop-rate {0.1,0.9} | --drop-rate 0." in report
     assert report.count("chosen |") == 1
-    opening = (
-        "Warning: late never acted, so its scores are those of plain fine-tuning and say nothing about it. CrossTuning"
-    )
+    opening = "Warning: late never acted, so its scores say nothing about it. CrossTuning"
     assert report.split("\n\n")[1].startswith(opening)
     assert opening in (finished / "report.html").read_text()
     assert re.search(r"\| late \| never acted \| never acted \|", report)

@@ -223,7 +223,7 @@ def test_what_runs_say_of_themselves_stands_first(tmp_path):
     with comparison.begun():
         printed = write_report(written(comparison, lambda run: 0.7 + len(run.method.text) * run.seed / 1000, told))
     expected = [
-        "Warning: mixout never acted, so its scores are those of plain fine-tuning and say nothing about it.",
+        "Warning: mixout never acted, so its scores say nothing about it.",
         "Warning: finetune, sam: 100 of 300 training inputs are cut by --max-length 16. (6 of 9 runs)",
         f"Warning: {same}",
         "Warning: mixout: the training loss grew. (3 of 9 runs)",

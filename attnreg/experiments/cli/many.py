@@ -15,7 +15,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
-from attnreg.experiments.runs.command import load_command
+from attnreg.experiments.runs.command import check_paths, load_command
 
 THREADS = option(
     "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
@@ -165,21 +165,23 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
     To continue after a stop, or with more --runs, run the command again; finished runs are not repeated.
     """
-    from rich.console import Console
-
-    from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.held_out import HeldOut
-    from attnreg.experiments.compare.method import typed_words
+    from attnreg.experiments.compare.method import Method, typed_words
     from attnreg.experiments.compare.search.space import read_space
-    from attnreg.experiments.compare.search.trials import Search, write_report
-    from attnreg.experiments.results.document import say
 
     own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
-    model = _model(options) if varied.providers else None
-    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
+    check_paths(held_out.runs(Method("finetune"))[0].settings)
+    from rich.console import Console  # late, as all these: they are slow to import
+
+    from attnreg.experiments.compare import launch
+    from attnreg.experiments.compare.search.trials import Search, write_report
+    from attnreg.experiments.results.document import say
+
+    model = _model(options) if varied.providers else None
+    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
     made = Search(replace(varied, layers=layers), held_out, own["runs"], own["sampler_seed"])
     made.check(model)
     del model

@@ -167,7 +167,7 @@ def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         if group.never_acted:  # first, since it makes the verdict void
             whys = {why for result in group.results for why in result["warnings"] if "first acts in" in why}
-            what = "so its scores are those of plain fine-tuning and say nothing about it"
+            what = "so its scores say nothing about it"
             yield " ".join([f"Warning: {group.name} never acted, {what}.", *sorted(whys)])
     for group in groups:
         if group.collapsed:

@@ -47,16 +47,15 @@ def located(folder: Path, name: str) -> str:
     return "a folder"
 
 
-def check_there(model: str, *, asked: bool) -> None:
-    """Raise if a model is in no folder, not in the local cache, and the hub does not answer.
+def check_there(model: str, name: str = "--model", *, asked: bool = True) -> str:
+    """Say where a model is, or raise if it is in no folder, not in the local cache, and the hub does not answer.
 
-    ``asked`` says whether it was given as ``--model``, and is not the default of its task.
+    ``asked`` says whether it was given, as ``name``, and is not the default of its task.
     """
-    place = Path(model).expanduser()
-    if (place / "adapter_config.json").is_file():
-        return
-    if located(place, "--model") == "a folder":
-        return
+    if (Path(model) / "adapter_config.json").is_file():
+        return "an adapter"
+    if (where := located(Path(model), name)) == "a folder":
+        return where
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -72,3 +71,4 @@ def check_there(model: str, *, asked: bool) -> None:
             f"Without --model, this task uses {model} from the hub, which is {why}: give the folder of a model with "
             "--model."
         )
+    return where
