@@ -15,7 +15,7 @@ from attnreg.errors import InputError
 from attnreg.injection.running import rates
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
-from attnreg.sites import AttentionSite, HiddenSite
+from attnreg.sites import AttentionSite, HiddenSite, Site
 
 _CELL = "padding: 0.1em 0.5em; text-align: {}"
 _TOKEN = '<span title="{}" style="background: rgba(213, 94, 0, {:.2f}); padding: 0 0.15em; margin: 0 0.05em">{}</span>'
@@ -66,7 +66,15 @@ def dropped_tokens(
     run: Callable[[], Any], provider: Regularizer, tokens: Sequence[str], row: int, seed: int
 ) -> DroppedTokens:
     """Return what a provider drops of each token of a row of a batch, in a pass that ``run`` makes with this seed."""
-    with _watching(provider, row, len(tokens)) as shares:
+    shares, length = dict[str, Tensor](), len(tokens)
+
+    def see(site: Site, before: Any, after: Any) -> None:
+        if isinstance(site, AttentionSite) and site.shape[3] >= length:
+            shares[site.label] = _of_mask(after, site, row)[:length]
+        elif before is not None and before.dim() == 3 and before.shape[1] >= length and not torch.equal(after, before):
+            shares[site.label] = ((after == 0) & (before != 0))[row, :length].float().mean(1).cpu()
+
+    with watching(provider, see):
         run()
     if not shares:
         why = "it masks no attention to them and no states of them, or is not active in this epoch"
@@ -79,26 +87,21 @@ def dropped_tokens(
 
 
 @contextmanager
-def _watching(provider: Regularizer, row: int, length: int) -> Iterator[dict[str, Tensor]]:
-    """Collect, by site, the share that is dropped of each token of a row, in the passes within the block."""
-    found: dict[str, Tensor] = {}
+def watching(provider: Regularizer, see: Callable[[Site, Any, Any], None]) -> Iterator[None]:
+    """Show ``see`` each answer of a provider within the block: a site, states before (or ``None``), mask or states."""
     mask_at, states_at = provider.mask_at, provider.states_at
 
     def watched_mask(site: AttentionSite) -> Mask | None:
-        mask = mask_at(site)
-        if site.shape[3] >= length:
-            found[site.label] = _of_mask(mask, site, row)[:length]
+        see(site, None, mask := mask_at(site))
         return mask
 
     def watched_states(site: HiddenSite, states: Tensor) -> Tensor:
-        after = states_at(site, states)
-        if states.dim() == 3 and states.shape[1] >= length and not torch.equal(after, states):
-            found[site.label] = ((after == 0) & (states != 0))[row, :length].float().mean(1).cpu()
+        see(site, states, after := states_at(site, states))
         return after
 
     vars(provider).update(mask_at=watched_mask, states_at=watched_states)
     try:
-        yield found
+        yield
     finally:
         del vars(provider)["mask_at"], vars(provider)["states_at"]
 

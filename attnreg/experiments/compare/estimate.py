@@ -68,6 +68,7 @@ class Clock:
         self._runs, self._total = runs, total
         self._known: dict[Method, list[float]] = {}
         self._began: dict[Path, tuple[float, float]] = {}  # of running runs: when, and the share that was done
+        self._over = set[Path]()  # ended, with a result or without
         self._most, self._lock = 1, threading.Lock()
         for run in runs:
             if run.finished:
@@ -82,6 +83,7 @@ class Clock:
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended."""
         with self._lock:
+            self._over.add(run.folder)
             began, before = self._began.pop(run.folder, (0.0, 1.0))
             if run.finished and before < 1:
                 self._known.setdefault(run.method, []).append((time.monotonic() - began) / (1 - before))
@@ -100,7 +102,7 @@ class Clock:
         if not known:
             return None
         usual = fmean(itertools.chain.from_iterable(known.values()))
-        waiting = [run for run in self._runs if run.folder not in remaining and not run.finished]
+        waiting = [run for run in self._runs if run.folder not in {*remaining, *self._over} and not run.finished]
         seconds = sum(fmean(known[run.method]) if run.method in known else usual for run in waiting)
         later = (self._total - len(self._runs)) * usual
         return (sum(remaining.values()) + seconds + later) / self._most

@@ -24,11 +24,9 @@ from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.experiments.tasks.task import Task
-from attnreg.injection.report import DroppedTokens
+from attnreg.injection.report import DroppedTokens, watching
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 LONGEST_SAMPLE = 18
 
@@ -81,22 +79,6 @@ def _task_of(run: RunReader) -> Task:
     return choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
 
 
-class _Watched(MaskProvider):
-    """Wrap a provider and record its mask at one attention site."""
-
-    def __init__(self, provider: Regularizer) -> None:
-        super().__init__()
-        self.provider, self.label = provider, ""
-        self.site: AttentionSite | None = None
-        self.mask: Mask | None = None
-
-    def forward(self, site: AttentionSite) -> Mask | None:
-        mask = self.provider.mask_at(site)
-        if site.label == self.label:
-            self.site, self.mask = site, mask
-        return mask
-
-
 def plot_attention(
     model: nn.Module,
     batch: Mapping[str, Tensor],
@@ -114,29 +96,33 @@ def plot_attention(
     attributions and candidate region. Positions after the ``tokens`` are left out. The head is the one with the most
     attribution. Of multiple choice, only the predicted ``choice`` has attributions.
     """
-    watched = _Watched(provider.train())
-    with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
+    seen: dict[str, tuple[Any, Mask | None]] = {}
+
+    def see(site: Any, states: Any, mask: Any) -> None:
+        seen[site.label] = site, mask
+
+    with attnreg.attach(model, provider.train()) as handle, torch.random.fork_rng():
         torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
-        watched.label = label
         weights = explain(model, batch, handle, [label], method="attention")[label]
-        watched.attribute(model, batch)
+        provider.attribute(model, batch)
         was_training = model.training
-        with torch.no_grad(), handle.replay(0):
+        with torch.no_grad(), handle.replay(0), watching(provider, see):
             model.train()(**batch)
         model.train(was_training)
+    site, mask = seen.get(label, (None, None))
     attributions = getattr(provider, "attributions", {}).get(label)
     head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
-    if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
-        region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
+    if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and site is not None:
+        region = functional.candidate_region(attributions, site.valid, provider.p, provider.region)
         shown = attributions[choice, head, : len(tokens), : len(tokens)]
         by_row = shown / shown.abs().amax(-1, keepdim=True).clamp(min=1e-30)
         panels.append(
             (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
         )
         panels.append((f"candidate region, p = {provider.p:g}", region[choice, head], "Greys"))
-    kept = None if watched.mask is None else watched.mask.units_kept
+    kept = None if mask is None else mask.units_kept
     kept = torch.ones((), dtype=torch.bool) if kept is None else kept
     panels.append(("dropped", ~kept.expand(weights.shape)[choice, head], "Greys"))
     with picture(path, width=1.2 + 3.6 * len(panels), height=4.4, columns=len(panels)) as grid:
