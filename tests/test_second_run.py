@@ -45,6 +45,10 @@ MISTAKES = {
         "Missing columns in split train of one: txt. Task 'custom' needs txt, label; the data has 'text', 'label'. Did "
         "you mean text?",
     ),
+    "files that were joined": (
+        ["recipe", "finetune", "--task", "custom", "--text-columns", "text", "--data-dir", "joined.csv", "--folds", "2"],
+        "Line 3 of joined.csv repeats the column names",
+    ),
     "a model": (["recipe", "finetune", "--model", "./nowhere"], "No model ./nowhere: there is no such folder"),
     "a model's name": (["compare", "finetune", "--model", "berrt"], "not in the local cache, and the hub does not answer"),
     "no model": (
@@ -61,6 +65,7 @@ def test_a_mistake_is_told_without_slow_imports(tmp_path, mistake):
     args, says = MISTAKES[mistake]
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "train.csv").write_text("text,label\na,0\nb,1\n")
+    (tmp_path / "joined.csv").write_text("text,label\na,0\ntext,label\nb,1\n")
     done = subprocess.run([sys.executable, "-c", WITHOUT, *args], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert says in done.stderr

@@ -22,7 +22,8 @@ from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given
 from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.loading.folder import check_files, not_on_hub
+from attnreg.experiments.tasks.loading.folder import not_on_hub
+from attnreg.experiments.tasks.loading.text_files import check_files
 from attnreg.experiments.tasks.models.place import check_there
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from attnreg.errors import InputError, listed
-from attnreg.experiments.tasks.columns import check_names
 from attnreg.experiments.tasks.task import Task
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".zst")
@@ -77,25 +75,6 @@ def check_splits(
             of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
             is_last = split == "train" or task.evaluation_only
             raise missing_split(split, found, where, "" if is_last else of_train)
-
-
-def check_files(task: Task, data_dir: str | Path, *, needs_validation: bool) -> None:
-    """Raise, before anything is read, if a folder lacks a split, or a table lacks a column by its first line."""
-    names = names_of(task)
-    folder = folder_with_data(Path(data_dir), names)
-    if is_saved(folder):
-        return
-    found = find_files(folder, names)
-    chosen = choose_splits(task, found, folder)
-    check_splits(task, found, chosen, folder, needs_validation=needs_validation)
-    for split, name in chosen.items():
-        first = found[name][0]
-        if split != "test" and first.is_file() and suffix_of(first) in (".csv", ".tsv"):
-            with first.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-                separator, quoting = ("\t", csv.QUOTE_NONE) if suffix_of(first) == ".tsv" else (",", csv.QUOTE_MINIMAL)
-                header = next(csv.reader(file, delimiter=separator, quoting=quoting), [])  # type: ignore[arg-type]
-            if len(header) > 1:  # else another separator may be the mistake, which reading the file tells
-                check_names(task, header, f"split {split} of {data_dir}")
 
 
 def choose_names(
