@@ -198,7 +198,7 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path):
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2
     assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
-    assert "No difference found: none of 2 holds after one correction over all of them." in report
+    assert "Not significant: none of 2 differences holds after one correction over all of them (" in report
     assert [row["mean difference"] for row in table(report, "Over tasks")] == ["+0.0750"]
 
 
