@@ -178,13 +178,10 @@ class Batch:
     rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
     has_encoder: bool = False  # whether an encoder, which has no cache, may run before a decoder
 
-    def draw(
-        self, seed: int | Tensor, shape: Sequence[int], device: torch.device, p: float | None = None, *, shared: bool
-    ) -> Tensor:
-        """Draw decisions that keep with probability 1 - p, or without p numbers in ``[0, 1)``, in this shape.
-
-        Each draw has a seed of its own; ``shared`` tells that the tensor is known to be the same for all samples.
-        """
+    def place(
+        self, shape: Sequence[int], device: torch.device, *, shared: bool
+    ) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
+        """Return the dimensions ``(B, H, Q, K)`` by which numbers of a tensor are told apart, and where they are."""
         lead, *rest = shape if len(shape) else (1,)
         middle, (keys, *_) = rest[:-1], (*rest[-1:], 1)
         heads = middle[0] if len(middle) == 2 and middle[0] <= MOST_HEADS else 1
@@ -199,10 +196,7 @@ class Batch:
                 place["first_query"] = self.cached - first
                 if len(shape) == 4 and keys in (self.rooms or [self.tokens + self.cached]):
                     place["first_key"] = -first
-        place = {name: each.to(device) for name, each in place.items()}
-        if p is None:
-            return functional.seeded_uniform(seed, four, device=device, **place).view(tuple(shape))
-        return functional.seeded_keep(seed, four, p, device=device, **place).view(tuple(shape))
+        return four, {name: each.to(device) for name, each in place.items()}
 
     def _of_rows(self, shape: Sequence[int]) -> dict[str, Any]:
         rows = self.rows

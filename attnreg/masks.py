@@ -85,6 +85,20 @@ class Mask:
         return self.weights is None and self.normalized is None and self.relaxed is None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the mask changes nothing."""
+        return self.scores is None and not self.has_factors and len(self.drawn) == 0  # as torch.compile knows it
+
+    def factored(self) -> tuple[Mask, Tensor | None]:
+        """Return the mask without the factors that all keys of a row share, and these, if there are any.
+
+        Such factors, ``(B, H, Q, 1)`` or ``(B, H, 1, 1)``, multiply the output of attention: :math:`(fA)V = f(AV)`.
+        """
+        if self.weights is None or (self.weights.dim() and self.weights.shape[-1] != 1):
+            return self, None
+        return replace(self, weights=None), self.weights
+
+    @property
     def drops_layer(self) -> bool:
         """Whether a 0-d ``False`` drops the whole layer, so that its scores need not be computed.
 

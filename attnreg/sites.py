@@ -6,17 +6,19 @@ states, T is the number of tokens (or patches) and C the number of features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnreg import functional
+from attnreg import functional, kernels
 from attnreg.draws import Drawn, Draws, DrawsHere
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
+from attnreg.functional.seeded import transformed
+from attnreg.functional.validity import summed
 from attnreg.masks import Mask
 
 Stack = Literal["encoder", "decoder", "cross"]
@@ -77,6 +79,7 @@ class SiteInfo(Site):
 
 
 S = TypeVar("S", bound=Site)
+Found = TypeVar("Found")
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
@@ -161,11 +164,26 @@ class AttentionSite(SiteInfo, DrawsHere):
     @property
     def units(self) -> Tensor | None:
         """Valid positions of real query rows, bool, broadcastable to ``shape``; ``None`` means every position."""
+        return self.once("units", self._find_units)
+
+    def _find_units(self) -> Tensor | None:
         rows = None if self.queries is None else self.queries[:, None, :, None]
         if self.valid is None:
             return rows
         found = functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
         return found if rows is None else found & rows
+
+    def rows(self) -> Tensor | None:
+        """Return the real query rows, bool, broadcastable to ``(B, H, Q, 1)``; ``None`` means every row."""
+        return None if self.units is None else self.units.any(-1, keepdim=True)
+
+    def number_of_units(self) -> Tensor | int:
+        """Return the number of units, 0-d."""
+        return summed(self.units, self.shape, ())
+
+    def once(self, name: Hashable, find: Callable[[], Found]) -> Found:
+        """Return what a function finds in :attr:`valid` and ``shape`` alone, which layers of a pass may share."""
+        return find()
 
     def valid_of(self, queries: Tensor) -> Tensor | None:
         """Return the valid positions of some query rows ``(R,)``, bool, broadcastable to ``(B, H, R, K)``."""
@@ -174,7 +192,7 @@ class AttentionSite(SiteInfo, DrawsHere):
     def dropping(
         self, p: float | Tensor, shape: tuple[int, int, int, int] | None = None, *, by_query: bool | None = None
     ) -> Mask:
-        """Return a mask that drops scores independently with probability p; in ``flex_attention``, within the kernel.
+        """Return a mask that drops scores independently with probability p; where possible, within the kernel.
 
         Arguments are as in :meth:`keep`; ``shape`` is ``(B, H, Q, K)``, with 1 where positions share a decision.
         """
@@ -185,13 +203,27 @@ class AttentionSite(SiteInfo, DrawsHere):
         return Mask(scores=self.keep(p, shape, by_query=by_query))
 
     def dropping_weights(self, p: float, *, rescale: bool = True) -> Mask:
-        """Return a mask that drops attention weights with probability p; in ``flex_attention``, within the kernel.
+        """Return a mask that drops attention weights with probability p; where possible, within the kernel.
 
         With ``rescale``, kept weights are divided by 1 - p.
         """
         seed = self.draws.next_seed()
         drawn = Drawn(seed, p, self.shape, self.device, rescale, **self.draws.place(self.shape, True, self.device))
         return Mask(drawn_weights=(drawn,)) if self.in_kernel else Mask(weights=drawn.factors(self.dtype))
+
+    def head_factors(self, p: float | Tensor) -> Tensor:
+        """Return factors that drop whole heads of a sample, as :class:`attnreg.DropHead` does; on a GPU in one launch.
+
+        Returns:
+            ``(B, H)``; those of a sample sum to H.
+        """
+        batch, heads = self.shape[:2]
+        place = self.draws.place((batch, heads), False, self.device)
+        if kernels.runs_on(self.device) and not transformed():
+            seed, samples = self.draws.next_seed(), place["samples"]
+            return kernels.head_factors(seed, batch, heads, p, device=self.device, dtype=self.dtype, samples=samples)
+        keep = functional.sample_heads(p, self.uniform((batch, heads)))
+        return (keep.float() * (heads / keep.sum(1, keepdim=True))).to(self.dtype)
 
     def scores(self) -> Tensor:
         r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.
@@ -249,9 +281,10 @@ class HiddenSite(HiddenInfo, DrawsHere):
         valid: bool, ``(B, T)``, ``True`` = a token that is not padding; ``None`` means all.
         padding_unknown: whether the model was given a mask whose tokens are not those of the hidden states, so that
             ``valid`` is ``None`` although there may be padding.
-        draws: the source of randomness; see :meth:`keep`, :meth:`uniform` and :meth:`normal`.
+        draws: the source of randomness; see :meth:`keep`, :meth:`uniform`, :meth:`normal` and :meth:`dropout`.
         device: device of the states.
         dtype: dtype of the states.
+        counter: makes a place, int64, ``(2,)``, where :meth:`dropout` counts in a kernel; ``None`` counts nothing.
 
     Example:
         >>> site = HiddenSite(shape=(2, 3, 8), valid=torch.tensor([[True, True, False], [True, True, True]]))
@@ -265,6 +298,8 @@ class HiddenSite(HiddenInfo, DrawsHere):
     draws: Draws = field(default_factory=Draws, repr=False)
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     dtype: torch.dtype = torch.float32
+    counter: Callable[[], Tensor] | None = field(default=None, repr=False)
+    _counts: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of kernels, for the drop rate
     _zeroed: list[Tensor] = field(default_factory=list, init=False, repr=False)  # by regularizer, for the drop rate
 
     @property
@@ -289,3 +324,28 @@ class HiddenSite(HiddenInfo, DrawsHere):
     def lengths(self) -> Tensor:
         """The number of tokens of each sample without padding, ``(B,)``, at least 1; raises as :attr:`tokens`."""
         return self.tokens.sum(1).clamp(min=1)
+
+    def dropout(self, states: Tensor, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Set values of the states to zero with probability p, and divide the others by 1 - p; on a GPU in a kernel.
+
+        Args:
+            states: the states, of the :attr:`shape` of the site.
+            p: drop probability; a tensor must be 0-d.
+            shape: the shape of the decisions (default: that of the site), with 1 for tokens that share them.
+        """
+        by_query = shape is None or len(shape) < 3 or shape[1] > 1
+        shape = self.shape if shape is None else shape
+        place = self.draws.place(shape, by_query, self.device)
+        is_plain = isinstance(place["first_query"], int) and place["samples"] is None and "first_key" not in place
+        if is_plain and kernels.drops(states):
+            counts = None if self.counter is None else self.counter()
+            wide, four = states.view(*[1] * (4 - states.dim()), *states.shape), (*[1] * (4 - len(shape)), *shape)
+            seed = self.draws.next_seed()
+            out = kernels.dropout(
+                wide, seed, p, shape=four, first_query=place["first_query"], valid=self.valid, counts=counts
+            )
+            if counts is not None:
+                self._counts.append(counts)
+            return out.view(states.shape)
+        keep = self.keep(p, shape, by_query=by_query).to(self.dtype)
+        return states * (keep / (1 - p + (p == 1)))

@@ -20,6 +20,7 @@ PATHS = f"import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1])
 RUN = PATHS + "runpy.run_path(path, run_name='__main__')"
 IN_GPU = PATHS + "import gpu; print([name for name in gpu.documented() if name not in gpu.ROWS], len(gpu.documented()))"
 SMALLEST = {
+    "benchmarks/kernels.py": ["--smallest"],
     "docs/results/planted/planted.py": ["--output-dir", "out"],
     "docs/results/planted/contrast.py": ["runs", "contrast.png"],
     "docs/results/label-noise/runs.py": ["--table", f"{STUDIES}/label-noise/runs.csv", "--output-dir", "out"],

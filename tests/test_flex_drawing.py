@@ -7,7 +7,7 @@ import torch
 
 import attnreg
 from attnreg.draws import Drawn, Draws
-from attnreg.injection.backends.base import LazySite
+from attnreg.injection.backends.allowed import LazySite
 from attnreg.injection.running.passes import Passes
 from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13

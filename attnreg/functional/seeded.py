@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from attnreg import kernels
+from attnreg.kernels.seeds import MULTIPLIERS_64, SHIFTS_64, mix_64
+
 BITS = 24  # of a number, as many as float32 holds
 CHUNK = 2**16  # positions hashed at once on a CPU, so that they stay in its cache
 GPU_CHUNK = 2**24  # and elsewhere, so that they take little memory, and starting the kernels little time
@@ -26,8 +29,6 @@ B_SHIFT, H_SHIFT = 40, 28
 GOLDEN = 0x9E3779B1 - 2**32
 MULTIPLIERS = 0x7FEB352D, 0x846CA68B - 2**32
 LOW = {16: 2**16 - 1, 15: 2**17 - 1}  # a shift of signed integers repeats the sign: the bits that are not repeated
-SHIFTS_64 = 30, 27
-MULTIPLIERS_64 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Place(TypedDict, total=False):
@@ -126,6 +127,10 @@ def _everywhere(
     samples: Tensor | None = None,
     first_key: Tensor | None = None,
 ) -> Tensor:
+    if device is not None and kernels.runs_on(device) and (torch.compiler.is_compiling() or not transformed()):
+        written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
+        if written is not None:
+            return written
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
     places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
     if samples is not None:
@@ -191,13 +196,7 @@ def _threshold(p: float) -> int:
 
 def _mix_64(x: int | Tensor) -> int | Tensor:
     """Apply the finalizer of splitmix64, in arithmetic modulo 2^64."""
-    if isinstance(x, Tensor):
-        return _mix_tensor(x)
-    x %= 2**64
-    for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
-        x = (x ^ x >> shift) * multiplier % 2**64
-    x ^= x >> 31
-    return x - 2**64 if x >= 2**63 else x
+    return _mix_tensor(x) if isinstance(x, Tensor) else mix_64(x)
 
 
 def _mix_tensor(x: Tensor) -> Tensor:

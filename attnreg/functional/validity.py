@@ -63,6 +63,18 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
     return valid & keys.unsqueeze(-1)
 
 
+def summed(units: Tensor | None, shape: Sequence[int], like: Sequence[int]) -> Tensor | int:
+    """Count units, bool, broadcastable to ``shape``, for each position of a tensor of shape ``like``."""
+    like = (*[1] * (len(shape) - len(like)), *like)
+    shared = [dim for dim, size in enumerate(like) if size == 1]
+    if units is None:
+        return math.prod(shape[dim] for dim in shared)
+    units = units.view(*[1] * (len(shape) - units.dim()), *units.shape)
+    times = math.prod(shape[dim] for dim in shared if units.shape[dim] == 1)
+    found = units.sum(shared, keepdim=True) * times if shared else units
+    return found.reshape(()) if len(shared) == len(shape) else found
+
+
 def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:
     """Find where sequences begin, bool, ``(B, K)``, also after left padding and in rows that pack several sequences.
 

@@ -95,9 +95,10 @@ class HiddenProvider(Regularizer):
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        states = super().states_at(site, states)
+        states, counted = super().states_at(site, states), len(site._counts)
         answer = self(site, states) if site.where in self.places else None
-        if answer is not None and answer.shape == site.shape:  # not of a part, as a container may hand on
+        # Not of a part, as a container may hand on, nor what a kernel has counted.
+        if answer is not None and answer.shape == site.shape and len(site._counts) == counted:
             site._zeroed.append((states != 0) & (answer.detach() == 0))
         return states if answer is None else answer.to(states.dtype)
 

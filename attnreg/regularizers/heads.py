@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
+from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo
 from attnreg.arguments import Probability, one_of, probability, whole_number
 from attnreg.attribution import Target
 from attnreg.errors import InputError
@@ -55,10 +55,7 @@ class DropHead(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        shape = site.shape[:2]
-        keep = functional.sample_heads(self.p, site.uniform(shape))
-        factors = keep.float() * (shape[1] / keep.sum(1, keepdim=True))  # of a sample, they sum to H
-        return Mask(weights=factors[..., None, None].to(site.dtype))
+        return Mask(weights=site.head_factors(self.p)[..., None, None])
 
 
 By = Literal["random", "importance"]

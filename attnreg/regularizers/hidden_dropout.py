@@ -64,9 +64,7 @@ class HiddenDropout(HiddenProvider):
             kept = functional.sample_spans(self.p, site.tokens, site.uniform((site.shape[0], 1)))
             return states * kept.unsqueeze(-1)
         is_column = self.mode == "column" and len(site.shape) == 3
-        shape = (site.shape[0], 1, site.shape[2]) if is_column else site.shape
-        keep = site.keep(self.p, shape, by_query=not is_column).to(site.dtype)
-        return states * (keep / (1 - self.p + (self.p == 1)))
+        return site.dropout(states, self.p, (site.shape[0], 1, site.shape[2]) if is_column else None)
 
 
 class HiddenKey(Container):

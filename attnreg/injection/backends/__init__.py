@@ -10,10 +10,7 @@ from attnreg.injection.backends.base import BY_FUNCTION, Asked, Backend, Call, N
 __all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call", "Noting", "Tap"]
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        importlib.import_module(f"{__name__}.{found.name}").BACKEND
-        for found in pkgutil.iter_modules(__path__)
-        if found.name not in ("base", "layout")
-    )
+    module.BACKEND.name: module.BACKEND
+    for module in (importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
+    if hasattr(module, "BACKEND")
 }

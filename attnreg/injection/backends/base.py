@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
+from attnreg.draws import Drawn
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
-from attnreg.sites import AttentionSite, SiteInfo
+from attnreg.sites import SiteInfo
 
 #: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have more;
 #: ``"queries"`` have their own queries, and the same keys or the first ones of these; ``"blocks"`` have their own
@@ -47,31 +47,6 @@ class Asked:
     layout: Layout
     again: bool = False  # the same queries and keys as before, with other values
     parts: Parts | None = None  # how the attention is split, if it is computed in several parts
-
-
-#: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
-FindValid = Callable[[Tensor | None], Tensor | None]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LazySite(AttentionSite):
-    """An attention site of a kernel that holds nothing of the size of its scores."""
-
-    find_valid: FindValid = field(repr=False)
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        del self.__dict__["valid"]  # so that the property below is reached
-
-    @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect
-    def valid(self) -> Tensor | None:
-        """As in :class:`attnreg.AttentionSite`."""
-        return self.find_valid(None)
-
-    @override
-    def valid_of(self, queries: Tensor) -> Tensor | None:
-        return self.find_valid(queries)
 
 
 class Tap(nn.Module):
@@ -105,9 +80,7 @@ class Tap(nn.Module):
 class Watching(TorchFunctionMode):
     """A mode that sees each call of a backend's functions, to find attention or to mask it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads: int | None = None  # H, if the function that is running tells it
+    heads: int | None = None  # H, if the function that is running tells it
 
     @contextmanager
     def of_heads(self, heads: int | None) -> Iterator[None]:
@@ -133,14 +106,31 @@ class Masking(Watching):
         """
 
     @abstractmethod
-    def ask(
-        self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
-    ) -> Mask | None:
+    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
+        """Read the mask arguments of torch's fused attention, or remember what the pass has read of the same."""
+
+    @abstractmethod
+    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **given: Any) -> Mask | None:
         """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
 
         ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
-        ``valid`` may be a function that finds the valid positions when they are needed.
         """
+
+    @abstractmethod
+    def note(self, mask: Mask | None) -> None:
+        """Record the drop rate of the mask that a site was asked for; :meth:`counter` records that of a kernel."""
+
+    @abstractmethod
+    def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Record the drop rate of a kernel, which adds the number of units that it drops to what is returned.
+
+        That is int64, 0-d; with it come the query rows that count, bool, broadcastable to ``(B, H, Q, 1)``, ``None``
+        for all. Rows whose ``factor`` is 0 are dropped already. No place means that nothing is to be counted.
+        """
+
+    @abstractmethod
+    def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
+        """Return decisions of the model's own dropout of weights, which kept ones are divided by 1 - p."""
 
     @abstractmethod
     def allowed(self, scores: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from attnreg import functional
 from attnreg.errors import NoAttentionError, one_line
 from attnreg.functional.attention import ScoreMod, per_head
 from attnreg.functional.validity import FORBIDDEN_BELOW, allowed
-from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, FindValid, Masking, Noting
+from attnreg.injection.backends.allowed import Allowed, FindValid
+from attnreg.injection.backends.base import BY_FUNCTION, Backend, Call, Masking, Noting
 from attnreg.masks import Mask
 
 # The kernel's backward pass computes weights from the log-sum-exp: in float32, those of a fully dropped row are off by
@@ -103,9 +104,9 @@ class FlexAttention(Backend):
                     return mode.tap.output(out[0], values), *out[1:]
                 return mode.tap.output(out, values)
         find_valid = functools.partial(_valid, score_mod, block_mask, shape, query)
-        mask = mode.ask(
-            site, shape, find_valid, like=query, query=query, key=key, scale=scale, score_mod=score_mod, in_kernel=True
-        )
+        given: Any = {"query": query, "key": key, "scale": scale, "score_mod": score_mod, "in_kernel": True}
+        mask = mode.ask(site, shape, Allowed(find_valid), like=query, **given)
+        mode.note(mask)
         in_kernel = mask is not None and mask.drawn_weights and mask.drops_in_kernel and mode.tap is None
         if mask is not None and in_kernel and query.device.type not in self._no_lse:
             try:

@@ -44,6 +44,11 @@ class Layout:
         return self
 
     @property
+    def is_plain(self) -> bool:
+        """Whether scores are ``(B, H, Q, K)``, and all columns are keys."""
+        return self.dims == STANDARD and not self.has_sinks
+
+    @property
     def has_queries(self) -> bool:
         """Whether queries share their keys. If not, each query has its own keys (a local layout), and Q is 1."""
         return "q" in self.dims

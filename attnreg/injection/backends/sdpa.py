@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnreg import functional
-from attnreg.functional.attention import per_head
-from attnreg.functional.validity import allowed
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
+from attnreg.injection.backends.fused import Attention
+from attnreg.injection.backends.layout import Layout
 
 PACKED = "_attnreg_packed"  # marks queries whose heads are packed; see `note_packed`
 
@@ -35,8 +35,9 @@ class FusedAttention(Backend):
         **options: Any,
     ) -> Call:
         """Read a call, which is always attention."""
-        valid, _ = split_attention_mask(materialized(attn_mask), is_causal, query, key)
-        return Call(shape_of_scores(query, key), query=query, key=key, valid=valid)
+        shape = shape_of_scores(query, key)
+        allowed = Allowed.of_sdpa(materialized(attn_mask), is_causal, *shape[-2:])
+        return Call(shape, query=query, key=key, valid=allowed.valid(query.device))
 
     def intercept(
         self,
@@ -60,51 +61,25 @@ class FusedAttention(Backend):
         if site is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout
-        queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
-        if mode.tap is not None and mode.taps_output and not dropout_p:
+        allowed = mode.read(materialized(attn_mask), is_causal, *shape[-2:])
+        whole, queries, keys, values = allowed, query, key, value
+        if not (layout.is_plain and query.dim() == key.dim() == 4 and query.shape[0] == key.shape[0]):
+            queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
+            whole, allowed = _canonical(allowed, layout, shape, query.device)
+
+        def run() -> Tensor:
             out = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-            out = mode.tap.output(layout.canonical_rows(out), layout.of_keys(values, dim=-2))
-            return layout.restored_rows(out, shape[:-1])
-        valid, bias = split_attention_mask(materialized(attn_mask), is_causal, query, key)
-        valid, bias = (None if x is None else layout.canonical_mask(x, shape) for x in (valid, bias))
-        own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
-        full = (*queries.shape[:-1], keys.shape[-2])
-        own = (*full[:-1], layout.number_of_keys(full[-1]))
-        own_keys = layout.of_keys(keys, dim=-2)
-        mask = mode.ask(site, own, own_valid, like=query, query=queries, key=own_keys, bias=own_bias, scale=scale)
-        if mask is None and mode.tap is None:
-            return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if mask is not None and mask.drops_layer:
-            # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
-            unused = (x[:0].sum() for x in (queries, keys, bias) if x is not None)
-            out = functional.uniform_attention(layout.of_keys(values, dim=-2), own_valid, own) + sum(unused)
-            return layout.restored_rows(out, shape[:-1])
-        keep = None if mask is None else mask.scores
-        gamma = None if mask is None or dropout_p or layout.has_sinks else mask.relaxed  # dropout is of relaxed weights
-        if keep is None and gamma is not None:
-            keep = torch.ones((), dtype=torch.bool, device=queries.device)
-        if keep is not None:
-            keep, valid = layout.around_keys(keep, own_valid, full)
-        if bias is not None and valid is not None:
-            # A query row without a valid key keeps the weights that the model's finite biases give it.
-            orphan = ~valid.any(-1, keepdim=True)
-            valid = valid | orphan
-            keep = keep if keep is None else keep | orphan
-        has_relaxed = mask is not None and mask.relaxed is not None
-        is_fused = mask is not None and not mask.has_products and (gamma is not None or not has_relaxed)
-        if keep is not None and mask is not None and is_fused and mode.tap is None:
-            out = functional.scores_dropout(
-                queries, keys, values, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=enable_gqa
-            )
-            if gamma is not None:
-                out = functional.relaxed_output(out, values, gamma, mask.scores, own_valid, own)
-            return layout.restored_rows(out, shape[:-1])
-        if enable_gqa:
-            keys, values = (per_head(x, queries.shape[1]) for x in (keys, values))
-        weights = functional.attention_weights(queries, keys, valid, bias, scale, keep)
-        weights = mode.finish(layout, weights, mask, own_valid)
-        weights = F.dropout(weights, dropout_p) if dropout_p else weights
-        return layout.restored_rows(weights @ values, shape[:-1])
+            return layout.canonical_rows(out)
+
+        attention = Attention(queries, keys, values, allowed, whole, layout, scale, dropout_p, enable_gqa)
+        if mode.tap is not None and mode.taps_output and not dropout_p:
+            out = mode.tap.output(run(), layout.of_keys(values, dim=-2))
+        else:
+            own_keys = layout.of_keys(keys, dim=-2)
+            own = (*queries.shape[:-1], own_keys.shape[-2])
+            given: Any = {"query": queries, "key": own_keys, "bias": allowed.bias, "scale": scale, "in_kernel": True}
+            out = attention.under(mode.ask(site, own, allowed, like=query, **given), mode, run)
+        return layout.restored_rows(out, shape[:-1])
 
 
 def note_packed(x: Tensor, reshaped: Tensor) -> None:
@@ -124,10 +99,11 @@ def unpacked(
 
 def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
     """Return ``(..., Q, K)``: queries and keys broadcast, unless several query heads share a key head."""
-    lead = tuple(query.shape[:-2])
-    pairs = zip(lead, key.shape, strict=False)
-    if len(lead) != key.dim() - 2 or any(a != b and 1 in (a, b) for a, b in pairs):
-        lead = tuple(torch.broadcast_shapes(lead, key.shape[:-2]))
+    lead, of_keys = tuple(query.shape[:-2]), tuple(key.shape[:-2])
+    if lead != of_keys:
+        pairs = zip(lead, of_keys, strict=False)
+        if len(lead) != len(of_keys) or any(a != b and 1 in (a, b) for a, b in pairs):
+            lead = tuple(torch.broadcast_shapes(lead, of_keys))
     return (*lead, query.shape[-2], key.shape[-2])
 
 
@@ -138,19 +114,14 @@ def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return rows if fits else rows.expand(*shape[:-2], *rows.shape[-2:])
 
 
-def split_attention_mask(
-    attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Split the mask arguments of torch's fused attention into the valid positions, bool, and a float bias."""
-    valid = bias = None
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        valid = attn_mask
-    elif attn_mask is not None:
-        valid, bias = allowed(attn_mask), attn_mask
-    if is_causal:
-        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        valid = causal if valid is None else valid & causal
-    return valid, bias
+def _canonical(
+    allowed: Allowed, layout: Layout, shape: tuple[int, ...], device: torch.device
+) -> tuple[Allowed, Allowed]:
+    """Return what is allowed in ``(B, H, Q, K)``: of all columns, and of keys alone."""
+    found = (None if x is None else layout.canonical_mask(x, shape) for x in (allowed.valid(device), allowed.bias))
+    valid, bias = found
+    own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
+    return Allowed.of(valid, bias), Allowed.of(own_valid, own_bias)
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg import functional
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
 
@@ -39,7 +40,8 @@ class Softmax(Backend):
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
         valid = mode.allowed(own)
-        mask = mode.ask(site, tuple(own.shape), valid, like=scores, written_scores=own)
+        mask = mode.ask(site, tuple(own.shape), Allowed.of(valid), like=scores, written_scores=own)
+        mode.note(mask)
         if mask is None and mode.tap is None:
             return func(*args, **kwargs)
         given = call.scores

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from attnreg.draws import Draws
+from attnreg.draws import Drawn, Draws, new_seed
 from attnreg.errors import InputError, NoAttentionError
-from attnreg.functional.seeded import is_traced
+from attnreg.functional.seeded import fold_seed, is_traced
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Asked
-from attnreg.injection.backends.base import FindValid, LazySite, Masking, Parts
+from attnreg.injection.backends.allowed import Allowed, LazySite
+from attnreg.injection.backends.base import Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import checkpoint_around, foreign_function
+from attnreg.injection.running.repetition import checkpoint_around, foreign_function, is_quiet
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sharding import is_sharded
 from attnreg.sites import AttentionSite, SiteInfo
+
+TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,14 @@ class Planned:
     parts: Parts | None
     methods: frozenset[Method]  # the methods through which the module's forward reached it
 
+    def __post_init__(self) -> None:
+        if self.info is not None:  # made once, for scores of the layout of then
+            again = Asked(self.info, self.layout, True, self.parts)
+            vars(self).update(asked=replace(again, again=False), asked_again=again)
+
+    asked: Asked = field(init=False, repr=False, compare=False)
+    asked_again: Asked = field(init=False, repr=False, compare=False)
+
 
 class AttentionMode(Masking):
     """Applies the provider's masks to the attention of one module call, which must be as planned.
@@ -51,16 +62,16 @@ class AttentionMode(Masking):
     """
 
     def __init__(self, passes: Passes, plan: Sequence[Planned], name: str) -> None:
-        super().__init__()
         self.passes = passes
         self.name = name
         self._plan = plan
         self._at = 0
         self._asked: set[int] = set()
         self._latest: Mask | None = None
-        self._soft_masks = SoftMasks()
-        self._had_gradients = torch.is_grad_enabled()
-        self._around = checkpoint_around()
+        self._site: AttentionSite | None = None  # of the latest mask, unless that was of another part, too
+        self._soft_masks: SoftMasks | None = None
+        self._around = None if passes.quiet else checkpoint_around()
+        self._had_gradients = passes.quiet or torch.is_grad_enabled()
         self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -76,6 +87,7 @@ class AttentionMode(Masking):
             return func(*args, **(kwargs or {}))
         if backend is None:
             if func in ADDS_OR_MULTIPLIES:
+                self._soft_masks = self._soft_masks or SoftMasks()
                 self._soft_masks.note(func, args, kwargs)
             # torch.compile cannot trace the method under a mode.
             func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
@@ -90,27 +102,31 @@ class AttentionMode(Masking):
     @override
     def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
         rank, heads = len(shape), self.heads
-        rest = range(self._at, len(self._plan))
-        matching = [i for i in rest if heads is not None or _is_as_planned(self._plan[i], backend, rank)]
-        if not matching:
-            if any(p.info is not None and _is_as_planned(p, backend, rank) for p in self._plan):
-                raise NoAttentionError(
-                    f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
-                )
+        number = self._at
+        while number < len(self._plan) and heads is None and not _is_as_planned(self._plan[number], backend, rank):
+            number += 1
+        if number == len(self._plan):
+            for planned in self._plan:
+                if planned.info is not None and _is_as_planned(planned, backend, rank):
+                    raise NoAttentionError(
+                        f"{self.name} computes more attention in this forward pass than when it was attached "
+                        f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
+                    )
             return None
-        number = matching[0]
         planned = self._plan[number]
         self._at = number if planned.parts in ("rows", "queries", "values") else number + 1
         if planned.info is None:
             return None
         again = planned.parts == "values" and number in self._asked
         self._asked.add(number)
-        self.tap = self.passes.taps.get(planned.info.label)
-        if self.passes.taps and self.tap is None:
-            return None
-        self.taps_output = self.tap is not None and self.tap.at_output and planned.parts is None
+        if self.passes.taps:
+            self.tap = self.passes.taps.get(planned.info.label)
+            if self.tap is None:
+                return None
+            self.taps_output = self.tap.at_output and planned.parts is None
         layout = planned.layout
+        if heads is None and layout.is_plain and planned.info.heads in (None, shape[1]):
+            return planned.asked_again if again else planned.asked
         if heads is not None:  # its scores have three dimensions, or four, as it returns its weights or not
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         layout = layout.of_pass(shape)
@@ -118,8 +134,19 @@ class AttentionMode(Masking):
         return Asked(planned.info, layout, again, planned.parts)
 
     @override
+    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
+        if not self.passes.quiet or (mask is not None and mask.is_inference()):
+            return Allowed.of_sdpa(mask, is_causal, queries, keys)
+        known = self.passes.latest.allowed
+        version = 0 if mask is None else mask._version
+        place = id(mask), version, is_causal, queries, keys
+        if (found := known.get(place)) is None:
+            found = known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
+        return found
+
+    @override
     def allowed(self, scores: Tensor) -> Tensor:
-        return self._soft_masks.allowed(scores)
+        return (self._soft_masks or SoftMasks()).allowed(scores)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
         now = heads
@@ -134,46 +161,69 @@ class AttentionMode(Masking):
                 "`handle.detach()`, then `attach` again."
             )
 
-    def check_seen(self, *, everything: bool) -> None:
-        """Raise if there was less attention than when the model was attached, or with ``everything=False``, none."""
-        planned = [each.info for each in self._plan if each.info is not None]
-        if len(self._asked) != len(planned) and (everything or not self._asked):
+    def check_seen(self, planned: int, *, everything: bool) -> None:
+        """Raise if there was less attention than was ``planned``, or with ``everything=False``, none."""
+        if len(self._asked) != planned and (everything or not self._asked):
             raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {len(planned)} "
+                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {planned} "
                 f"computations were seen; {self.passes.why_hidden}"
             )
 
     @override
-    def ask(
-        self, site: Asked, shape: tuple[int, ...], valid: Tensor | FindValid | None, *, like: Tensor, **given: Any
-    ) -> Mask | None:
+    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **given: Any) -> Mask | None:
+        self._site = None
         if self.tap is not None:
             return None
         if site.again:
             return self._latest
-        given = {**vars(site.info), "device": like.device, "dtype": like.dtype, **given}
-        given["draws"] = draws = self._draws_of(site, shape[2])
-        padding = self.passes.latest.padding
-        if site.info.stack == "cross" and padding is not None and padding.has_two:  # else latent vectors may ask
-            queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
-            given["queries"] = None if queries is None else queries.to(like.device)
-        if callable(valid):
-            asked: AttentionSite = LazySite(shape=shape, find_valid=valid, **given)  # type: ignore[arg-type]
+        passes, queries = self.passes, None
+        if site.info.stack == "cross":
+            padding = passes.latest.padding
+            if padding is not None and padding.has_two:  # else latent vectors may ask
+                queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
+                queries = None if queries is None else queries.to(like.device)
+        draws = self._draws_of(site, shape[2])
+        given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
+        given |= vars(site.info)
+        if torch.compiler.is_compiling():  # code that nobody needs is left out, and a cached property cannot be traced
+            asked = AttentionSite(**given, valid=allowed.valid(like.device))
         else:
-            asked = AttentionSite(shape=shape, valid=valid, **given)  # type: ignore[arg-type]
-        if site.parts is None and site.info.stack == "decoder":
+            asked = LazySite(**given, allowed=allowed)
+        if site.parts is None and site.info.stack == "decoder" and shape[2] != shape[3]:
             draws.first_query = _first_query(asked)
-        with self.passes.asking(like.device):
-            mask = self.passes.provider.mask_at(asked)
+        if passes.own is None and passes.given is None:
+            mask = passes.provider.mask_at(asked)
+        else:
+            with passes.asking(like.device):
+                mask = passes.provider.mask_at(asked)
         if mask is not None:
             self._check_backward()
-        self._latest = None if mask is None else _checked(mask, asked, type(self.passes.provider).__name__)
-        self.passes.rates.note(asked, self._latest)
-        return self._latest
+            mask = _checked(mask, asked, type(passes.provider).__name__)
+        self._latest, self._site = mask, asked
+        return mask
+
+    @override
+    def note(self, mask: Mask | None) -> None:
+        if self._site is not None:
+            self.passes.rates.note(self._site, mask)
+
+    @override
+    def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        passes = self.passes
+        if self._site is None or passes.repeats is not None:
+            return None, None
+        return passes.rates.counter(self._site, factor, len(passes.modules))
+
+    @override
+    def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
+        own = self.passes.own
+        if own is not None:
+            return own.drawn(query, shape, p)
+        return Drawn(_own_seed(query.device), p, shape, query.device, rescale=True)  # type: ignore[arg-type]
 
     def _check_backward(self) -> None:
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
-        if torch.compiler.is_compiling():
+        if (self._around is None and is_quiet()) or torch.compiler.is_compiling():
             return
         if checkpoint_around() is not self._around:
             raise NoAttentionError(
@@ -209,6 +259,18 @@ class AttentionMode(Masking):
         return layout.with_keys(weights, own)
 
 
+def _own_seed(device: torch.device) -> int | Tensor:
+    """Return the seed of the model's own dropout, and advance the generator that torch's kernel would draw from."""
+    if torch.compiler.is_compiling() or device.type != "cuda":
+        seed = new_seed()
+        return seed if torch.compiler.is_compiling() else int(seed)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)
+    return fold_seed(generator.initial_seed(), offset)
+
+
 def _is_as_planned(planned: Planned, backend: str, rank: int) -> bool:
     # A transformers model may switch from a fused kernel to softmax, to return its weights.
     return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
@@ -229,24 +291,29 @@ def _first_query(site: AttentionSite) -> int:
 
 
 def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
+    """Return the mask of a provider on the device of its site, or raise if it has another shape."""
     mask = mask if site.in_kernel else mask.written_out(site.dtype)
-    tensors = {name: value for name, value in vars(mask).items() if isinstance(value, Tensor)}
-    for which, tensor in tensors.items():
-        pairs = zip(tensor.shape[::-1], site.shape[::-1], strict=False)
-        if tensor.dim() > len(site.shape) or any(own not in (1, needed) for own, needed in pairs):
+    moved: dict[str, Any] = {}
+    for which in TENSORS:
+        tensor = getattr(mask, which)
+        if tensor is None:
+            continue
+        rank = tensor.dim()
+        if which == "scores" and not rank and not torch.compiler.is_compiling() and bool(tensor):
+            moved["scores"] = None  # the whole layer is kept
+            continue
+        fits = rank <= 4
+        for own, needed in zip(reversed(tensor.shape), reversed(site.shape), strict=False):
+            fits = fits and own in (1, needed)
+        if not fits:
             raise InputError(
                 f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
             )
-    scores = mask.scores
-    if scores is not None and scores.dim() == 0 and not torch.compiler.is_compiling() and bool(scores):
-        del tensors["scores"]  # the whole layer is kept
-    if not tensors.keys() - {"kept"} and not mask.drawn and not mask.drawn_weights:
-        return None
-    if mask.drops_layer:
-        return mask
-    moved: dict[str, Any] = {name: tensor.to(site.device) for name, tensor in tensors.items()}
-    return replace(mask, **{"scores": None, **moved})
+        if tensor.device != site.device and not mask.drops_layer:
+            moved[which] = tensor.to(site.device)
+    mask = replace(mask, **moved) if moved else mask
+    return None if mask.is_empty else mask
 
 
 class AttachedModule(Shadow[tuple[Planned, ...]]):
@@ -256,6 +323,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str, **given: Any
     ) -> None:
         super().__init__(passes, module, plans, name, **given)
+        self._numbers = [sum(planned.info is not None for planned in plan or ()) for plan in plans]  # of sites
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
@@ -268,23 +336,24 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
         self, module: nn.Module, acts: Callable[[], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         plan = self.next()
-        mode = None
-        if plan is not None and (any(p.info is not None and p.info.label in self.passes.taps for p in plan) or acts()):
-            self.passes.check_entry(self.name)
+        mode, passes, number = None, self.passes, self._numbers[self.calls.done - 1]
+        taps = plan is not None and passes.taps and any(p.info and p.info.label in passes.taps for p in plan)
+        if plan is not None and (taps or acts()):
+            passes.check_entry(self.name)
             if self._folds_heads and is_sharded(module):
                 raise NoAttentionError(
                     f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
                     "would get the masks of other heads. Tensor parallelism is not supported."
                 )
-            mode = AttentionMode(self.passes, plan, self.name)
-        before, self.passes.mode = self.passes.mode, mode
+            mode = AttentionMode(passes, plan, self.name)
+        before, passes.mode = passes.mode, mode
         try:
             if mode is None:
                 return self.plain(*args, **kwargs)
             output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
         finally:
-            self.passes.mode = before
-        mode.check_seen(everything=self.method == "forward")
+            passes.mode = before
+        mode.check_seen(number, everything=self.method == "forward")
         return output
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.running.attached_attention import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.rates import share
+from attnreg.injection.running.rates import Count, number_of
 from attnreg.injection.running.repetition import checkpoint_around
 from attnreg.injection.running.shadow import Shadow
 from attnreg.injection.running.soft_masks import functions
@@ -138,14 +138,25 @@ class AttachedBlock(Shadow[BlockCall]):
             draws=draws or passes.draws_at(info, info.where),
             device=states.device,
             dtype=states.dtype,
+            counter=functools.partial(passes.rates.counters, 2, 2 * len(passes.modules), states.device),
         )
         with passes.asking(states.device):
             after = passes.provider.states_at(site, before)
-        with torch.no_grad():  # values that the model's own dropout has set to zero do not count
-            present = before != 0
-            dropped = present & functools.reduce(operator.or_, site._zeroed, after == 0)
-            passes.rates.note_states(info, share(dropped.sum(-1), present.sum(-1), valid))
+        passes.rates.note_count(info, _count(site, before, after))
         return after.transpose(0, 1) if axes == "tbc" else after
+
+
+def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
+    """Count the values that were set to zero; those that the model's own dropout has set to zero do not count."""
+    if site._counts and not site._zeroed:
+        return Count(site._counts[0][1], functools.reduce(operator.add, (each[0] for each in site._counts)))
+    with torch.no_grad():
+        present = before != 0
+        dropped = present & functools.reduce(operator.or_, site._zeroed, after == 0)
+        valid = None if site.valid is None else site.valid[..., None]
+        if valid is not None:
+            present, dropped = present & valid, dropped & valid
+        return Count(number_of(present), number_of(dropped))
 
 
 def attached_blocks(

@@ -19,6 +19,7 @@ from torch._functorch.pyfunctorch import (
 from attnreg import functional
 from attnreg.draws import Batch, new_seed
 from attnreg.functional.seeded import is_traced, transformed
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.running.padding import Padding
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site, Stack, Where
@@ -40,6 +41,8 @@ class Pass:
     is_checked: bool = False  # whether it is known that all masked modules ran in it
     with_gradients: bool = False  # whether gradients were enabled when it began
     is_running: bool = False  # whether the module, or another part of the model in this pass, is running
+    active: bool | None = None  # whether the provider acts in it; ``None`` if that is not known yet
+    allowed: dict[Any, Allowed] = field(default_factory=dict)  # what masks allow, by the mask, while it runs
     padding: Padding | None = None  # its padding masks, while it runs
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
     mark: int = 0  # of the state of torch's generator when the seed was drawn
@@ -57,7 +60,8 @@ class Pass:
     def again(self) -> Pass:
         """Return a pass that goes on from where this one is now, and draws what this one will draw."""
         counts, own_counts = dict(self.counts), dict(self.own_counts)
-        return replace(self, first=self.first or self, counts=counts, own_counts=own_counts)
+        fresh: Any = {"counts": counts, "own_counts": own_counts, "allowed": {}, "active": None}
+        return replace(self, first=self.first or self, **fresh)
 
 
 @dataclass(eq=False)

@@ -14,15 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnreg import functional
+from attnreg import functional, kernels
+from attnreg.draws import Drawn
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
 from attnreg.injection.backends import sdpa
+from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Watching
+from attnreg.injection.backends.fused import Attention
+from attnreg.injection.backends.layout import Layout
 from attnreg.injection.backends.multihead import heads_of, undispatched
 from attnreg.injection.running.forward_pass import Pass
 from attnreg.injection.running.repetition import foreign_function
+from attnreg.masks import Mask
 
 WEIGHTS, STATES, NUMBERS = range(3)  # what is drawn: attention weights (and images), hidden states, or mere numbers
 BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are never rounded to 1
@@ -124,7 +129,20 @@ class OwnDraws(Watching):
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
         self.check_real(like)
-        seed, shape = self.next_seed(kind), shape or like.shape
+        seed, four, place = self.place(like, shape or like.shape, kind)
+        if p is not None:
+            keep = functional.seeded_keep(seed, four, p, device=like.device, **place)
+            return keep.view(like.shape if keep.numel() == like.numel() else tuple(shape))
+        drawn = functional.seeded_uniform(seed, four, device=like.device, **place).view(tuple(shape or like.shape))
+        if like.dtype in BITS:
+            drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
+        return drawn
+
+    def place(
+        self, like: Tensor, shape: Sequence[int], kind: int
+    ) -> tuple[int | Tensor, tuple[int, int, int, int], dict[str, Any]]:
+        """Return the seed of the next draw for a tensor, its dimensions ``(B, H, Q, K)``, and where they are."""
+        seed = self.next_seed(kind)
         heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
@@ -132,14 +150,14 @@ class OwnDraws(Watching):
         encodes = self.batch.has_encoder and next((part for part in parts if part.endswith("coder")), "") == "encoder"
         batch = replace(self.batch, cached=0, rooms=()) if encodes else self.batch
         try:
-            drawn = batch.draw(seed, shape, like.device, p, shared=_is_shared(like))
+            return seed, *batch.place(shape, like.device, shared=_is_shared(like))
         except InputError as error:
             raise InputError(f"A tensor of {self.name} {error}: replay the whole batch, without `rows`.") from None
-        if p is not None:
-            return drawn.view(like.shape) if drawn.numel() == like.numel() else drawn
-        if like.dtype in BITS:
-            drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
-        return drawn
+
+    def drawn(self, like: Tensor, shape: Sequence[int], p: float) -> Drawn:
+        """Return decisions about attention weights, not yet made; kept ones are divided by 1 - p."""
+        seed, four, place = self.place(like, shape, WEIGHTS)
+        return Drawn(seed, p, four, like.device, rescale=True, **place)
 
     def _check_repeatable(self) -> None:
         """Make checkpoints that run now draw the same again; raise if another function would not."""
@@ -190,6 +208,10 @@ def _dropout(
     if not training or p == 0 or not 0 <= p <= 1 or not input.numel():
         return func(input, p, training, **({"inplace": inplace} if func.__module__ == F.__name__ else {}))
     shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if func in FEATURES else tuple(input.shape)
+    if func not in FEATURES and input.dim() < 4 and kernels.drops(input):
+        seed, four, place = own.place(input, shape, STATES)
+        out = kernels.dropout(input.reshape(four), seed, p, **place).view(input.shape)
+        return input.copy_(out) if inplace or func in IN_PLACE else out
     keep = own.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
     out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
     return input.copy_(out) if inplace or func in IN_PLACE else out
@@ -212,13 +234,17 @@ def _fused(
     if hasattr(query, sdpa.PACKED):
         attend = functools.partial(_fused, own, func)
         return sdpa.unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
-    valid, bias = sdpa.split_attention_mask(sdpa.materialized(attn_mask), is_causal, query, key)
     shape = sdpa.shape_of_scores(query, key)
+    allowed = Allowed.of_sdpa(sdpa.materialized(attn_mask), is_causal, *shape[-2:])
+    drawn = own.drawn(query, shape, dropout_p)
+    attention = Attention(query, key, value, allowed, allowed, Layout(), scale, 0.0, enable_gqa)
+    options = attention.kernel_options(Mask(drawn_weights=(drawn,))) if query.dim() == key.dim() == 4 else None
+    if options is not None:
+        return kernels.attention(query, key, value, **options)
     if enable_gqa:
         key, value = (per_head(x, query.shape[-3]) for x in (key, value))
-    weights = functional.attention_weights(query, key, valid, bias, scale)
-    keep = own.numbers(weights, dropout_p, shape=shape, kind=WEIGHTS)
-    return (weights * keep.to(weights.dtype).div_(1 - dropout_p if dropout_p < 1 else 1)) @ value
+    weights = functional.attention_weights(query, key, allowed.valid(query.device), allowed.bias, scale)
+    return (weights * drawn.factors(weights.dtype).view(shape)) @ value
 
 
 def _bernoulli(own: OwnDraws, func: Any, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:

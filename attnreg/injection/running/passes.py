@@ -56,7 +56,7 @@ class Passes(Repeatable):
         self.changes = Changes(model, (), {})
         self.seeds_own = False  # whether the model's own randomness follows from the seed of a pass
         self.uncompiled = False  # whether `torch.compile` leaves the attached modules out of its graphs
-        self._modules = tuple(modules)
+        self.modules = tuple(modules)
         self._padding = padding
         self._prepared: Pass | None = None  # the latest pass before whose sites the provider was asked
         self._had_gradients = False  # whether the latest pass in training mode had
@@ -73,6 +73,11 @@ class Passes(Repeatable):
 
     def acts_on(self, module: nn.Module) -> bool:
         """Whether the provider masks a module that runs now: it must be in training mode, in a pass with gradients."""
+        now = self.latest
+        if now.is_running and self.quiet and not self.probing:
+            if now.active is None:
+                now.active = self.active
+            return module.training and now.active and now.with_gradients
         if self.probing:
             return self.active
         return module.training and self.active and self.latest.has_gradients
@@ -80,7 +85,7 @@ class Passes(Repeatable):
     def acts_at(self, name: str, module: nn.Module) -> bool:
         """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
         acts = self.acts_on(module)
-        if torch.compiler.is_compiling():
+        if self.quiet or torch.compiler.is_compiling():
             return acts
         if self.repeats is not None:
             could, was = acts, next(self.repeats.acts, None)
@@ -201,7 +206,7 @@ class Passes(Repeatable):
         else:
             if self._acts() and not torch.compiler.is_compiling():
                 self.changes.check_modules()
-            now.is_running, now.padding = True, self._padding(inputs, names)
+            now.is_running, now.active, now.padding = True, None, self._padding(inputs, names)
             if self.seeds_own or self.rows is not None:
                 now.batch = now.padding.batch(inputs, self.rows)
 
@@ -212,7 +217,7 @@ class Passes(Repeatable):
         if moves and now.whole and self._acts() and (torch.compiler.is_compiling() or not transformed()):
             # What is drawn after the pass finds the generator elsewhere. Kept, or compiled code would leave it out.
             self._after = seed_of_pass()
-        now.is_running, now.padding = False, None
+        now.is_running, now.padding, now.allowed = False, None, {}
         now.is_open &= completed
         if torch.compiler.is_exporting():  # no pass has run: its seed and rates are those of no numbers
             self.latest, self.seed = Pass(), None
@@ -229,7 +234,7 @@ class Passes(Repeatable):
 
     def _acts(self) -> bool:
         """Whether the provider masks any module."""
-        return any(self.acts_on(module) for module in self._modules)
+        return any(self.acts_on(module) for module in self.modules)
 
     @contextmanager
     def own_draws(self) -> Iterator[OwnDraws]:
@@ -307,9 +312,9 @@ class Passes(Repeatable):
             "The regularizer is detached.": not self.attached,
             "Masks are off within `handle.disabled()`.": not self.enabled,
             "The regularizer is in eval mode: call `provider.train()`.": not self.provider.training,
-            f"{', '.join(asleep)} does not act in this epoch: see `provider.on_epoch`.": bool(self._modules)
+            f"{', '.join(asleep)} does not act in this epoch: see `provider.on_epoch`.": bool(self.modules)
             and not self.provider.active,
-            "The model is in eval mode: call `model.train()`.": not any(each.training for each in self._modules),
+            "The model is in eval mode: call `model.train()`.": not any(each.training for each in self.modules),
             "The latest forward pass had no gradients: call the model outside `torch.no_grad()`.": (
                 self.latest.module is not None and not self.latest.with_gradients
             ),

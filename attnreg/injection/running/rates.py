@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from attnreg import functional
-from attnreg.functional.seeded import transformed
+from attnreg.functional.seeded import is_traced, transformed
+from attnreg.functional.validity import summed
 from attnreg.masks import Mask
-from attnreg.sites import AttentionSite, Site
+from attnreg.sites import AttentionSite, Site, SiteInfo
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
+Number = Tensor | int | float
 Sums = dict[str, tuple[Tensor, int]]  # of the rates of a site, and of how many
 
 
-def added(sums: Sums, rates: Mapping[str, Tensor]) -> Sums:
-    """Return sums with one more rate of each of these sites."""
-    kept = {label: sums.get(label, (torch.zeros_like(rate), 0)) for label, rate in rates.items()}
-    return {**sums, **{label: (kept[label][0] + rate.detach(), kept[label][1] + 1) for label, rate in rates.items()}}
+@dataclass(frozen=True, eq=False)
+class Count:
+    """How many of the units of a site are dropped, or which: computed only when somebody asks."""
+
+    of: Number  # the units that count, 0-d
+    dropped: Number = 0  # 0-d
+    kept: Tensor | None = None  # of decisions that many units share: 0 where they are dropped
+    weights: Number = 1  # how many units each of these decisions is for, broadcastable to them
+
+    def __add__(self, other: Count) -> Count:
+        """Count the units of two parts of one attention."""
+        (a, b), of = _dropped([self, other]), self.of + other.of
+        return Count(of, a + b)
 
 
 class DropRates:
@@ -28,9 +43,10 @@ class DropRates:
 
     def __init__(self) -> None:
         self._sums: Sums = {}
-        self._uncounted: dict[str, Tensor] = {}  # the latest, unless they are in the sums
+        self._counters: tuple[Tensor, int] | None = None  # to which kernels add, and how many are in use
+        self._latest: dict[str, Count] = {}
+        self._uncounted = self._latest  # unless they are in the sums
         self.are_hidden = False  #: whether a pass ran within ``torch.func``, where nothing is measured
-        self.forget()
 
     def clear(self) -> None:
         """Forget the latest rates, which count, as a forward pass begins."""
@@ -40,52 +56,138 @@ class DropRates:
 
     def count(self) -> None:
         """Add the latest rates to the running means; of compiled passes, only those that are latest in a step."""
-        self._sums = added(self._sums, self._uncounted)
+        self._sums = added(self._sums, _rates(self._uncounted))
         self._uncounted = {}
 
     def forget(self) -> None:
         """Forget the latest rates."""
-        self.latest: dict[str, Tensor] = {}  #: rates of the latest pass, 0-d
-        self._uncounted = self.latest
-        self._weights: dict[str, Tensor] = {}  # of sites in parts: the number of units counted so far
+        self._latest = self._uncounted = {}
+        self._counters = None
+
+    @property
+    def latest(self) -> dict[str, Tensor]:
+        """The rates of the latest pass, 0-d."""
+        return _rates(self._latest)
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
-        return {label: float(total) / count for label, (total, count) in added(self._sums, self._uncounted).items()}
+        found = added(self._sums, _rates(self._uncounted))
+        return {label: float(total) / count for label, (total, count) in found.items()}
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
         if not torch.compiler.is_compiling() and transformed():  # a tensor made under vmap must not outlive it
             self.are_hidden = True
             return
-        if mask is not None and (mask.drawn or mask.drawn_weights):
-            rate = _of_some_rows(mask, site)
-        elif (kept := None if mask is None else mask.units_kept) is None:
-            rate = torch.zeros((), device=site.device)
-        elif kept.dim() == 0:
-            rate = 1.0 - kept.float()
+        if torch.compiler.is_compiling():
+            count = _traced(mask, site)
+        elif mask is not None and (mask.drawn or mask.drawn_weights):
+            count = _of_some_rows(mask, site)
         else:
-            rate = functional.drop_rate(kept, site.units)
-        self.latest[site.label] = self._with_other_parts(site, rate) if site.in_parts else rate
+            count = _counted(None if mask is None else mask.units_kept, site)
+        self.note_count(site, count)
 
-    def _with_other_parts(self, site: AttentionSite, rate: Tensor) -> Tensor:
-        units = torch.ones((), device=site.device) if site.units is None else site.units
-        weight = units.expand(site.shape).sum()
-        before = self._weights.get(site.label, torch.zeros_like(weight))
-        self._weights[site.label] = before + weight
-        return (self.latest.get(site.label, 0.0) * before + rate * weight) / (before + weight).clamp(min=1)
+    def note_count(self, site: Site, count: Count) -> None:
+        """Record how many units of a site are dropped."""
+        before = self._latest.get(site.label) if isinstance(site, SiteInfo) and site.in_parts else None
+        self._latest[site.label] = count if before is None else before + count
 
-    def note_states(self, site: Site, rate: Tensor) -> None:
-        """Record the share of hidden values that are set to zero, 0-d."""
-        self.latest[site.label] = rate
+    def counter(self, site: AttentionSite, factor: Tensor | None, sites: int) -> tuple[Tensor, Tensor | None]:
+        """Return where a kernel, ``(1,)``, adds the units that it drops, besides those of a row factor of 0.
+
+        With it come the rows that count. The pass has about as many sites as given.
+        """
+        place, rows = self.counters(1, sites, site.device), site.once("rows", site.rows)
+        self.note_count(site, replace(_counted(factor, site), dropped=place[0]))
+        if factor is not None:
+            kept = factor.detach() != 0
+            rows = kept if rows is None else rows & kept
+        return place, rows
+
+    def counters(self, number: int, room: int, device: torch.device) -> Tensor:
+        """Return numbers of zero, int64, to which a kernel adds; about as many as there is room for are one tensor."""
+        if torch.compiler.is_compiling():
+            return torch.zeros(number, dtype=torch.int64, device=device)
+        counters, used = self._counters or (None, 0)
+        if counters is None or used + number > len(counters) or counters.device != device:
+            counters, used = torch.zeros(max(number, room), dtype=torch.int64, device=device), 0
+        self._counters = counters, used + number
+        return counters[used : used + number]
 
     def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
-        rate = self.latest.get(site.label, torch.zeros((), device=skip.device))
-        self.latest[site.label] = torch.where(skip, torch.ones_like(rate), rate)
+        known = {label: each for label, each in self._latest.items() if label == site.label}
+        rate = _rates(known).get(site.label, torch.zeros((), device=skip.device))
+        self._latest[site.label] = Count(1, torch.where(skip, torch.ones_like(rate), rate))
 
 
-def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
+def added(sums: Sums, rates: Mapping[str, Tensor]) -> Sums:
+    """Return sums with one more rate of each of these sites."""
+    kept = {label: sums.get(label, (torch.zeros_like(rate), 0)) for label, rate in rates.items()}
+    return {**sums, **{label: (kept[label][0] + rate.detach(), kept[label][1] + 1) for label, rate in rates.items()}}
+
+
+def _rates(counts: Mapping[str, Count]) -> dict[str, Tensor]:
+    """Return the rates of sites, 0-d, with as few operations as there can be."""
+    if not counts:
+        return {}
+    dropped, of = _dropped(list(counts.values())), [each.of for each in counts.values()]
+    tensors = [each for each in (*dropped, *of) if isinstance(each, Tensor)]
+    device = tensors[0].device if tensors else None
+
+    def stacked(numbers: Sequence[Number]) -> Tensor:
+        if not any(isinstance(each, Tensor) for each in numbers):
+            return torch.tensor(numbers, dtype=torch.float32, device=device)
+        return torch.stack([torch.as_tensor(each, dtype=torch.float32, device=device).reshape(()) for each in numbers])
+
+    return dict(zip(counts, (stacked(dropped) / stacked(of).clamp(min=1)).unbind(), strict=True))
+
+
+def _dropped(counts: Sequence[Count]) -> list[Number]:
+    """Return how many units are dropped; those of decisions of the same shape, such as heads, are counted at once."""
+    found = [each.dropped for each in counts]
+    groups: dict[Any, list[int]] = {}
+    for at, each in enumerate(counts):
+        if each.kept is not None:
+            groups.setdefault((each.kept.shape, each.kept.dtype, each.kept.device, id(each.weights)), []).append(at)
+    for places in groups.values():
+        kept = torch.stack([counts[at].kept for at in places])  # type: ignore[misc]  # not None
+        sums = ((kept == 0) * counts[places[0]].weights).flatten(1).sum(1)
+        for at, total in zip(places, sums.unbind(), strict=True):
+            found[at] = found[at] + total
+    return found
+
+
+def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
+    """Count the units of a site that are not kept."""
+    size = math.prod(site.shape)
+    of: Number = site.once("number of units", site.number_of_units)
+    if kept is None:
+        return Count(of)
+    if kept.numel() < size or size == 1:  # heads, keys or rows
+        shape = (*[1] * (4 - kept.dim()), *kept.shape)
+        weights = site.once(("units", shape), lambda: summed(site.units, site.shape, shape))
+        return Count(of, kept=kept.detach().view(shape), weights=weights)
+    dropped = ~kept if kept.dtype == torch.bool else kept.detach() == 0
+    return Count(of, number_of(dropped if site.units is None else dropped & site.units))
+
+
+def number_of(mask: Tensor) -> Number:
+    """Return how many values of a mask are true; on a CPU, numpy counts them in a sixtieth of torch's time."""
+    is_plain = mask.is_cpu and not is_traced()
+    return int(np.count_nonzero(mask.numpy())) if is_plain else mask.sum()
+
+
+def _traced(mask: Mask | None, site: AttentionSite) -> Count:
+    """Count while torch compiles, in the fewest operations that it has to follow."""
+    kept = None if mask is None else mask.units_kept
+    of = torch.ones((), device=site.device) if site.units is None else site.units.expand(site.shape).sum()
+    if kept is None:
+        return Count(of, torch.zeros((), device=site.device))
+    return Count(of, functional.drop_rate(kept.expand(site.shape), site.units) * of)
+
+
+def _of_some_rows(mask: Mask, site: AttentionSite) -> Count:
     """Measure the rate of decisions that are not in memory, on query rows that are evenly spaced."""
     batch, heads, queries, keys = site.shape
     count = max(1, min(queries, POSITIONS // max(1, batch * heads * keys)))
@@ -99,14 +201,7 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Tensor:
     # Some rows do not tell which queries are padding, so these count, too.
     units = site.valid_of(rows) if count < queries else site.units
     units = None if units is None else units.expand(batch, heads, count, keys)
-    return functional.drop_rate(keep.expand(batch, heads, count, keys), units)
-
-
-def share(part: Tensor, whole: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the share of counts ``(B, T)`` in others, over all tokens that are not padding, 0-d."""
-    if valid is not None:
-        part, whole = part.masked_fill(~valid, 0), whole.masked_fill(~valid, 0)
-    return part.sum() / whole.sum().clamp(min=1)
+    return Count(1, functional.drop_rate(keep.expand(batch, heads, count, keys), units))
 
 
 class Report(str):

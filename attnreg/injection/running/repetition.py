@@ -21,6 +21,16 @@ from attnreg.injection.running.forward_pass import Calls, Pass
 from attnreg.injection.running.rates import DropRates
 
 
+def is_quiet() -> bool:
+    """Whether nothing can repeat what is computed now: no checkpoint, no backward pass, gradients are enabled."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch.is_grad_enabled()
+        and torch._C._current_graph_task_id() == -1
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    )
+
+
 def in_backward() -> bool:
     """Whether gradient checkpointing recomputes a forward pass now, in a backward pass.
 
@@ -142,6 +152,7 @@ class State:
     rows: Tensor | None = None  # index of each sample in a larger batch
     given: Tensor | None = None  # seed of all passes, if they repeat one
     repeats: Repetition | None = None  # what gradient checkpointing repeats
+    quiet: bool = False  # whether nothing can repeat the call of a module that began latest
 
     def now(self) -> State:
         """Return the state as it is now, which does not change."""
@@ -169,12 +180,12 @@ class Repeatable(State):
         """Set attributes within the block, in which no pass from outside goes on."""
         before = {name: getattr(self, name) for name in settings}
         vars(self).update(settings)
-        self.latest.is_open = False
+        self.latest.is_open, self.latest.active = False, None
         try:
             yield
         finally:
             vars(self).update(before)
-            self.latest.is_open = False
+            self.latest.is_open, self.latest.active = False, None
 
     def counted(self, number: int) -> Calls:
         """Return a counter of a module's calls, which begins anew with each pass."""

@@ -21,7 +21,7 @@ from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.running.forward_pass import Calls
 from attnreg.injection.running.padding import rooms_of
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import in_backward
+from attnreg.injection.running.repetition import in_backward, is_quiet
 
 OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
@@ -123,7 +123,8 @@ class Shadow(Generic[What]):
 
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
-        call = self.calls.next()
+        calls = self.calls
+        call, calls.done = calls.done, calls.done + 1
         if call >= len(self.whats):
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
@@ -148,10 +149,12 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
     passes = shadow.passes
     if passes.seeds_own and torch.compiler.is_compiling() and rooms_of((*args, *kwargs.values())):
         return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
-    if passes.repeats is None and in_backward():
-        passes.check_plain(shadow.name, shadow.module)
-        return shadow.plain(*args, **kwargs)
-    passes.checkpoints()
+    passes.quiet = passes.repeats is None and is_quiet()
+    if not passes.quiet:
+        if passes.repeats is None and in_backward():
+            passes.check_plain(shadow.name, shadow.module)
+            return shadow.plain(*args, **kwargs)
+        passes.checkpoints()
     if passes.latest.is_running or not shadow.begins:
         return shadow.forward(*args, **kwargs)
     try:

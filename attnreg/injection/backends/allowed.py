@@ -1,0 +1,122 @@
+"""What a model allows at its attention: read from its mask when needed, once for all layers that are given the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from attnreg.functional.seeded import is_traced
+from attnreg.functional.validity import allowed
+from attnreg.sites import AttentionSite
+
+#: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
+FindValid = Callable[[Tensor | None], Tensor | None]
+
+
+class Allowed:
+    """The positions that a model allows, and what follows from them alone."""
+
+    def __init__(self, find: FindValid | None = None, bias: Tensor | None = None, mask: Tensor | None = None) -> None:
+        self.bias = bias  #: float, which the model adds to the scores
+        self.given: Tensor | None = None  #: what a mask allows, bool, broadcastable to ``(B, H, Q, K)``
+        self.causal: tuple[int, int] | None = None  #: ``(Q, K)``, if query i attends only to the keys up to i
+        self._mask = mask  # held, so that no other tensor takes its place in memory
+        self._find = find
+        self._known: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of(cls, valid: Tensor | None, bias: Tensor | None = None) -> Allowed:
+        """Return what a tensor allows, bool, broadcastable to ``(B, H, Q, K)``."""
+        made = cls(None, bias)
+        made.given = valid
+        return made
+
+    @classmethod
+    def of_sdpa(cls, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
+        """Read the mask arguments of torch's fused attention."""
+        made = cls(None, None if mask is None or mask.dtype == torch.bool else mask, mask)
+        made.given = _one_row(mask if made.bias is None else allowed(made.bias))
+        made.causal = (queries, keys) if is_causal else None
+        return made
+
+    def of_rows(self, device: torch.device, rows: Tensor | None = None) -> Tensor | None:
+        """Return the valid positions of some query rows, or of all."""
+        if self._find is not None:
+            return self._find(rows)
+        valid = self.given
+        if rows is not None and valid is not None and valid.dim() > 1 and valid.shape[-2] > 1:
+            valid = valid[..., rows, :]
+        if self.causal is not None:
+            queries, keys = self.causal
+            rows = torch.arange(queries, device=device) if rows is None else rows
+            seen = torch.arange(keys, device=device) <= rows[:, None]
+            valid = seen if valid is None else valid & seen
+        return valid
+
+    def valid(self, device: torch.device) -> Tensor | None:
+        """Return all valid positions, bool, broadcastable to ``(B, H, Q, K)``; ``None`` means all."""
+        return self.once("valid", lambda: self.of_rows(device))
+
+    def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        """Return what a function finds, which is asked the first time."""
+        if name not in self._known:
+            self._known[name] = find()
+        return self._known[name]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LazySite(AttentionSite):
+    """An attention site that finds what is valid when it is asked."""
+
+    allowed: Allowed = field(repr=False)
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        del self.__dict__["valid"]  # so that the property below is reached
+
+    @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect
+    def valid(self) -> Tensor | None:
+        """As in :class:`attnreg.AttentionSite`."""
+        return self.allowed.valid(self.device)
+
+    @override
+    def rows(self) -> Tensor | None:
+        return None if self._is_causal_alone else super().rows()
+
+    @override
+    def number_of_units(self) -> Tensor | int:
+        if not self._is_causal_alone:
+            return super().number_of_units()
+        batch, heads, queries, keys = self.shape
+        return batch * heads * sum(min(query + 1, keys) for query in range(queries))
+
+    @property
+    def _is_causal_alone(self) -> bool:
+        allowed = self.allowed
+        return allowed.causal is not None and allowed.given is None and self.queries is None
+
+    @override
+    def valid_of(self, queries: Tensor) -> Tensor | None:
+        return self.allowed.of_rows(self.device, queries)
+
+    @override
+    def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
+        kind = "cross" if self.stack == "cross" else "self", self.shape, self.queries is None
+        return self.allowed.once((name, *kind), find)
+
+
+def _one_row(valid: Tensor | None) -> Tensor | None:
+    """Return valid positions with one row, ``(B, H, 1, K)``, if all query rows have the same."""
+    if valid is None or valid.dim() < 2 or valid.shape[-2] == 1:
+        return valid
+    first = valid[..., :1, :]
+    if valid.stride(-2) == 0 or (valid.is_cpu and not is_traced() and bool((valid == first).all())):
+        return first
+    return valid

@@ -1,0 +1,151 @@
+"""Fused attention under a mask: within a kernel, by its output, or written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnreg import functional, kernels
+from attnreg.functional.attention import per_head
+from attnreg.functional.seeded import transformed
+from attnreg.injection.backends.allowed import Allowed
+from attnreg.injection.backends.base import Masking
+from attnreg.injection.backends.layout import Layout
+from attnreg.masks import Mask
+
+LARGEST_HEAD = 256
+KERNEL_DTYPES = torch.float16, torch.bfloat16
+LONG = 2**22  # positions from which a mask of them is too much memory, also where products in float32 are slow
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One call of fused attention, in ``(B, H, Q, K)``."""
+
+    query: Tensor  # (B, H, Q, D)
+    key: Tensor  # (B, H_kv, K, D)
+    value: Tensor  # (B, H_kv, K, D_v)
+    allowed: Allowed  # of its keys
+    whole: Allowed  # also of columns that are no keys
+    layout: Layout
+    scale: float | None
+    dropout_p: float
+    enable_gqa: bool
+
+    def under(self, mask: Mask | None, mode: Masking, run: Callable[[], Tensor]) -> Tensor:
+        """Return the output ``(B, H, Q, D_v)`` under a mask; ``run`` computes it without one."""
+        if mask is None and mode.tap is None:
+            mode.note(None)
+            return run()
+        if mask is None:
+            return self._written_out(None, mode)
+        if mask.drops_layer:
+            mode.note(mask)
+            return self._uniform()
+        rest, factor = (mask, None) if self.layout.has_sinks else mask.factored()
+        if rest.is_empty:
+            mode.note(mask)
+            out = run()
+        elif (options := self.kernel_options(rest)) is not None:
+            if self.dropout_p:  # of weights, after those that count
+                shape = (*self.query.shape[:-1], self.key.shape[-2])
+                own = mode.own_dropout(self.query, shape, self.dropout_p)
+                options["weights"] = *(options["weights"] or (None,)), own
+            options["counts"], options["rows"] = mode.counter(factor)
+            out = kernels.attention(self.query, self.key, self.value, **options)
+        else:
+            written = rest.written_out(self.query.dtype)
+            mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
+            out = self._written_out(written, mode)
+        return out if factor is None else out * factor.to(out.dtype)
+
+    def kernel_options(self, mask: Mask) -> dict[str, Any] | None:
+        """Return the arguments of the kernel for a mask that it can apply, where it is faster than torch's."""
+        query, (*_, queries, size) = self.query, self.query.shape
+        keys, device = self.key.shape[-2], query.device
+        if (
+            not kernels.runs_on(device)
+            or self.layout.has_sinks
+            or not mask.drops_in_kernel
+            or self.whole.bias is not None
+            or not size == self.value.shape[-1] <= LARGEST_HEAD
+            or any(each.shape[3] != keys for each in mask.drawn + mask.drawn_weights)
+            or (not torch.compiler.is_compiling() and transformed())
+        ):
+            return None
+        is_cast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
+        if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
+            return None
+        if len(mask.drawn_weights) + bool(self.dropout_p) > 2:
+            return None
+        keep = mask.scores
+        for each in mask.drawn[1:]:
+            keep = each.written_out() if keep is None else keep & each.written_out()
+        return {
+            "valid": _four(self.allowed.given, keys),
+            "causal": None if self.allowed.causal is None else 0,
+            "keep": _four(keep, keys),
+            "scale": self.scale,
+            "scores": mask.drawn[0] if mask.drawn else None,
+            "weights": mask.drawn_weights,
+        }
+
+    def _uniform(self) -> Tensor:
+        values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)
+        # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
+        unused = (x[:0].sum() for x in (self.query, self.key, self.whole.bias) if x is not None)
+        shape = (*self.query.shape[:-1], values.shape[-2])
+        return functional.uniform_attention(values, valid, shape) + sum(unused)
+
+    def _written_out(self, mask: Mask | None, mode: Masking) -> Tensor:
+        """Apply a mask of tensors: to the scores of the fused kernel if it has no factors, else to weights."""
+        query, key, value, layout, scale, dropout_p = (
+            self.query, self.key, self.value, self.layout, self.scale, self.dropout_p
+        )  # fmt: skip
+        own_valid, valid, bias = (
+            self.allowed.valid(self.query.device),
+            self.whole.valid(self.query.device),
+            self.whole.bias,
+        )
+        full = (*query.shape[:-1], key.shape[-2])
+        keep = None if mask is None else mask.scores
+        gamma = None if mask is None or dropout_p or layout.has_sinks else mask.relaxed  # dropout is of relaxed weights
+        if keep is None and gamma is not None:
+            keep = torch.ones((), dtype=torch.bool, device=query.device)
+        if keep is not None:
+            keep, valid = layout.around_keys(keep, own_valid, full)
+        if bias is not None and valid is not None:
+            # A query row without a valid key keeps the weights that the model's finite biases give it.
+            orphan = ~valid.any(-1, keepdim=True)
+            valid = valid | orphan
+            keep = keep if keep is None else keep | orphan
+        has_relaxed = mask is not None and mask.relaxed is not None
+        is_fused = mask is not None and not mask.has_products and (gamma is not None or not has_relaxed)
+        if keep is not None and mask is not None and is_fused and mode.tap is None:
+            out = functional.scores_dropout(
+                query, key, value, keep, valid, bias, scale, dropout_p=dropout_p, enable_gqa=self.enable_gqa
+            )
+            if gamma is None:
+                return out
+            own = (*full[:-1], layout.number_of_keys(full[-1]))
+            return functional.relaxed_output(out, value, gamma, mask.scores, own_valid, own)
+        if self.enable_gqa:
+            key, value = (per_head(x, query.shape[1]) for x in (key, value))
+        weights = functional.attention_weights(query, key, valid, bias, scale, keep)
+        weights = mode.finish(layout, weights, mask, own_valid)
+        weights = F.dropout(weights, dropout_p) if dropout_p else weights
+        return weights @ value
+
+
+def _four(mask: Tensor | None, keys: int) -> Tensor | None:
+    """Return a mask with four dimensions, the last of which is in full."""
+    if mask is None:
+        return None
+    mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
+    return mask.expand(*mask.shape[:3], keys)

@@ -1,0 +1,57 @@
+"""What must be fast on a GPU: Triton kernels, and the operators of torch that launch them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnreg.kernels.launching import is_interpreted
+
+if TYPE_CHECKING:
+    from attnreg.kernels.device.attention import attention as attention
+    from attnreg.kernels.device.dropping import dropout as dropout
+    from attnreg.kernels.device.dropping import head_factors as head_factors
+    from attnreg.kernels.device.numbers import keep as keep
+    from attnreg.kernels.device.numbers import numbers as numbers
+    from attnreg.kernels.device.numbers import uniform as uniform
+
+_HOMES = {
+    "attention": "attention",
+    "dropout": "dropping",
+    "head_factors": "dropping",
+    "keep": "numbers",
+    "numbers": "numbers",
+    "uniform": "numbers",
+}
+_DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
+DROPPED = torch.float16, torch.bfloat16, torch.float32
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on a device: Triton is installed, and it is a GPU, or the interpreter stands in for one.
+
+    Example:
+        >>> runs_on(torch.device("meta"))
+        False
+    """
+    return _INSTALLED and device.type in _DEVICES
+
+
+def drops(states: Tensor) -> bool:
+    """Whether :func:`dropout` takes a tensor here and now."""
+    is_plain = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
+    return runs_on(states.device) and is_plain and states.dtype in DROPPED
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Triton on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.device.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""Triton code, which is imported only where it can run."""
