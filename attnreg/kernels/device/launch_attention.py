@@ -73,7 +73,7 @@ def prepared(
     head_class = "float32" if single else max(64, width)
     if rows is not None:
         rows = rows.expand(batch, heads, queries, 1)
-    real = None if rows is None else (rows, *rows.stride()[:3])
+    real = None if rows is None else (rows, rows.stride(0), rows.stride(1), rows.stride(2))
     scalars = heads, heads // shared, queries, keys, causal or 0, scale
     alike = likeness((*masks, *arguments, *scalars, real))
     return Call(tuple(masks), arguments, scalars, constants, head_class, real, alike)
