@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import attnreg
 from attnreg import functional
-from attnreg.injection.backends import flex, sdpa
+from attnreg.injection.backends import flex, fused
 from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
 from tests.test_ad_drop import Watch
@@ -70,7 +70,7 @@ def test_candidates_are_those_of_written_out_weights(name, kernel, region, train
         provider = attnreg.AttributionProvider(0.4, 1.0, region=region)
         with attnreg.attach(model, Watch(provider)) as handle:
             with monkeypatch.context() as patch:
-                patch.setattr(sdpa.functional, "attention_weights", refuse)
+                patch.setattr(fused.functional, "attention_weights", refuse)
                 patch.setattr(flex, "_scores", refuse)
                 provider.attribute(model, batch)
             model.train()(**batch)
@@ -112,8 +112,8 @@ def test_nothing_of_the_size_of_the_weights_is_in_memory():
 
 @pytest.mark.parametrize("first_pass", ["train", "eval"])
 def test_weights_that_are_dropped_are_written_out(first_pass, monkeypatch):
-    calls, plain = [], sdpa.functional.attention_weights
-    monkeypatch.setattr(sdpa.functional, "attention_weights", lambda *args: calls.append(1) or plain(*args))
+    calls, plain = [], fused.functional.attention_weights
+    monkeypatch.setattr(fused.functional, "attention_weights", lambda *args: calls.append(1) or plain(*args))
     for dropout, expected in ((0.5, 3 if first_pass == "train" else 0), (0.0, 0)):
         calls.clear()
         model = hf.BertForSequenceClassification(hf.BertConfig(**STRONG, attention_probs_dropout_prob=dropout)).train()
