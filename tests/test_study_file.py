@@ -334,7 +334,7 @@ def test_a_dry_run_counts_the_runs_that_follow_a_search(cli, tmp_path):
     path = file_of(tmp_path, tasks=[{}], methods=methods, baseline="low", primary=None)
     output = ran(cli("compare", "--study", path, "--dry-run")).output
     assert "high, final: 3 runs, once its search has finished" in output
-    assert f"{3 + 2 + 3} runs in all." in output
+    assert f"{3 + 2 + 3} runs in all, which train for about " in output
 
 
 def test_others_are_compared_with_the_best_rung(tmp_path):
