@@ -20,8 +20,8 @@ from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
-from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.attached_block import attached_blocks
+from attnreg.injection.running.attached_module import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
