@@ -27,8 +27,8 @@ from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
 from attnreg.injection.discovery.rules import named
 from attnreg.injection.discovery.snapshot import put_back, restored, undisturbed
+from attnreg.injection.report import Report
 from attnreg.injection.running.own_draws import generator_states
-from attnreg.injection.running.rates import Report
 
 MOST = 4  # modules to name in a sentence
 UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed

@@ -76,6 +76,8 @@ def loss_of(
             raise InputError(f"Expected {name.split()[0]} to return a 0-d tensor, got {got}.")
         return loss
     own = _field(output, "loss")
+    if isinstance(output, tuple) and own is None:
+        raise InputError("The model's output is a tuple, without names: set `return_dict=True` in its config.")
     if not isinstance(own, Tensor):
         raise InputError(
             f"The model's output, {type(output).__name__}, has no `loss`: pass `labels` in the batch, or {name}."

@@ -85,7 +85,8 @@ Found = TypeVar("Found")
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
     """Return layer indices as a list, or raise if they are not one; messages name the regularizer ``where``."""
     if not isinstance(layers, Collection) or isinstance(layers, (str, Mapping)) or not len(layers):
-        raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}.")
+        write = f": write [{layers!r}]" if isinstance(layers, int) else ""
+        raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}{write}.")
     if any(isinstance(layer, bool) or not isinstance(layer, int) for layer in layers):
         raise InputError(f"Expected `layers` of {where} to be whole numbers, got {layers!r}.")
     return list(layers)

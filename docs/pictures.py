@@ -85,7 +85,7 @@ def trained(
     provider = (
         attnreg.parse_provider(text, model, total_steps=STEPS) if text else None
     )
-    both = provider & recorder if provider else recorder
+    both = recorder if provider is None else provider & recorder
     if isinstance(provider, attnreg.GNetProvider):
         game: dict[str, Any] = {
             "rewards": Rewards([next(rows)]),
@@ -96,7 +96,7 @@ def trained(
         )
     else:
         optimizer = adamw(model, 3e-3)
-        if provider and (learned := provider.learned_parameters()):
+        if provider is not None and (learned := provider.learned_parameters()):
             optimizer.add_param_group(
                 {"params": learned, "lr": 1e-2, "weight_decay": 0.0}
             )

@@ -3,6 +3,7 @@ from typing import Any
 import click
 
 import attnreg
+from attnreg.errors import UsageError
 from attnreg.experiments import Numbers, argument, option, preset, recipe
 
 # What the scripts of the official code set for each task. Those of GLUE stop by the dev score and report the best one;
@@ -31,6 +32,16 @@ def of_script(task: str) -> dict[str, Any]:
     return {"first_pass": "train", **SCRIPTS.get(task, _GLUE)}
 
 
+def acts(settings: Any) -> None:
+    """Refuse a run that ends before AD-DROP's first epoch."""
+    epochs, first = settings.epochs, settings.own["offset"] + 1
+    if first > epochs and settings.own["offset"] < settings.own["every"]:
+        raise UsageError(
+            f"With --epochs {epochs}, AD-DROP would never act: it first acts in epoch {first}. Use --epochs {first} or "
+            "more, or let it act in every epoch with --every 1 --offset 0."
+        )
+
+
 @recipe(
     "ad-drop",
     preset("--regime", {"paper": of_script}, help='Other defaults: "paper" trains as the official script of the task '
@@ -40,6 +51,7 @@ def of_script(task: str) -> dict[str, Any]:
            help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),
     *(argument("attnreg:AttributionProvider", name) for name in ("target", "steps", "first_pass", "first_pass_dtype")),
     *(argument("attnreg:CrossTuning", name) for name in ("every", "offset")),
+    check=acts,
 )  # fmt: skip
 def ad_drop(
     run: "attnreg.experiments.Run", layers: str | list[int] | None, every: int, offset: int, **options: Any

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
-from tests.warm import Warm, with_few_dev_rows, without_devices, without_fingerprints
+from tests.warm import Warm, with_few_dev_rows, without_devices, without_fingerprints, without_pictures
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -40,6 +40,7 @@ def light():
     """What tests have no use for is left out."""
     without_fingerprints()
     without_devices()
+    without_pictures()
 
 
 @pytest.fixture

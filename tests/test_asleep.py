@@ -85,7 +85,8 @@ def test_what_is_learned_in_no_optimizer(kind):
         parameters = [*model.parameters(), *(provider.learned_parameters() if held else [])]
         optimizer = kind(parameters, lr=1e-3)
         with attnreg.attach(model, provider) as handle:
-            messages = train(model, PATIENCE + 5, after=optimizer.step)
+            messages = train(model, 1, after=provider.penalty)
+            messages += train(model, PATIENCE + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None
         assert len(messages) == int(not held)
         assert all("have not changed in 100 training passes" in message for message in messages)
@@ -99,7 +100,29 @@ def test_what_is_frozen_at_first_is_not_said_to_stand_still():
         provider.requires_grad_(False)
         messages = train(model, 1)
         provider.requires_grad_(True)
+        provider.penalty()
         assert not [*messages, *train(model, PATIENCE + 5, after=optimizer.step)]
+
+
+class Priced(attnreg.MaskProvider):
+    """Drops nothing, at a price."""
+
+    def forward(self, site):
+        return None
+
+    def penalty(self):
+        return torch.tensor(0.1)
+
+
+@pytest.mark.parametrize("make", [lambda: attnreg.AttentionEntropy(0.1), Priced, lambda: attnreg.CrossTuning(attnreg.DropHead(0.1) & Priced(), offset=0)])  # fmt: skip
+def test_a_penalty_that_nobody_adds(make):
+    model = BERT.build()
+    for added in (False, True):
+        with attnreg.attach(model, make()) as handle:
+            handle.provider.on_epoch(0)
+            [*messages] = train(model, 2 * PATIENCE, after=handle.provider.penalty if added else lambda: None)
+        assert len(messages) == int(not added)
+        assert all("added the penalty of" in message and "in 100 training passes" in message for message in messages)
 
 
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():

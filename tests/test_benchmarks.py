@@ -31,6 +31,8 @@ LONGER = {
     "benchmarks/steps.py": ["--smallest"],
     "benchmarks/one_mask.py": ["--smallest"],
     "benchmarks/compiled.py": ["--smallest"],
+    "benchmarks/frames.py": [],
+    "benchmarks/hot_path.py": ["--device", "cpu", "--tiny", "--rounds", "1"],
     "benchmarks/gpu.py": ["--device", "cpu", "--smallest"],
     "benchmarks/memory.py": ["--smallest", "--path", "memory.png"],
     "docs/results/overview.py": ["--path", "overview.png"],

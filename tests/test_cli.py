@@ -61,6 +61,12 @@ def test_every_command_ends_with_an_example(cli):
         assert "Example" in cli(*args, "--help").output, args
 
 
+def test_without_a_name_all_lists_are_shown(cli):
+    lists = {what: ran(cli("list", what)).output for what in ("recipes", "studies", "tasks", "providers")}
+    whole = ran(cli("list")).output
+    assert whole == "\n".join(f"{what.capitalize()}:\n{rows}" for what, rows in lists.items())
+
+
 def test_a_copied_recipe_runs(cli, tmp_path):
     ran(cli("copy", "finetune", "mine.py"))
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')

@@ -186,21 +186,24 @@ def test_no_cell_is_empty(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "says"),
+    ("mine", "others", "says", "then"),
     [
-        ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72], r"ad-drop scores 0.1000 above finetune \(95 % interval .0.0\d+ to .*\)\.$"),
-        ([0.7, 0.76, 0.71], [0.71, 0.72, 0.73], r"^No difference to finetune found; 3 seeds detect one of 0\.\d+\.$"),
-        ([0.7], [0.6], "^One seed is no evidence: repeat the command with --seeds 5 or more.$"),
-        ([0.5, 0.55], [0.55, 0.54], "^No method learned the task: train for more epochs, or on more rows.$"),
-        ([0.7, 0.7], [0.7, 0.7], "^No difference to finetune found.$"),
+        ([0.8, 0.82, 0.81], [0.7, 0.71, 0.72], r"ad-drop scores 0.1000 above finetune \(95 % interval .0.0\d+ to .*\)\.$", "To use ad-drop, .* seed, 1: `attnreg recipe ad-drop --seed 1`"),
+        ([0.7, 0.76, 0.71], [0.71, 0.72, 0.73], r"^Not significant \(3 seeds can detect 0\.1\)\. 12 seeds would detect about 0\.02\d?\.$", "To use finetune, .* --seed 2`"),
+        ([0.7], [0.6], "^One seed is no evidence: repeat the command with --seeds 5 or more.$", ""),
+        ([0.5, 0.55], [0.55, 0.54], "^No method learned the task: train for more epochs, or on more rows.$", ""),
+        ([0.7, 0.7], [0.7, 0.7], r"^Not significant \(all scores equal those of finetune\)\.$", "To use finetune"),
     ],
 )  # fmt: skip
-def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says):
+def test_a_report_opens_with_what_was_found(tmp_path, mine, others, says, then):
     comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=len(mine), equal_time=False)
     scores = {"finetune": others, "ad-drop": mine}
     with comparison.begun():
-        printed, *_ = write_report(written(comparison, lambda run: scores[run.method.text][run.seed], trivial=TRIVIAL))
+        printed, last, *_ = write_report(
+            written(comparison, lambda run: scores[run.method.text][run.seed], trivial=TRIVIAL)
+        )
     assert re.search(says, printed), printed
+    assert re.search(then, str(last)), last
     assert reported(comparison).index(printed) < reported(comparison).index("```")
 
 
@@ -208,7 +211,10 @@ def test_what_several_methods_could_have_shown_is_before_correction(tmp_path):
     comparison = comparison_of(tmp_path, "finetune", "ad-drop", "sam", seeds=3, equal_time=False)
     with comparison.begun():
         printed, *_ = write_report(written(comparison, lambda run: 0.7 + len(run.method.text) * run.seed / 1000))
-    assert re.search(r"for ad-drop, sam; 3 seeds detect one of 0\.\d+, before correction\.$", printed), printed
+    assert re.search(
+        r"^Not significant: ad-drop, sam \(3 seeds can detect 0\.\d+, before correction\)\. 12 seeds would detect about 0\.\d+\.$",
+        printed,
+    ), printed
 
 
 def test_the_same_difference_with_every_seed_is_told(tmp_path):
@@ -236,7 +242,7 @@ def test_a_search_ranks_a_score_that_is_no_number_last(scores):
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("Warning: tiny.\n", "no output: stopped"),
+        ("Warning: tiny.\n", "stopped; repeat the command to continue it"),
         ("Traceback (most recent call last):\nOSError: no\n", "OSError: no"),
     ],
 )
@@ -307,7 +313,7 @@ def test_the_report_shows_names_and_tells_options(tmp_path):
     folders = {run.folder.parent.relative_to(comparison.folder).as_posix() for run in comparison.runs()}
     assert folders == {"plain", "high", "search/tried=0.1", "search/tried=0.2", "tried=0.2", "plain--epochs4"}
     with keeping() as figures:
-        (_, scores, differences) = write_report(comparison)
+        (_, _, scores, differences) = write_report(comparison)
     assert [row[0] for row in scores.rows] == ["plain", "high", "tried"]
     assert [row[0] for row in differences.rows] == ["high", "tried"]
     shown = [label.get_text() for label in figures["seeds"].axes[0].get_yticklabels()]

@@ -32,13 +32,13 @@ def decided(comparison, *left_out):
 
 
 @pytest.mark.parametrize(
-    ("longer", "says"), [(0.9, r"ad-drop scores 0\.19\d+ below finetune\."), (0.7, "no difference")]
+    ("longer", "says"), [(0.9, r"ad-drop scores 0\.19\d+ below it\."), (0.7, "ad-drop shows no significant gain")]
 )
 def test_a_gain_that_the_same_time_loses_is_told(tmp_path, longer, says):
     comparison = decided(comparison_of(tmp_path, "finetune", "ad-drop", options={"epochs": 10}, seeds=5))
     report = reported(comparison, lambda run: longer + 0.01 * (run.seed % 2))
     assert re.search(r"ad-drop scores 0\.\d+ above finetune", report)
-    assert re.search(f"With the same training time, {says}", report)
+    assert re.search(f"Given the same training time, {says}", report)
 
 
 def test_a_run_that_fails_costs_no_other_method_its_same_time(tmp_path):
@@ -102,7 +102,7 @@ def test_the_same_difference_with_every_seed_is_no_missing_one(tmp_path):
     written(comparison, lambda run: 0.5 + 0.05 * (run.method.name == "high"))
     report = reported_study(study)
     assert "is +0.0500 with every seed, without a test." in report
-    assert "No difference found" not in report
+    assert "Not significant" not in report
 
 
 def test_held_out_rows_are_not_called_dev(tmp_path):
@@ -205,4 +205,43 @@ def test_the_same_loss_with_every_seed_at_the_same_time_is_told(tmp_path):
     comparison = decided(comparison_of(tmp_path, "finetune", "ad-drop", options={"epochs": 10}, seeds=5))
     scores = {run.seed: run.score + 0.1 for run in comparison.runs() if run.method.name == "ad-drop"}
     report = reported(comparison, lambda run: scores[run.seed])
-    assert "With the same training time, ad-drop scores 0.1000 below finetune." in report
+    assert "Given the same training time, ad-drop scores 0.1000 below it." in report
+
+
+def test_what_runs_say_of_themselves_stands_first(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "sam", "mixout", seeds=3, equal_time=False)
+    cut, same = (
+        "{} of 300 training inputs are cut by --max-length 16.",
+        "3 of 50 dev rows are also in train (same texts).",
+    )
+
+    def told(run):
+        if run.method.name == "mixout":
+            return {"warnings": [same, "the training loss grew."], "acted": False}
+        return {"warnings": [cut.format(100 + run.seed), same], "acted": None}
+
+    with comparison.begun():
+        printed = write_report(written(comparison, lambda run: 0.7 + len(run.method.text) * run.seed / 1000, told))
+    expected = [
+        "Warning: mixout never acted, so its scores say nothing about it.",
+        "Warning: finetune, sam: 100 of 300 training inputs are cut by --max-length 16. (6 of 9 runs)",
+        f"Warning: {same}",
+        "Warning: mixout: the training loss grew. (3 of 9 runs)",
+    ]
+    assert printed[:4] == expected
+    assert printed[4].startswith("Not significant: sam (3 seeds")
+    report = (comparison.folder / "report.md").read_text()
+    assert report.split("\n\n")[1:5] == expected
+    assert {row["method"]: row["p"] == "never acted" for row in table(report, "Differences")} == {
+        "sam": False,
+        "mixout": True,
+    }
+
+
+def test_a_model_that_is_kept_is_named(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "sam", seeds=2, equal_time=False)
+    for run in written(comparison).runs():
+        (run.folder / "model").mkdir()
+    with comparison.begun():
+        _, then, *_ = write_report(comparison)
+    assert then == f"To use finetune: its best model is in {comparison.folder}/finetune/seed1/model (seed 1)."

@@ -109,6 +109,9 @@ REFUSED = [
     ("train.jsonl", "", r"train.jsonl is empty"),
     ("train.jsonl", lines([{**GOOD[0], "text": None}, GOOD[1]]), "Expected text in column text, got None in row 1"),
     ("train.json", json.dumps([{**GOOD[0], "label": 1}, GOOD[1]]), r"\(a column needs one type\)"),
+    ("train.jsonl", '{"text": "a", "label": "neg"}\n{"text": "b \\ud83d", "label": "pos"}\n', r"Row 2 of .*train.jsonl holds \\ud83d, half of a character that was cut in two: remove it\.$"),
+    ("train.csv", 'text,label\n"a\rb",neg\nc\rd,pos\n', r"Line 3 of .*train.csv holds a carriage return within a row: remove it, or put the text in double quotes\.$"),
+    ("train.csv", "text,label\na,neg\nb,pos\ntext,label\nc,neg\n", r"Line 4 of .*train.csv repeats the column names, as if files were joined: remove it\.$"),
     ("train.parquet", "x", r"Cannot read .*train.parquet as .parquet: (?!.*needs one type)"),
 ]  # fmt: skip
 
@@ -165,6 +168,9 @@ def test_names_with_spaces_and_other_letters(cli, tmp_path):
     assert labels == ("l", "s")
     (folder / "train.jsonl").write_bytes(b"\xe9")
     args = ["--task", "custom", "--data-dir", "my data (1)", "--text-columns", "Mein Text", "--label-column", "größe"]
+    args += ["--model", "mine"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
     before = sorted(tmp_path.rglob("*"))
     assert_sentence(cli("recipe", "finetune", *args), 1, "Line 1 of my data .1./größe/train.jsonl is not UTF-8")
     assert sorted(tmp_path.rglob("*")) == before

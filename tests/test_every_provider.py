@@ -45,10 +45,10 @@ def test_every_training_method_and_objective_names_its_own_arguments():
 
 
 def needed(name):
-    """The class, and its arguments without a default."""
+    """The class, and its arguments without a default, or with 0, as sizes of the model have."""
     made = BUILT_IN.get(name) or getattr(training, name)
     parameters = inspect.signature(made).parameters
-    given = {other: NEEDED[other] for other, p in parameters.items() if p.default is p.empty and other in NEEDED}
+    given = {other: NEEDED[other] for other, p in parameters.items() if p.default in (p.empty, 0) and other in NEEDED}
     if "optimizer" in parameters:
         given |= {"model": bert(), "optimizer": sgd(bert())}
     return made, given

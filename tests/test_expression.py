@@ -120,7 +120,7 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
         ("attnreg.AttentionLayerDrop()", "Expected provider calls joined by &"),
         ("__import__('os').system('touch hacked')", "Expected provider calls joined by &"),
         ("AttentionDropout(__import__('os').system('touch hacked'))", "Expected provider calls joined by &"),
-        ("AttentionDropout(open('hacked', 'w'))", "Expected a provider among"),
+        ("AttentionDropout(open('hacked', 'w'))", "No provider is named"),
         ("AttentionDropout([x for x in (1,)])", "Expected numbers, strings, lists"),
         ("AttentionDropout(*[0.1])", "Expected numbers, strings, lists"),
         ("AttentionDropout(**{'p': 0.1})", "Expected each argument of AttentionDropout by name and only once"),

@@ -1,5 +1,7 @@
 """Scores and weights dropout against loops, in float64."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,6 +62,14 @@ def test_scores_dropout(valid, keep, bias):
         functional.renormalized(weights, keep, valid) @ v,
     ):
         assert_same(fast, slow, q, k, v)
+
+
+def test_a_row_that_a_bias_forbids_has_no_gradient():
+    q, k, v = tensors()
+    bias = torch.zeros(B, 1, Q, K, dtype=torch.float64).masked_fill(~ORPHANS, -math.inf)
+    functional.attention_weights(q, k, ORPHANS, bias).matmul(v).square().sum().backward()
+    assert all(each.grad.isfinite().all() for each in (q, k, v))
+    assert not q.grad[:, :, 2].any()
 
 
 @every_combination

@@ -320,7 +320,7 @@ BY_NAME = r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"
     [
         (lambda args: RegularizedTrainer(bert(), attnreg.DropHead(0.1), args), BY_NAME),
         (lambda args: RegularizedTrainer(bert(), args, regularizer=attnreg.DropHead(0.1)), BY_NAME),
-        (lambda args: RegularizedTrainer(args=args, model_init=bert, provider=ad_drop()), r"`model_init` is not supported, .*\. Pass a `model`"),
+        (lambda args: RegularizedTrainer(args=args, model_init=lambda: bert(), provider=attnreg.attach(bert(), ad_drop())), r"`model_init` makes a new model .*: pass the provider instead"),
         (lambda args: RegularizedTrainer(make_game(), args), GAME),
         (lambda args: RegularizedTrainer(bert(), args, provider=make_game()), GAME),
         (lambda args: AttnRegCallback(attnreg.attach(bert(), attnreg.DropHead())).add_to(Rows()), r"a transformers Trainer, got a Rows from tests\.test_integrations\. "),

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer
 
 import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback
 from attnreg.training import AttackerDefender, FineTuning, RDropLoss, adamw
 from attnreg.training.fine_tuning import split_batch
+from tests.cases import BERT
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,6 +77,12 @@ def stepped(batch):
     tuned(batch, Classifier, loss_function=lambda output, batch: output.sum())
 
 
+def unnamed():
+    model = BERT.build()
+    model.config.return_dict = False
+    FineTuning(model, adamw(model, 1e-3)).step(BERT.batch())
+
+
 NOT_A_BATCH = r"Expected the batch to be a dict of arguments of Classifier.forward\(states\), got "
 WRONG = [
     (lambda: attributed((STATES,)), NOT_A_BATCH + r"a tuple\.$"),
@@ -102,6 +110,17 @@ WRONG = [
     (lambda: tuned({}, objective=RDropLoss), r"`objective` to be a function of .* such as RDropLoss\(\), got <class"),
     (lambda: tuned({}, objective="rdrop"), r"`objective` to be a function of .* such as RDropLoss\(\), got 'rdrop'\.$"),
     (lambda: AttackerDefender(Classifier(), None, adamw(Classifier(), 1e-3)), "`optimizer_factory` to be a function of a network, such as"),
+    (lambda: attnreg.DropHead(0.1) + attnreg.DropKey(0.1), r"^Regularizers are not added: compose them with `a & b`\.$"),
+    (lambda: sum([attnreg.DropHead(0.1), attnreg.DropKey(0.1)]), r"compose them with `a & b`\.$"),
+    (lambda: attnreg.DropHead(0.1) and attnreg.DropKey(0.1), "compose with `a & b` instead of `a and b`, and ask .* `is not None`"),
+    (lambda: attnreg.DropHead(0.1) or attnreg.DropKey(0.1), "compose with `a & b` instead of `a and b`"),
+    (lambda: Trainer(Classifier(), callbacks=[attnreg.DropHead(0.1)]), r"^DropHead is a regularizer, not a callback: pass `callbacks=\[AttnRegCallback"),
+    (lambda: Trainer(Classifier(), callbacks=[attached()]), r"AttachHandle has no attribute 'on_init_end': pass `callbacks=\[AttnRegCallback\(handle\)\]`\.$"),
+    (attnreg.ConcreteDropout, r"^ConcreteDropout needs sizes of the model, such as `num_layers`: use `ConcreteDropout\.for_model\(model\)`\.$"),
+    (attnreg.AdversarialAttention, r"use `AdversarialAttention\.for_model\(model\)`\.$"),
+    (lambda: attnreg.attach(Classifier(), attnreg.DropHead(0.1), layers=0, example_inputs={"states": STATES}), r"non-empty list, or None for all, got 0: write \[0\]\.$"),
+    (lambda: attnreg.OnLayers(attnreg.DropHead(0.1), 0), r"at least one index, got 0: write \[0\]\.$"),
+    (lambda: unnamed(), r"^The model's output is a tuple, without names: set `return_dict=True` in its config\.$"),
     (lambda: attnreg.Drophead, "'attnreg' has no attribute 'Drophead'. Did you mean DropHead"),
 ]  # fmt: skip
 

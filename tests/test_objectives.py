@@ -115,6 +115,7 @@ def test_another_method_trains_by_an_objective():
     assert float(result.loss) == pytest.approx(2 * bert(dropout=0.0)(**as_batch(rows())).loss.item(), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:RegularizedTrainer has no regularizer")
 def test_without_provider_and_objective_it_is_the_stock_trainer(tmp_path):
     trained = []
     for kind in (hf.Trainer, RegularizedTrainer):

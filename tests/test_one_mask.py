@@ -51,7 +51,7 @@ def trainer_of(name, folder, tmp_path, *, lora=False, model=None, **options):
 
 
 def one_mask(trainer, provider=None):
-    AttnRegCallback(provider or attnreg.DropKey(0.2), one_mask=True).add_to(trainer)
+    AttnRegCallback(attnreg.DropKey(0.2) if provider is None else provider, one_mask=True).add_to(trainer)
     return trainer
 
 

@@ -62,7 +62,8 @@ def test_the_training_score_is_of_the_rows_that_were_trained_on(cli, tmp_path):
 
 
 def test_a_regularizer_that_does_nothing_is_told(cli):
-    result = cli("recipe", "ad-drop", *SMALL, "--epochs", 1)  # its first epoch is a plain one
+    late = ["--provider", "CrossTuning(DropHead(0.5))"]  # the first epoch is a plain one
+    result = cli("recipe", "regularize", *late, *SMALL, "--epochs", 1)
     assert "The regularizer was never active: nothing was dropped in any step." in result.output
     assert "regularizer" not in cli("recipe", "finetune", *SMALL[:-1], "other", "--epochs", 1).output
 

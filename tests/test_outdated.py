@@ -51,7 +51,7 @@ def files(cli, tmp_path):
 
 def comparison(folder):
     methods = [Method(text) for text in METHODS]
-    options = {"data_dir": "data", "epochs": 1}
+    options = {"data_dir": "data", "epochs": 2}
     return Comparison(methods, methods[0], options, folder / "study", seeds=2, equal_time=False)
 
 
@@ -70,7 +70,7 @@ def made(folder):
 def test_what_has_changed_is_refused_and_kept(files, cli, monkeypatch, what):
     whole = made(files)
     change, method = changes()[what]
-    command = ["compare", *METHODS, "--data-dir", "data", "--epochs", 1, "--seeds", 2, "--no-equal-time"]
+    command = ["compare", *METHODS, "--data-dir", "data", "--epochs", 2, "--seeds", 2, "--no-equal-time"]
     command += ["--output-dir", "study"]
     assert "Report saved" in ran(cli(*command)).output  # nothing is made anew
     change()
@@ -91,7 +91,7 @@ def test_an_older_run_that_does_not_tell_is_kept(files):
 
 
 def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):
-    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 1, "--device", "cpu", "--output-dir", "out"]
+    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 2, "--device", "cpu", "--output-dir", "out"]
     ran(cli(*args))
     ran(cli(*args, "--resume"))
     edit("mine.py", "q=0.2", "q=0.3")
@@ -108,7 +108,7 @@ def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
         shutil.move(f"elsewhere/{split}.jsonl", f"elsewhere/{split}/part.jsonl")
         (Path("data") / split).symlink_to(tmp_path / "elsewhere" / split)
     (Path("elsewhere") / "train" / "again").symlink_to(tmp_path / "data")  # which would never end
-    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 1, "--device", "cpu", "--output-dir", "out"]
+    args = ["recipe", "mine.py", "--data-dir", "data", "--epochs", 2, "--device", "cpu", "--output-dir", "out"]
     ran(cli(*args))
     ran(cli(*args, "--resume"))
     edit("elsewhere/train/part.jsonl", '"label": 1', '"label": 0')
@@ -117,7 +117,7 @@ def test_files_behind_a_link_are_part_of_the_data(files, cli, tmp_path):
 
 def test_results_within_the_data_are_no_data(files, cli, monkeypatch):
     monkeypatch.chdir(files / "data")
-    run = ["recipe", "../mine.py", "--epochs", 1, "--device", "cpu", "--train-size", 16, "--data-dir", "."]
+    run = ["recipe", "../mine.py", "--epochs", 2, "--device", "cpu", "--train-size", 16, "--data-dir", "."]
     ran(cli(*run, "--output-dir", "out"))
     ran(cli(*run, "--output-dir", "runs/other"))
     before = content.checksum(".")

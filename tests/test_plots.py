@@ -1,6 +1,7 @@
 """Pictures: what they show is what the run wrote down."""
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -14,9 +15,11 @@ from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.plots.attention import plot_attention
 from attnreg.experiments.results.plots.run import plot_run
 from attnreg.experiments.results.plots.style import COLORS, styles
+from attnreg.experiments.runs.run import Run
 from tests import task_data
 from tests.commands import assert_sentence, invoke, ran, read_lines
 from tests.learning import bert
+from tests.warm import DRAWN
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
 RECIPES = {  # with the pictures that there are
@@ -242,3 +245,27 @@ def test_attention_of_an_untrained_model_is_not_black(tmp_path, figures):
     assert 0.4 < shade < 0.9  # grey
     assert list(image.to_rgba([0.0, 1.0])[:, 0]) == [1.0, 0.0]  # the whole range of weights, in every picture
     assert axes.get_title() == "attention (square-root scale)"
+
+
+def test_a_run_ends_with_its_pictures(cli, tmp_path, monkeypatch, undrawn):
+    monkeypatch.setattr(Run, "pictures", DRAWN[0])
+    output = ran(cli("recipe", "ad-drop", *SMALL, "--output-dir", "run")).output
+    assert "Results saved to run/, pictures to run/plots: drop_rates.png, convergence.png, attention.png." in output
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert re.findall(r"\]\((plots/\w+\.png)\)", report) == [
+        f"plots/{name}.png" for name in ("drop_rates", "convergence", "attention")
+    ]
+    output = ran(cli("recipe", "finetune", *SMALL, "--output-dir", "plain", "--no-plots")).output
+    assert "Results saved to plain/." in output
+    assert not (tmp_path / "plain" / "plots").exists()
+
+
+def test_what_is_dropped_of_the_tokens_of_a_text(runs, cli, undrawn):
+    result = ran(cli("plot", runs / "ad-drop", "--tokens", "the boy <sleeps>"))
+    header, *rows = [line.split() for line in result.stdout.splitlines() if line[:1] not in ("/", "M")]
+    assert header == ["token", "dropped", "encoder.0", "encoder.1", "encoder.2"]
+    assert [row[0] for row in rows] == ["[CLS]", "the", "boy", "[UNK]", "sleeps", "[UNK]", "[SEP]"]
+    assert any(row[1] != "0%" for row in rows)
+    page = (runs / "ad-drop" / "plots" / "tokens.html").read_text()
+    assert re.findall(r">([^<>]+)</span>", page) == [row[0] for row in rows]
+    assert_sentence(cli("plot", runs / "finetune", "--tokens", "the boy"), 1, "needs a finished run with a regularizer")

@@ -131,7 +131,7 @@ def test_on_the_command_line(cli, tmp_path):
     output = ran(cli("recipe", "finetune", *small, "--seed", 3, "--output-dir", "out")).output
     assert "on held-out rows, seed 3" in output
     assert len(read_lines(tmp_path / "out" / "predictions.jsonl")) == 100
-    again = ran(cli("compare", "finetune", "ad-drop", *small, "--dry-run")).output
+    again = ran(cli("compare", "finetune", "sam", *small, "--dry-run")).output
     assert "10 runs in all" in again
     result = cli("compare", "finetune", "ad-drop --shots 4", "--epochs", 1)
     assert_sentence(result, 2, "--shots must be the same for all methods")

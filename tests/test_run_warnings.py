@@ -42,6 +42,10 @@ UNKNOWN = [{"sentence": each, "label": i % 2} for i, each in enumerate(["ρόδ�
 CHOICES = [{"q": "red", "a": "one", "b": "two", "c": "", "label": 1 + number % 2} for number in range(4)]
 OF_CHOICES = {"kind": "multiple-choice", "text_columns": "q", "choice_columns": "a,b,c"}
 OF_TEXT = {"text_columns": "text"}
+UNREAD = (
+    "100% of the tokens in the training inputs are unknown to the tokenizer ([UNK]): check that the tokenizer belongs "
+    "to the model and fits the language of your texts."
+)
 ABSENT = "raise --train-size, or add such rows."
 
 
@@ -60,9 +64,16 @@ ABSENT = "raise --train-size, or add such rows."
         ([*CLASSES[:40], {"text": "a", "label": "goood"}], CLASSES[40:], "custom", OF_TEXT,
          ["class 'goood' has 1 of 41 training rows and none in dev. Did you mean good?"]),
         ([*CLASSES[:40], {"text": "a", "label": "Good "}, {"text": "", "label": "bad"}], CLASSES[40:], "custom", OF_TEXT,
-         ["1 of 42 training rows has no text: remove them.",
+         ["row 42 of train has no text: remove it.",
           "classes 'Good ', 'good' differ only in case or spaces: spell a class alike in all rows.",
           "class 'Good ' has 1 of 42 training rows and none in dev. Did you mean good?"]),
+        ([*CLASSES[:12], {"text": "a", "label": "label"}], CLASSES[40:], "custom", OF_TEXT,
+         ["class 'label' has 1 of 13 training rows and none in dev."]),
+        ([{**row, "text": text} for row, text in zip(CLASSES[:11], ["", "a", " ", "b", "", *"cdefgh"], strict=True)], [*CLASSES[40:], {"text": "", "label": "bad"}], "custom", OF_TEXT,
+         ["1 of 21 dev rows is also in train (same texts), so the score is too high: remove such rows from train.",
+          "rows 1, 3, 5 of train have no text: remove them.", "row 21 of dev has no text: remove it."]),
+        ([{**row, "text": str(n)} for n, row in enumerate(CLASSES[:8])], CLASSES[40:], "custom", OF_TEXT,
+         ["text column text holds a number in every row and no text: check --text-columns.", UNREAD]),
         (CLASSES[:40], [row for row in CLASSES[40:] if row["label"] == "bad"], "custom", OF_TEXT,
          ["all 10 dev rows have the label 'bad', so scores say little."]),
         (TAGS[:6], TAGS[6:], "conll2003", {},
@@ -174,10 +185,11 @@ def test_inputs_are_as_long_as_the_model_takes(cli, home):
     ran(cli("evaluate", "out"))
 
 
-def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, tmp_path):
+def test_mistakes_in_the_data_are_said_before_those_of_the_folder(cli, home):
+    tmp_path = home
     (tmp_path / "out").mkdir()
     (tmp_path / "out/file").write_text("")
-    words = ["--task", "custom", "--text-columns", "words", "--output-dir", "out"]
+    words = ["--task", "custom", "--text-columns", "words", "--model", "bert", "--output-dir", "out"]
     made.write(tmp_path / "data", train=24, validation=16)
     assert_sentence(cli("recipe", "finetune", *words, "--data-dir", "data"), 1, "words")
     words[3] = "premise,hypothesis"

@@ -198,7 +198,7 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
 
 @recipes("finetune", "attendout", "ad-drop")
 def test_real_cola(real_data, cli, tmp_path, recipe):
-    options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 1]
+    options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 2]
     tiny_bert(load_data(get_task("cola"), real_data / "cola")[1]["train"]["sentence"][:500], tmp_path / "model")
     ran(cli("recipe", recipe, *options, *RECIPES[recipe], "--train-size", 200, "--output-dir", "out"))
     assert read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["step"] > 0

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.errors import NoAttentionError
 from attnreg.injection.attachment import handles
-from attnreg.injection.running.attached_attention import AttachedModule
+from attnreg.injection.running.attached_module import AttachedModule
 
 H, D, LAYERS = 2, 3, 3
 

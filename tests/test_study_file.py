@@ -198,7 +198,7 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path):
     cells = [[row[name] for name in ("plain", "high", "random")] for row in table(report, "Scores on test")]
     assert cells == [["0.5750", "0.6500", "not run"]] * 2
     assert [row["difference"] for row in table(report, "Differences by task")] == ["+0.0750"] * 2
-    assert "No difference found: none of 2 holds after one correction over all of them." in report
+    assert "Not significant: none of 2 differences holds after one correction over all of them (" in report
     assert [row["mean difference"] for row in table(report, "Over tasks")] == ["+0.0750"]
 
 
@@ -334,7 +334,7 @@ def test_a_dry_run_counts_the_runs_that_follow_a_search(cli, tmp_path):
     path = file_of(tmp_path, tasks=[{}], methods=methods, baseline="low", primary=None)
     output = ran(cli("compare", "--study", path, "--dry-run")).output
     assert "high, final: 3 runs, once its search has finished" in output
-    assert f"{3 + 2 + 3} runs in all." in output
+    assert f"{3 + 2 + 3} runs in all, which train for about " in output
 
 
 def test_others_are_compared_with_the_best_rung(tmp_path):

@@ -175,7 +175,7 @@ def test_a_model_of_mnli_on_hans(cli, home, tmp_path):
         right += int(int(model(**given).logits.argmax()) > 0) == row["label"]
     assert written["metrics"] == {"accuracy": right / 32}
     for args, code, says in [
-        (["--task", "conll2003", "--data-dir", "x"], 1, "Expected a classification task for the model of out"),
+        (["--task", "conll2003", "--data-dir", "hans"], 1, "Expected a classification task for the model of out"),
         (["--task", "sst2", "--data-dir", home / "mnli"], 1, "Missing columns in split validation of .*: sentence. Task 'sst2' needs sentence, label;"),
         (["--task", "hans"], 1, "Cannot load .* for task 'hans' from the hub or the local cache: use --data-dir"),
         (["--task", "hans", "--data-dir", "hans", "--split", "test"], 1, "No labelled test split in hans"),

@@ -176,6 +176,18 @@ def without_devices():
                 module._lazy_call = lambda call, **options: None
 
 
+DRAWN = []  # how runs draw
+
+
+def without_pictures():
+    """Let runs end without pictures, which take longer than most runs of tests."""
+    from attnreg.experiments.runs.run import Run
+
+    if not DRAWN:
+        DRAWN.append(Run.pictures)
+        Run.pictures = lambda run: []
+
+
 def warm_up():
     """Import what is slow to import and make what is made once. It must start no threads: forks would lack them."""
     import transformers
@@ -183,6 +195,7 @@ def warm_up():
     with_few_dev_rows()
     without_fingerprints()
     without_devices()
+    without_pictures()
 
     inner = ("cli.main", "compare.launch", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
     for name in ("integrations", *(f"experiments.{each}" for each in inner)):

@@ -199,12 +199,13 @@ def attention_weights(
                 [0., 0.]])
     """
     scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias
     orphan = None
     if valid is not None:
         orphan = ~valid.any(-1, keepdim=True)
         scores = scores.masked_fill(~(valid | orphan), -math.inf)
+        bias = None if bias is None else bias.masked_fill(orphan, 0.0)  # minus infinity alone has NaN as gradient
+    if bias is not None:
+        scores = scores + bias
     if keep is not None:
         scores = masked_scores(scores, keep, valid)
     weights = scores.softmax(-1)

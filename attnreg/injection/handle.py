@@ -19,12 +19,12 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.running.attached_attention import AttachedMethod, attached_methods, attached_modules
+from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
 from attnreg.injection.running.attached_block import attached_blocks
+from attnreg.injection.running.attached_module import AttachedMethod, attached_methods, attached_modules
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.rates import Report
 from attnreg.injection.running.shadow import (
     MARK,
     AttachedEntry,
@@ -113,6 +113,7 @@ class AttachHandle:
 
         def __getattr__(self, name: str) -> Any:
             where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
+            where = ": pass `callbacks=[AttnRegCallback(handle)]`" if name == "on_init_end" else where
             raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
 
     def holds(self, model: nn.Module) -> bool:
@@ -137,9 +138,43 @@ class AttachHandle:
         """Return a table of the sites: mean drop rate so far, and the module; below, why nothing may be dropped."""
         rates, why = self.rates.mean(), self._passes.why_plain()
         notes = [why] if why is not None and not (rates and self.attached) else []
+        notes += ["Drop rates are not measured within torch.func."] if self.rates.are_hidden and not rates else []
         shown = {label: f"{rate:.3f}" for label, rate in rates.items()}
         rows = [(site.label, shown.get(site.label, "none yet"), site.name) for site in self.sites]
         return Report.of_rows([("site", "drop rate", "module"), *rows], [*effects(self.provider), *notes])
+
+    def show(
+        self, batch: Mapping[str, Tensor], tokenizer: Any = None, *, row: int = 0, seed: int | None = None
+    ) -> DroppedTokens:
+        """Show the tokens of a sample with what the provider drops of each, as text; a notebook shades the tokens.
+
+        A token counts as a key of attention, over heads, queries and layers, or as a hidden state.
+
+        Args:
+            batch: the inputs of the model, with ``input_ids``, and ``labels`` if the provider needs them.
+            tokenizer: names the tokens (default: their numbers).
+            row: the sample in the batch.
+            seed: chooses the masks (default: those of the latest pass with this provider, or of seed 0).
+
+        Raises:
+            InputError: if the provider drops nothing of tokens, or the batch has no ``input_ids``.
+        """
+        model, tokens = self._passes.model, names_of(batch, row, tokenizer)
+        chosen = next(number for number in (seed, self.seed, 0) if number is not None)
+
+        def run() -> None:
+            self.provider.attribute(model, batch)
+            with torch.no_grad(), self.replay(chosen):
+                model(**batch)
+
+        modes, rates = {module: module.training for module in model.modules()}, dict(vars(self.rates))
+        try:
+            model.eval()
+            return dropped_tokens(run, self.provider, tokens, row, chosen)
+        finally:  # as if there had been no pass
+            vars(self.rates).update(rates)
+            for module, training in modes.items():
+                module.training = training
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
@@ -157,7 +192,7 @@ class AttachHandle:
         Only valid positions of real query rows count, never padding. Empty before the first training pass, and while
         the provider is not active.
         """
-        return {label: float(rate) for label, rate in self.drop_rate_tensors().items()}
+        return Rates({label: float(rate) for label, rate in self.drop_rate_tensors().items()})
 
     def drop_rate_tensors(self) -> dict[str, Tensor]:
         """Return the drop rates as 0-d tensors, without device sync."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from accelerate.utils import broadcast
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
@@ -19,6 +21,7 @@ from attnreg.injection.running.rates import Sums, added
 from attnreg.integrations.one_mask import OneMask
 from attnreg.regularizer.abilities import asleep_for
 from attnreg.regularizer.base import Regularizer, described
+from attnreg.training.method import check_learned
 
 
 class AttnRegCallback(TrainerCallback):
@@ -45,9 +48,12 @@ class AttnRegCallback(TrainerCallback):
     def __init__(self, provider: Regularizer | AttachHandle, *, one_mask: bool = False) -> None:
         self._provider = provider if isinstance(provider, Regularizer) else None  # to be attached
         self._handle = provider if isinstance(provider, AttachHandle) else None
+        self._fresh: Regularizer | None = None  # a copy from before any training, for further models
+        self._has_trained = False
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
         self._sums: Sums = {}  # since the last log
+        self._begin, self._steps = 0, list[Tensor]()  # when training began, and of schedules after the latest step
         self._epoch = 0
         self._one_mask = true_or_false("one_mask", one_mask)
         self._shared: OneMask | None = None
@@ -69,9 +75,27 @@ class AttnRegCallback(TrainerCallback):
             _check_supported(self._provider, "a callback", "`RegularizedTrainer(provider=...)`")
             self._attach(model)
 
-    def _attach(self, model: nn.Module) -> None:
-        if self._provider is not None and (self._handle is None or not self._handle.holds(model)):
-            self._handle = attach_in_trainer(model, self._provider, "seeded" if self._one_mask else "torch")
+    def _attach(self, model: nn.Module, *, to_new: bool = False) -> None:
+        if self._provider is None or (self._handle is not None and self._handle.holds(model)):
+            return
+        if to_new and self._fresh is None and not self._has_trained:
+            self._fresh = copy.deepcopy(self._provider)
+        provider = self._provider if self._fresh is None else copy.deepcopy(self._fresh)
+        self._handle = attach_in_trainer(model, provider, "seeded" if self._one_mask else "torch")
+
+    def follow(self, model: nn.Module) -> None:
+        """Attach a fresh copy of the provider to a new model, such as ``model_init`` makes, before it is trained.
+
+        A callback that was created with a handle keeps it, and a provider that was detached stays so.
+
+        Raises:
+            InputError: if the provider cannot be attached, or ``one_mask`` belongs to another model.
+        """
+        if self._provider is None or not self.handle.attached or self.handle.holds(model):
+            return
+        if self._shared is not None:
+            raise InputError("`one_mask=True` needs one model: create the trainer with `model`, not `model_init`.")
+        self._attach(model, to_new=True)
 
     def add_to(self, trainer: Trainer) -> None:
         """Add this callback to a trainer, before the callbacks that report logs, so that they see the drop rates.
@@ -89,9 +113,9 @@ class AttnRegCallback(TrainerCallback):
                 f"Expected a transformers Trainer, got a {name} from {type(trainer).__module__}. Pass the Trainer that "
                 "it uses internally (SetFit: `trainer.st_trainer`)."
             )
-        if self._handle is None or getattr(trainer, "handle", None) is not self._handle:
+        if not getattr(trainer, "adds_all", False):
             use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
-            _check_supported(self._provider or self.handle.provider, name, use)
+            _check_supported(self.handle.provider if self._provider is None else self._provider, name, use)
         assert trainer.model is not None
         self._attach(trainer.model)
         if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
@@ -105,11 +129,19 @@ class AttnRegCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Restore the provider on resuming, on the model's device and in all processes; warn if it cannot act."""
-        provider = self.handle.provider
+        model = kwargs.get("model")
+        if isinstance(model, nn.Module):  # SetFit's is none
+            self.follow(model)
+            if state.is_hyper_param_search and not self.handle.holds(model):
+                raise InputError(
+                    "`hyperparameter_search` makes a new model for each trial, but a handle belongs to one: pass the "
+                    "provider to AttnRegCallback instead. To choose layers, pass `attnreg.OnLayers(provider, layers)`."
+                )
+        provider, self._has_trained = self.handle.provider, True
         if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
             ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
             raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
-        if why := self._why_asleep(kwargs.get("model"), kwargs.get("train_dataloader", ()), args, state):
+        if why := self._why_asleep(args, state, **kwargs):
             warnings.warn(why, AsleepWarning, stacklevel=2)
         self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
         if state.global_step:
@@ -117,6 +149,7 @@ class AttnRegCallback(TrainerCallback):
         provider.to(args.device)
         self._share(args)
         self._clear_gradients()
+        self._begin, self._steps = state.global_step, self._schedules()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Restore the provider of the best checkpoint, if the Trainer has loaded its model."""
@@ -156,7 +189,9 @@ class AttnRegCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Collect the drop rates, step the provider's schedules and clear its gradients."""
         self._sums = added(self._sums, self.handle.drop_rate_tensors())
+        self._check_steps(state.global_step)
         self.handle.step()
+        self._steps = self._schedules() if state.global_step < self._begin + 2 else []
         self._clear_gradients()
 
     def on_log(
@@ -180,19 +215,46 @@ class AttnRegCallback(TrainerCallback):
         except InputError as error:
             warnings.warn(f"The checkpoint was saved without its provider. {error}", stacklevel=2)
 
-    def _why_asleep(self, model: Any, data: Any, args: TrainingArguments, state: TrainerState) -> str | None:
+    def _why_asleep(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        train_dataloader: Any = (),
+        **_: Any,
+    ) -> str | None:
         if not self.handle.attached:
             return "The handle of AttnRegCallback is detached. Attach the provider again and pass the new handle."
-        if isinstance(model, nn.Module) and not self.handle.holds(model):  # SetFit's model is not an nn.Module
+        if isinstance(model, nn.Module) and not self.handle.holds(model):
             name = type(self.handle.provider).__name__
             return (
                 f"The trained {type(model).__name__} is not the model that {name} is attached to (`model_init` makes a "
                 "new one). Create the model, attach the provider, then create the Trainer."
             )
+        if optimizer is not None:
+            try:
+                check_learned(optimizer, self.handle.provider)
+            except InputError as error:
+                return str(error)
         by_epoch = any(type(each).on_epoch is not Regularizer.on_epoch for each in self.handle.provider.parts())
-        if state.global_step and by_epoch and not has_length(data):
+        if state.global_step and by_epoch and not has_length(train_dataloader):
             return "The Trainer resumes data without a length, whose epochs it does not know: masks may act in others."
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
+
+    def _schedules(self) -> list[Tensor]:
+        """Return copies of what schedules have counted so far."""
+        stepped = (part for part in self.handle.provider.parts() if type(part).step is not Regularizer.step)
+        return [buffer.clone() for part in stepped for name, buffer in part.named_buffers() if name == "steps"]
+
+    def _check_steps(self, step: int) -> None:
+        """Refuse a schedule that somebody else steps, too; in the first two steps, since callbacks have an order."""
+        if step <= self._begin + 2 and any(map(torch.ne, self._steps, self._schedules())):
+            raise InputError(
+                "A schedule advances twice in each optimizer step: remove your call of `handle.step()`, because "
+                "AttnRegCallback makes it."
+            )
 
     def _clear_gradients(self) -> None:
         # The Trainer calls model.zero_grad, not optimizer.zero_grad, and the provider is not part of the model.
@@ -218,17 +280,27 @@ def attach_in_trainer(
     return attach(next(iter(inner.values()), model), provider, own_dropout=own_dropout)
 
 
+def needs_of(part: Regularizer) -> list[str]:
+    """Return what a regularizer needs besides being attached: reasons for a :class:`RegularizedTrainer`."""
+    needs = {
+        "looks at each batch before the training step on it (`attribute`)": part.looks_at_batches,
+        "adds to the loss (`penalty`)": type(part).penalty is not Regularizer.penalty,
+    }
+    return [reason for reason, needed in needs.items() if needed]
+
+
 def _check_supported(provider: Regularizer, by: str, use: str) -> None:
-    for each in reversed(provider.parts()):  # inner ones first, to name them
-        needs = {
-            "looks at each batch before the training step on it (`attribute`)": each.looks_at_batches,
-            "adds to the loss (`penalty`)": type(each).penalty is not Regularizer.penalty,
-            "is trained by the loss": bool(each.learned_parameters()),
-        }
-        if why := [reason for reason, needed in needs.items() if needed]:
-            raise InputError(f"{type(each).__name__} {why[0]}, which {by} does not support. Use {use}.")
+    for part in reversed(provider.parts()):  # inner ones first, to name them
+        learns = ["is trained by the loss"] if part.learned_parameters() else []
+        if why := [*needs_of(part), *learns]:
+            raise InputError(f"{type(part).__name__} {why[0]}, which {by} does not support. Use {use}.")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Return the provider's folder in the checkpoint of the present step."""
     assert args.output_dir is not None
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "attnreg"
+    name = f"checkpoint-{state.global_step}"
+    if state.is_hyper_param_search:  # in a folder of the trial, whose name only the Trainer knows; just written
+        written = Path(args.output_dir).glob(f"*/{name}/trainer_state.json")
+        return max(written, key=lambda file: file.stat().st_mtime_ns).parent / "attnreg"
+    return Path(args.output_dir) / name / "attnreg"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +13,9 @@ from torch.optim import Optimizer
 from transformers import Trainer
 from transformers.modeling_utils import unwrap_model
 
-from attnreg.errors import InputError
+from attnreg.errors import AsleepWarning, InputError
 from attnreg.injection import AttachHandle
-from attnreg.integrations.callback import AttnRegCallback, attach_in_trainer
+from attnreg.integrations.callback import AttnRegCallback, needs_of
 from attnreg.outputs import own_caches
 from attnreg.regularizer.base import Regularizer
 from attnreg.training.method import (
@@ -27,6 +30,8 @@ from attnreg.training.method import (
 )
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
+Method = Callable[..., Any]
+
 
 class RegularizedTrainer(Trainer):
     """A :class:`transformers.Trainer` for every provider and every :class:`attnreg.training.Objective`.
@@ -36,21 +41,29 @@ class RegularizedTrainer(Trainer):
     clipping, and are in the checkpoints. It adds an :class:`AttnRegCallback`. To combine it with another Trainer, such
     as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
 
+    A subclass, or the other Trainer, may override any method. ``compute_loss`` then is the loss of one pass, to which
+    the penalty is added; ``training_step`` must call ``self.compute_loss``; the learned parameters are added to the
+    optimizer that ``create_optimizer`` makes.
+
     With gradient accumulation, the loss is the mean of the micro-batches' means, because many models of transformers
     accept ``num_items_in_batch`` but ignore it. If your model uses it, set ``model.accepts_loss_kwargs = True``.
 
     Args:
         args: arguments of :class:`transformers.Trainer`.
         provider: the provider, attached to all self-attention; or a handle of :func:`attnreg.attach`, to choose layers
-            and stacks. ``None``: no provider, or one that an :class:`AttnRegCallback` attaches.
+            and stacks. ``None``: no provider, or that of an :class:`AttnRegCallback` in ``callbacks``.
         objective: an objective such as ``RDropLoss()``, whose passes are those of the Trainer's ``compute_loss``; by
             default the loss of one pass.
-        kwargs: keyword arguments of :class:`transformers.Trainer`; with a provider, no ``model_init``. If you pass
-            ``optimizers``, the optimizer must contain the provider's learned parameters, as the Trainer's own does.
+        kwargs: keyword arguments of :class:`transformers.Trainer`. With ``model_init``, every new model gets a fresh
+            copy of the provider. If you pass ``optimizers``, the optimizer must contain the provider's learned
+            parameters, as the Trainer's own does.
 
     Raises:
-        InputError: if ``model_init`` is given with a provider, the optimizer lacks the provider's learned parameters,
+        InputError: if ``model_init`` is given with a handle, the optimizer lacks the provider's learned parameters,
             or the provider does not fit the objective or the loss.
+
+    Warns:
+        AsleepWarning: if there is neither a provider nor an objective.
 
     Example:
         >>> import attnreg
@@ -63,6 +76,8 @@ class RegularizedTrainer(Trainer):
         >>> [site.label for site in trainer.handle.sites]
         ['encoder.0']
     """
+
+    adds_all = True  # what a callback cannot: `attribute`, `penalty`, learned parameters
 
     def __init__(
         self,
@@ -79,75 +94,158 @@ class RegularizedTrainer(Trainer):
                 )
         if any(isinstance(each, Regularizer) for each in (*args, *kwargs.values())):
             raise InputError("Pass the regularizer by its name: `RegularizedTrainer(model, args, provider=...)`.")
-        if provider is not None and kwargs.get("model_init") is not None:
-            raise InputError(
-                "`model_init` is not supported, because a provider is attached to one model. Pass a `model` instead."
-            )
-        self.objective: ObjectiveFunction | None = objective
-        #: the handle of ``provider``; ``None`` if there is none
-        self.handle: AttachHandle | None = None
+        self._objective: ObjectiveFunction | None = objective
         super().__init__(*args, **kwargs)
         assert self.model is not None
-        regularizer = provider.provider if isinstance(provider, AttachHandle) else provider
-        check_objective(objective, self.model, regularizer)
+        if self.model_init is not None and isinstance(provider, AttachHandle):
+            raise InputError(
+                "`model_init` makes a new model for each training, but a handle belongs to one: pass the provider "
+                "instead. To choose layers, pass `attnreg.OnLayers(provider, layers)`."
+            )
+        self._check(provider.provider if isinstance(provider, AttachHandle) else provider)
         if not hasattr(unwrap_model(self.model), "accepts_loss_kwargs"):
             self.model_accepts_loss_kwargs = False  # average the losses of micro-batches
-        if provider is not None and regularizer is not None:
-            if self.optimizer is not None:
-                check_learned(self.optimizer, regularizer)
-            if self.compute_loss_func is not None or self.label_smoother is not None:
-                check_own_loss(regularizer, "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor")
-            self.handle = provider if isinstance(provider, AttachHandle) else attach_in_trainer(self.model, provider)
-            AttnRegCallback(self.handle).add_to(self)
+        if provider is not None:
+            AttnRegCallback(provider).add_to(self)
+        elif objective is None and self._callback is None:
+            text = "RegularizedTrainer has no regularizer and trains plain: pass `provider=...` or `objective=...`."
+            warnings.warn(text, AsleepWarning, stacklevel=2)
+        self._regularized = provider is not None
+        self._is_computing = False  # the loss, so that what it calls does not regularize it again
+        self._has_computed = False  # the loss of this training step
+        self._knows_loss = False  # whether a provider that learns by the model's own loss may train with this one
+        self._surround()
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Run all forward passes and the backward pass; a batch that is looked at first must be keyword arguments."""
-        if self.handle is None:
-            return super().training_step(model, inputs, num_items_in_batch)
-        inputs = self._prepare_inputs(inputs)
-        for each in (model, self.optimizer):  # as the step itself, since the first pass is one of training
-            getattr(each, "train", lambda: None)()
-        with self.compute_loss_context_manager():
-            look_at(self.handle, model, inputs)
-        loss = super().training_step(model, inputs, num_items_in_batch)
+    @property
+    def _callback(self) -> AttnRegCallback | None:
+        return next((each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback)), None)
+
+    @property
+    def handle(self) -> AttachHandle | None:
+        """The handle of the provider; ``None`` if there is no provider."""
+        return None if self._callback is None else self._callback.handle
+
+    def _check(self, provider: Regularizer | None) -> None:
+        """Refuse what does not fit together, before the provider is attached and before a training."""
+        assert self.model is not None
+        check_objective(self._objective, self.model, provider)
+        if provider is None:
+            return
+        if self.optimizer is not None:
+            check_learned(self.optimizer, provider)
+        if self.compute_loss_func is not None or self.label_smoother is not None:
+            check_own_loss(provider, "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor")
+
+    def _surround(self) -> None:
+        """Put ours around the methods that regularizers act through, whatever a subclass or a user has put there."""
+        ours: dict[str, Method] = {
+            "training_step": self._step,
+            "compute_loss": self._loss,
+            "create_optimizer": self._optimizer,
+        }
+        for name, method in ours.items():
+            present = getattr(self, name)
+            if getattr(present, "func", None) != method:
+                setattr(self, name, functools.partial(method, present))
+
+    def _step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
+        """Run a training step; refuse one whose loss was not regularized."""
+        self._has_computed = False
+        result = step(*args, **kwargs)
+        handle = self.handle
+        if not self._has_computed:
+            needs = [title_of(self._objective)] if self._objective is not None else []
+            if handle is not None and handle.attached:
+                needs += [type(part).__name__ for part in handle.provider.parts() if needs_of(part)]
+            if needs:
+                raise InputError(
+                    f"{type(self).__name__} computes its loss without {needs[0]}: call `self.compute_loss(...)` in "
+                    "`training_step`; your own `compute_loss` may return any loss of one pass."
+                )
         # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
-        if self.accelerator.sync_gradients:
-            Updater(accelerator=self.accelerator).average_gradients(self.handle.provider.learned_parameters())
-        return loss
+        if handle is not None and self.accelerator.sync_gradients:
+            Updater(accelerator=self.accelerator).average_gradients(handle.provider.learned_parameters())
+        return result
 
-    def compute_loss(
+    def _loss(self, compute: Method, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss; in training by the objective, with the provider's penalty, after its first pass."""
+        if self._is_computing or not (model.training and torch.is_grad_enabled()):
+            return compute(model, inputs, *args, **kwargs)
+        handle = self.handle
+        if handle is None and self._regularized:
+            raise InputError(
+                f"{type(self).__name__} has lost its AttnRegCallback. To train without the regularizer, call "
+                "`trainer.handle.detach()` instead of removing the callback."
+            )
+        self._is_computing = self._has_computed = True
+        try:
+            look_at(handle, model, inputs)
+            if handle is not None and not self._knows_loss:
+                compute = functools.partial(self._compared, handle.provider, compute)
+            return self._regularized_loss(handle, compute, model, inputs, *args, **kwargs)
+        finally:
+            self._is_computing = False
+
+    def _regularized_loss(
         self,
+        handle: AttachHandle | None,
+        compute: Method,
         model: nn.Module,
         inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Compute the loss; in training by the objective, with the provider's penalty."""
-        of_one_pass = super().compute_loss
-        if not model.training:
-            return of_one_pass(model, inputs, return_outputs, num_items_in_batch)
-        parts, outputs = self._divisor(num_items_in_batch), []
-        if self.objective is None:
-            result = of_one_pass(model, inputs, return_outputs, num_items_in_batch)
-            if (penalty := penalty_of(self.handle)) is None:
+        given = {**dict(zip(("return_outputs", "num_items_in_batch"), args, strict=False)), **kwargs}
+        parts, outputs = self._divisor(given.get("num_items_in_batch")), []
+        if self._objective is None:
+            result = compute(model, inputs, **given)
+            if (penalty := penalty_of(handle)) is None:
                 return result
             penalty = penalty / parts
             return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
-            loss, output = of_one_pass(model, own_caches(batch), True, num_items_in_batch)
+            loss, output = self._with_outputs(compute, model, own_caches(batch), given)
             outputs.append(output)
-            penalty = penalty_of(self.handle)
+            penalty = penalty_of(handle)
             return (loss * parts if penalty is None else loss * parts + penalty), output
 
-        callbacks = (each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback))
-        provider = next((each.handle.provider for each in callbacks), None)  # also if a callback attached it
-        forward = ForwardPass(unwrap_model(model), provider, run, title_of(self.objective))
-        loss = self.objective(forward, inputs) / parts
-        return (loss, outputs[0]) if return_outputs else loss
+        provider = None if handle is None else handle.provider
+        forward = ForwardPass(unwrap_model(model), provider, run, title_of(self._objective))
+        loss = self._objective(forward, inputs) / parts
+        return (loss, outputs[0]) if given.get("return_outputs") else loss
+
+    def _with_outputs(
+        self, compute: Method, model: nn.Module, inputs: dict[str, Any], given: Mapping[str, Any]
+    ) -> tuple[Tensor, Any]:
+        """Compute the loss of one pass and return the outputs, too, as an objective needs them."""
+        try:
+            result = compute(model, inputs, **{**given, "return_outputs": True})
+        except TypeError as error:
+            if "'return_outputs'" not in str(error):
+                raise
+            result = None
+        if not isinstance(result, tuple):
+            raise InputError(f"Let `compute_loss` of {type(self).__name__} return outputs if `return_outputs`.")
+        return result[0], result[1]
+
+    def _compared(
+        self, provider: Regularizer, compute: Method, model: nn.Module, inputs: dict[str, Any], **given: Any
+    ) -> Any:
+        """Compute the loss of one pass; refuse a provider that learns by the model's own loss if it is another."""
+        outputs: list[Any] = []
+        hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            result = compute(model, inputs, **given)
+        finally:
+            hook.remove()
+        loss = result[0] if isinstance(result, tuple) else result
+        losses = [output.get("loss") for output in outputs if isinstance(output, Mapping)]
+        if not any(own is not None and torch.equal(own, loss) for own in losses):
+            check_own_loss(provider, f"{type(self).__name__}.compute_loss")
+        self._knows_loss = True
+        return result
 
     def _divisor(self, num_items_in_batch: Tensor | int | None) -> int:
         """By how much the loss of a micro-batch is divided before the Trainer adds it to those of the same step."""
@@ -157,14 +255,21 @@ class RegularizedTrainer(Trainer):
             divided = counted or self.compute_loss_func is not None
         return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+    def _optimizer(self, create: Method, *args: Any, **kwargs: Any) -> Optimizer | None:
         """Create the optimizer, with the provider's learned parameters in their own group, without weight decay."""
-        made_elsewhere = self.optimizer is not None
-        if self.handle is None:
-            return super().create_optimizer(*args, **kwargs)
-        self.handle.provider.to(self.args.device)  # before optimizer state is moved to its device
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if made_elsewhere:
-            check_learned(optimizer, self.handle.provider)
-        add_learned(optimizer, self.handle.provider)
+        assert self.model is not None
+        self._surround()  # what was set on the trainer since it was created
+        if (callback := self._callback) is not None:
+            callback.follow(self.model)
+        handle = self.handle
+        self._check(None if handle is None else handle.provider)
+        if handle is not None:
+            handle.provider.to(self.args.device)  # before optimizer state is moved to its device
+        made: Optimizer | None = create(*args, **kwargs)
+        optimizer = self.optimizer if made is None else made  # a subclass may only set it
+        if handle is not None and optimizer is not None:
+            if self.lr_scheduler is None:
+                add_learned(optimizer, handle.provider)
+            else:  # it knows the present groups only
+                check_learned(optimizer, handle.provider)
         return optimizer

@@ -51,8 +51,20 @@ def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str |
     )
 
 
+def never_added(regularizer: Regularizer, passes: int) -> str | None:
+    """Return a sentence on a penalty that nobody has asked for in so many training passes, if there is one."""
+    parts = regularizer.parts()
+    priced = next((part for part in parts if type(part).penalty is not Regularizer.penalty), None)
+    if passes < PATIENCE or priced is None or any(part._gave_penalty for part in parts):
+        return None
+    return (
+        f"Nobody has added the penalty of {type(priced).__name__} to the loss in {passes} training passes: add "
+        "`provider.penalty()` where it is not None (training methods and RegularizedTrainer do)."
+    )
+
+
 class Watch:
-    """Counts training passes, and warns once if a regularizer's schedule, epoch or parameters never change."""
+    """Counts training passes, and warns once of a schedule, epoch, parameter or penalty that has no effect."""
 
     def __init__(self, regularizer: Regularizer) -> None:
         self.regularizer = regularizer
@@ -81,7 +93,9 @@ class Watch:
                 f"{self.passes} training passes. Add them to the optimizer: "
                 '`optimizer.add_param_group({"params": provider.learned_parameters()})`.'
             )
+        if reason := never_added(self.regularizer, self.passes):
+            reasons.append(reason)
         self._done = bool(reasons) or self.passes > PATIENCE
         self._first = [] if self._done else self._first
-        if reasons:
-            warnings.warn(reasons[0], AsleepWarning, stacklevel=2)
+        for reason in reasons:
+            warnings.warn(reason, AsleepWarning, stacklevel=2)

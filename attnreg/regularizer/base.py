@@ -45,6 +45,21 @@ def _check_names(cls: type) -> None:
             )
 
 
+Penalty = Callable[[Any], Tensor | None]
+
+
+def _noted(penalty: Penalty) -> Penalty:
+    """Note that a penalty was asked for, so that one that nobody adds to the loss can be told."""
+
+    @functools.wraps(penalty)
+    def noted(self: Regularizer) -> Tensor | None:
+        if not torch.compiler.is_compiling():
+            vars(self)["_gave_penalty"] = True
+        return penalty(self)
+
+    return noted
+
+
 class Regularizer(PretrainedMixin, nn.Module, ABC):
     """What all regularizers share: hooks around training steps, abilities, saving, and ``a & b``.
 
@@ -94,10 +109,13 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     first_epoch: int = 0
     _arguments: ClassVar[frozenset[str]]  # of a built-in constructor
     _scheduled: frozenset[str] = frozenset()  # the arguments that follow a schedule
+    _gave_penalty: bool = False  # whether anybody has asked for it
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _check_names(cls)
+        if inspect.isfunction(penalty := vars(cls).get("penalty")) and penalty is not Regularizer.penalty:
+            cls.penalty = _noted(cls.penalty)  # type: ignore[method-assign]
         built_in = cls.__module__.startswith("attnreg.")  # others may set their arguments whenever they like
         cls._arguments = frozenset(inspect.signature(cls.__init__).parameters) if built_in else frozenset()
 
@@ -150,6 +168,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         for each in self._acting():
             each.prepare(inputs)
 
+    @_noted
     def penalty(self) -> Tensor | None:
         """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
@@ -235,6 +254,26 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def __rand__(self, other: Any) -> Compose:
         """Refuse ``DropHead & DropKey(0.1)``, as the reverse is refused."""
         return Compose(other, self)
+
+    def __add__(self, other: Any) -> Any:
+        """Refuse ``a + b``."""
+        raise InputError("Regularizers are not added: compose them with `a & b`.")
+
+    __radd__ = __add__
+
+    def __bool__(self) -> bool:
+        """Refuse ``a and b``, which would be ``b`` alone."""
+        raise InputError(
+            "A regularizer is neither true nor false: compose with `a & b` instead of `a and b`, and ask whether there "
+            "is one with `is not None`."
+        )
+
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """Refuse to be a callback; the Trainer of transformers calls this first."""
+        raise InputError(
+            f"{type(self).__name__} is a regularizer, not a callback: pass `callbacks=[AttnRegCallback(...)]` of "
+            "attnreg.integrations with it, or RegularizedTrainer(..., provider=...)."
+        )
 
 
 def _together(combine: Callable[[Any, Any], Any], answers: Sequence[Any]) -> Any:

@@ -21,6 +21,7 @@ import attnreg
 from attnreg._files import SUMS, check_checksums, replaced_folder, write_checksums
 from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError, one_line
+from attnreg.regularizer.parsing import shown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -123,12 +124,6 @@ def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
 def _name(cls: type[PretrainedMixin]) -> str:
     """Return a built-in regularizer's name, or any other's module and name, so that the two are never confused."""
     return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def shown(signature: inspect.Signature) -> str:
-    """A signature without its types, for messages."""
-    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
 def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:

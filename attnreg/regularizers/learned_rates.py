@@ -102,7 +102,7 @@ class ConcreteDropout(LearnedRates):
 
     def __init__(
         self,
-        num_layers: Depth,
+        num_layers: Depth = 0,
         p: float = 0.1,
         per: Per = "layer",
         num_heads: int | None = None,
@@ -172,7 +172,7 @@ class LearnableBernoulli(LearnedRates):
 
     def __init__(
         self,
-        num_layers: Depth,
+        num_layers: Depth = 0,
         p: float = 0.1,
         per: Per = "layer",
         num_heads: int | None = None,

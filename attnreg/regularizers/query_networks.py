@@ -94,9 +94,9 @@ class AdversarialAttention(SeesQueries):
 
     def __init__(
         self,
-        num_layers: Depth,
-        num_heads: int,
-        head_size: int,
+        num_layers: Depth = 0,
+        num_heads: int = 0,
+        head_size: int = 0,
         generator_size: int | None = None,
         initial_keep: float = 0.9,
         *,
@@ -198,8 +198,8 @@ class ContextualDropout(SeesQueries):
 
     def __init__(
         self,
-        num_layers: Depth,
-        head_size: int,
+        num_layers: Depth = 0,
+        head_size: int = 0,
         p: float = 0.1,
         prior: float | None = None,
         hidden_size: int = 8,

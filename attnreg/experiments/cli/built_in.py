@@ -8,17 +8,14 @@ from pathlib import Path
 import click
 import yaml
 
-import attnreg
 from attnreg._files import write_text
-from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
-from attnreg.experiments.options.option import GroupedCommand, defined, names_like, parsed
+from attnreg.experiments.options.option import GroupedCommand, names_like
+from attnreg.experiments.options.signatures import regularizers
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks.built_in import TASKS
 
-# the base classes, and the class behind `&`
-_NOT_BY_NAME = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}
 _EDIT = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
 
 
@@ -47,30 +44,39 @@ def recipe() -> None:
     """Run a built-in recipe or your own recipe file."""
 
 
-@click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")
-@click.argument("what", type=click.Choice(["recipes", "studies", "tasks", "providers"]))
-def list_(what: str) -> None:
-    """List the recipes, studies, tasks or providers."""
-    if what == "recipes":
-        rows = {name: summary(path) for name, path in recipe_files().items()}
-    elif what == "studies":
-        texts = {name: path.read_text(encoding="utf-8") for name, path in study_files().items()}
-        rows = {name: yaml.safe_load(text)["summary"] for name, text in texts.items()}
-    else:
-        rows = {name: task.summary for name, task in TASKS.items()} if what == "tasks" else _providers()
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        click.echo(f"{name:<{width}}  {text}")
+def _recipes() -> dict[str, str]:
+    return {name: summary(path) for name, path in recipe_files().items()}
+
+
+def _studies() -> dict[str, str]:
+    texts = {name: path.read_text(encoding="utf-8") for name, path in study_files().items()}
+    return {name: yaml.safe_load(text)["summary"] for name, text in texts.items()}
+
+
+def _tasks() -> dict[str, str]:
+    return {name: task.summary for name, task in TASKS.items()}
 
 
 def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
-    rows = {}
-    for name, module in listed_names(attnreg.__file__).items():
-        if module.startswith(REGULARIZERS) and name[0].isupper() and name not in _NOT_BY_NAME:
-            found = defined(parsed(module), name, ast.ClassDef)
-            rows[name] = (ast.get_docstring(found) or "").partition("\n")[0]
-    return rows
+    found = {name: ast.get_docstring(source) or "" for name, (_, source) in regularizers().items()}
+    return {name: text.partition("\n")[0] for name, text in found.items() if name != "Compose"}  # `&` makes it
+
+
+_LISTS = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}
+
+
+@click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")
+@click.argument("what", type=click.Choice([*_LISTS]), required=False)
+def list_(what: str | None) -> None:
+    """List the recipes, studies, tasks and providers, or one of these."""
+    for title, rows_of in _LISTS.items() if what is None else [(what, _LISTS[what])]:
+        if what is None:
+            click.echo(f"\n{title.capitalize()}:" if title != next(iter(_LISTS)) else f"{title.capitalize()}:")
+        rows = rows_of()
+        width = max(map(len, rows))
+        for name, text in rows.items():
+            click.echo(f"{name:<{width}}  {text}")
 
 
 @click.command("copy", cls=GroupedCommand, epilog=_EDIT)

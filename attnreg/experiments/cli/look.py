@@ -7,10 +7,13 @@ from typing import Any
 
 import click
 
+from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
+from attnreg.experiments.tasks.loading.folder import folder_with_data
+from attnreg.experiments.tasks.models.place import check_there
 
 _OPTIONS = (
     option("--task", group=DATA, shell_complete=names_like(lambda: TASKS),
@@ -57,17 +60,22 @@ def evaluate(
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
-    from attnreg.experiments.results.saved_model import SavedModel
-
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
     unused = {"--class": classes, "--name": name, "--metric": options["metric"], "--submission": predict and submission}
     if (predict or submission) and (given := next((each for each in unused if unused[each]), None)):
         what = "--predict" if predict else "--submission"
         raise UsageError(f"{what} writes predictions and scores nothing: remove {given}.")
+    if submission is not None and split == "validation":
+        raise UsageError("--submission is for the test split: remove --split validation.")
+    if len(renamed := dict(map(_pair, classes))) < len(classes):
+        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
+    check_run(run)
+    if shared["data_dir"] is not None:
+        folder_with_data(Path(shared["data_dir"]), ())
+    from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
+
     saved = SavedModel(run, options, **shared)
     if submission is not None:
-        if split == "validation":
-            raise UsageError("--submission is for the test split: remove --split validation.")
         for file, rows in saved.submit(submission).items():
             click.echo(f"Predictions of {rows} rows saved to {file}")
         return
@@ -76,8 +84,6 @@ def evaluate(
         click.echo(f"Predictions of {rows} rows saved to {predict}")
         return
     split = split or "validation"
-    if len(renamed := dict(map(_pair, classes))) < len(classes):
-        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     path, result = saved.score(split, name, renamed)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
@@ -92,6 +98,12 @@ def _pair(text: str) -> tuple[str, str]:
     return label, name
 
 
+def check_run(folder: Path) -> None:
+    """Refuse a folder that is not there."""
+    if not folder.is_dir():
+        raise InputError(f"Run folder {folder} not found.")
+
+
 @click.command("plot", cls=GroupedCommand, epilog="Example: attnreg plot runs/attendout-agreement-seed0")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
@@ -100,21 +112,23 @@ def _pair(text: str) -> tuple[str, str]:
 @click.option("--fit-schedule", "pieces", type=click.IntRange(min=1), metavar="[PIECES]", is_flag=False, flag_value=2,
               help="Also print a BernoulliScheduleProvider that follows the drop rate of each layer, for --provider: a "
                    "line of PIECES equally long pieces (default: 2).")  # fmt: skip
-def plot(run: Path, layer: int, pieces: int | None) -> None:
+@click.option("--tokens", metavar="TEXT", help="Also show what the run's regularizer drops of the tokens of this text.")
+def plot(run: Path, layer: int, pieces: int | None, tokens: str | None) -> None:
     """Plot drop rates, convergence and attention of a run.
 
     RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game. A plot that
     cannot be drawn is left out, with the reason.
     """
-    if not run.is_dir():
-        raise InputError(f"Run folder {run} not found.")
+    check_run(run)
     from attnreg.experiments.folder.reader import RunReader
+    from attnreg.experiments.results.plots.attention import show_tokens
     from attnreg.experiments.results.plots.run import plot_run
     from attnreg.experiments.results.schedule import fit_schedule
 
     if (reader := RunReader(run)).finished:
         reader.check_files()
     schedule = None if pieces is None else fit_schedule(reader, pieces)
+    shown = None if tokens is None else show_tokens(reader, tokens)
     made, left_out = plot_run(run, layer)
     for path in made:
         click.echo(path)
@@ -122,6 +136,11 @@ def plot(run: Path, layer: int, pieces: int | None) -> None:
         click.echo(f"No {name}: {reason}", err=True)
     if schedule is not None:
         click.echo(schedule)
+    if shown is not None:
+        page = run / "plots" / "tokens.html"
+        page.parent.mkdir(exist_ok=True)
+        write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{shown._repr_html_()}\n')
+        click.echo(f"{shown}\n{page}")
 
 
 @click.command("doctor", cls=GroupedCommand, epilog="Example: attnreg doctor runs/finetune-agreement-seed0/model")
@@ -134,14 +153,13 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     MODEL is a folder with a model of transformers, or its name. Its head is that of its configuration. The exit code is
     1 if there is a fault.
     """
-    import transformers as hf
+    place = check_there(model, "MODEL")
+    import transformers as hf  # late, as all these: they import torch
     from safetensors import SafetensorError
 
     import attnreg
     from attnreg.experiments.tasks.models.lora import adapter_base
-    from attnreg.experiments.tasks.models.pretrained import located
 
-    place = located(Path(model), "MODEL")
     if adapter_base(model) is not None:
         raise InputError(f"MODEL {model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft).")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
-from attnreg.experiments.runs.command import load_command
+from attnreg.experiments.runs.command import check_paths, load_command
 
 THREADS = option(
     "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
@@ -95,11 +96,8 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
 
     To continue after a stop, or to add seeds or methods, run the command again; finished runs are reused.
     """
-    from attnreg.experiments.compare.make import describe, make
-    from attnreg.experiments.compare.study import read_study, typed_study
-    from attnreg.experiments.setup.trackers import check_trackers
+    from attnreg.experiments.compare.study import Study, read_study, typed_study
 
-    check_trackers(options["report_to"])
     typed = given(click.get_current_context().params)
     own = {name: options.pop(name) for name in _OWN}
     file, folder = own["study"], own["output_dir"]
@@ -107,19 +105,32 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
     if file is None and own["scale"] != "full":
         raise UsageError("--scale is for --study: remove it.")
-    if file is None:
-        folder = folder or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-        of_runs = {**given(options), "task": options["task"]}
-        study = typed_study(methods, own["baseline"], of_runs, folder, {name: own[name] for name in _DESIGN})
-    else:
-        if own["baseline"]:
-            raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
-        changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
-        study = read_study(find_study(file), folder, changed, small=own["scale"] == "small")
-        for note in study.notes:
-            click.echo(note, err=True)
-    for comparison in study.comparisons.values():
-        comparison.check()
+    if file is not None and own["baseline"]:
+        raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
+    changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
+    of_runs = {**given(options), "task": options["task"]}
+
+    def study_in(place: Path | None) -> Study:
+        if file is not None:
+            return read_study(find_study(file), place, changed, small=own["scale"] == "small")
+        place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
+        return typed_study(methods, own["baseline"], of_runs, place, {name: own[name] for name in _DESIGN})
+
+    first = study = study_in(folder)
+    first.check_methods()
+    others = first.other_options
+    for number in itertools.count(2):
+        if study.other_options is None:
+            break
+        study = study_in(first.folder.with_name(f"{first.folder.name}-{number}"))
+    told = [] if others is None else [f"{first.folder} holds runs with {others}: saving to {study.folder}."]
+    for note in (*study.notes, *told):
+        click.echo(note, err=True)
+    study.check_folder()
+    from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
+    from attnreg.experiments.setup.trackers import check_trackers
+
+    check_trackers(options["report_to"])
     if own["dry_run"]:
         describe(study)
     else:
@@ -154,21 +165,23 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
     To continue after a stop, or with more --runs, run the command again; finished runs are not repeated.
     """
-    from rich.console import Console
-
-    from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.held_out import HeldOut
-    from attnreg.experiments.compare.method import typed_words
+    from attnreg.experiments.compare.method import Method, typed_words
     from attnreg.experiments.compare.search.space import read_space
-    from attnreg.experiments.compare.search.trials import Search, write_report
-    from attnreg.experiments.results.document import say
 
     own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
-    model = _model(options) if varied.providers else None
-    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
+    check_paths(held_out.runs(Method("finetune"))[0].settings)
+    from rich.console import Console  # late, as all these: they are slow to import
+
+    from attnreg.experiments.compare import launch
+    from attnreg.experiments.compare.search.trials import Search, write_report
+    from attnreg.experiments.results.document import say
+
+    model = _model(options) if varied.providers else None
+    layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
     made = Search(replace(varied, layers=layers), held_out, own["runs"], own["sampler_seed"])
     made.check(model)
     del model

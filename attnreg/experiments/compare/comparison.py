@@ -18,6 +18,7 @@ from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of
+from attnreg.experiments.runs.command import check_paths
 
 EQUAL_TIME_FROM = 1.1
 
@@ -50,6 +51,11 @@ class Comparison:
 
     def check(self) -> None:
         """Check the methods, their options and the folder, before any run starts."""
+        self.check_methods()
+        self.check_folder()
+
+    def check_methods(self) -> None:
+        """Check the methods and their options."""
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
@@ -69,9 +75,32 @@ class Comparison:
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
             raise InputError("With --folds, methods are scored on parts of train: remove --validation-rows.")
+
+    def check_paths(self) -> None:
+        """Check that there are the data and the models of the runs that have not finished."""
+        for runs in (self.final_runs(variant) for method in self.methods for variant in method.variants):
+            if not all(run.finished for run in runs):
+                check_paths(runs[0].settings)
+
+    def check_folder(self) -> None:
+        """Check that the folder holds nothing else, and that the runs in it are those of this comparison."""
         self._output.check()
         for run in self.runs():
             run.check()
+
+    def check_data(self) -> None:
+        """Read the data of the runs that have not finished, to say before any run what is wrong with them."""
+        if all(run.finished for run in self.runs()):
+            return
+        final = self.final_runs(self.baseline.variants[0])
+        for run in [*final[:1], *[run for run in self.runs() if run.role == "search"][:1]]:
+            run.check_data()
+
+    @property
+    def other_options(self) -> str | None:
+        """The options with which a run in the folder was made, as typed, if they are others."""
+        found = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
+        return next((", ".join(each.values()) for each in found if each), None)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""

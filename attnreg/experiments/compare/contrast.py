@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TypeVar
 
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
+from attnreg.experiments.folder.history import COLLAPSED
 
 Label = TypeVar("Label", bound=Hashable)
 LEVEL = 0.05  # of p, after correction
@@ -44,6 +46,11 @@ class Contrast:
         return math.isnan(self.difference.p) and len(self.gaps) > 1 and abs(self.difference.mean) > 0
 
     @property
+    def keeps(self) -> bool:
+        """Whether a gain is still there."""
+        return (self.holds or self.is_alike) and self.difference.mean > 0
+
+    @property
     def detectable(self) -> float | None:
         """The true difference that a test over these seeds would probably find; ``None`` without a test."""
         return None if math.isnan(self.difference.p) else detectable(stdev(self.gaps), len(self.gaps))
@@ -52,6 +59,8 @@ class Contrast:
     def cells(self) -> dict[str, str]:
         """The cells of a table of differences, by column."""
         columns = ("difference", "95 % over seeds", "p", "p (Holm)")
+        if self.mine.never_acted:
+            return dict.fromkeys(columns, "never acted")
         return dict(zip(columns, difference_cells(self.difference, self.p, len(self.gaps)), strict=True))
 
 
@@ -79,42 +88,100 @@ def p_cell(value: float) -> str:
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> str | None:
-    """Say whether anything was learned, which methods differ from the baseline, and what the seeds could have shown.
+def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> list[str]:
+    """Say whether anything was learned, which methods differ from the baseline, and what to do next.
 
     ``found`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
     """
     if not any(map(_learned, groups)):
-        return "No method learned the task: train for more epochs, or on more rows."
-    if not found:
-        return None
-    if max(len(each.gaps) for each in found) < 2:
-        return ONE_SEED
-    baseline, said = found[0].other.name, list[str]()
-    hold = [each for each in found if each.holds]
-    for each in hold:
-        gap = each.difference
-        side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {baseline}"
-        interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
-        said.append(f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)}).")
-    better = [each.mine.name for each in hold if each.difference.mean > 0]
-    same_time = [each for each in same_time if each.mine.name in better]
-    if lost := sorted(each.mine.name for each in same_time if not (each.holds or each.is_alike)):
-        said.append(f"With the same training time, no difference to {baseline} found for {', '.join(lost)}.")
-    for name, mean in ((each.mine.name, each.difference.mean) for each in same_time if each.mine.name not in lost):
-        if mean < 0:
-            said.append(f"With the same training time, {name} scores {-mean:.4f} below {baseline}.")
-    alike = [each for each in found if each.is_alike]
-    always = f"from {baseline} with every seed; a t-test needs differences that vary."
-    said += [f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}" for each in alike]
-    if rest := [each for each in found if each not in hold and each not in alike]:
-        names = f" for {', '.join(each.mine.name for each in rest)}" if len(found) > 1 else ""
-        known = [(each.detectable, len(each.gaps)) for each in rest if each.detectable is not None]
-        largest, seeds = max(known, default=(0.0, 0))
-        corrected = ", before correction" if len(found) > 1 else ""
-        detects = f"; {seeds} seeds detect one of {largest:.2g}{corrected}" if known else ""
-        said.append(f"No difference to {baseline} found{names}{detects}.")
-    return " ".join(said)
+        return ["No method learned the task: train for more epochs, or on more rows."]
+    if found and max(len(each.gaps) for each in found) < 2:
+        return [ONE_SEED]
+    acted = [each for each in found if not each.mine.never_acted]
+    hold = [each for each in acted if each.holds]
+    better = [each for each in hold if each.difference.mean > 0]
+    same_time = [each for each in same_time if each.mine.name in [won.mine.name for won in better]]
+    won = [each for each in better if all(same.keeps for same in same_time if same.mine.name == each.mine.name)]
+    best = max(won, key=lambda each: each.difference.mean).mine if won else found[0].other if found else groups[0]
+    said = [*map(_significant, hold), *_with_the_same_time(same_time), *_without_a_test(acted)]
+    if rest := [each for each in acted if not each.holds and not each.is_alike]:
+        said.append(_not_significant(rest, alone=len(found) == 1))
+    return [*([" ".join(said)] if said else []), to_use(best)]
+
+
+def to_use(group: Group) -> str:
+    """Say which run of a method to use, and how to get its model."""
+    run = group.returned
+    if (run.folder / "model").is_dir():
+        return f"To use {group.name}: its best model is in {run.folder / 'model'} (seed {run.seed})."
+    return f"To use {group.name}, train the model of its best seed, {run.seed}: `{run.alone}`"
+
+
+def _significant(each: Contrast) -> str:
+    gap = each.difference
+    side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name}"
+    interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
+    return f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)})."
+
+
+def _with_the_same_time(found: Sequence[Contrast]) -> Iterator[str]:
+    """Say what the baseline with the same training time leaves of the gains."""
+    if lost := sorted(each.mine.name for each in found if not (each.holds or each.is_alike)):
+        verb = "shows" if len(lost) == 1 else "show"
+        yield f"Given the same training time, {', '.join(lost)} {verb} no significant gain."
+    for each in found:
+        if each.mine.name not in lost and each.difference.mean < 0:
+            yield f"Given the same training time, {each.mine.name} scores {-each.difference.mean:.4f} below it."
+
+
+def _without_a_test(found: Sequence[Contrast]) -> Iterator[str]:
+    for each in found:
+        if each.is_alike:
+            always = f"from {each.other.name} with every seed; a t-test needs differences that vary."
+            yield f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}"
+
+
+def _not_significant(found: Sequence[Contrast], *, alone: bool) -> str:
+    """Say which differences are not significant, and what more seeds would detect."""
+    names = "" if alone else f": {', '.join(each.mine.name for each in found)}"
+    return f"Not significant{names} {seeds_detect(found, corrected=alone)}"
+
+
+def seeds_detect(found: Sequence[Contrast], *, corrected: bool) -> str:
+    """Say which difference the seeds can detect, in brackets, and which one four times as many would."""
+    known = [each for each in found if each.detectable is not None]
+    if not known:
+        return f"(all scores equal those of {found[0].other.name})."
+    hardest = max(known, key=lambda each: each.detectable or 0.0)
+    seeds = len(hardest.gaps)
+    correction = "" if corrected else ", before correction"
+    would = detectable(stdev(hardest.gaps), 4 * seeds)
+    return (
+        f"({seeds} seeds can detect {hardest.detectable:.2g}{correction}). {4 * seeds} seeds would detect about "
+        f"{would:.2g}."
+    )
+
+
+def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
+    """Say what the runs said of themselves: of methods that never acted, collapsed networks, and the data."""
+    for group in groups:
+        if group.never_acted:  # first, since it makes the verdict void
+            whys = {why for result in group.results for why in result["warnings"] if "first acts in" in why}
+            what = "so its scores say nothing about it"
+            yield " ".join([f"Warning: {group.name} never acted, {what}.", *sorted(whys)])
+    for group in groups:
+        if group.collapsed:
+            yield f"Warning: {COLLAPSED.format(group.name)} (seeds: {str(group.collapsed)[1:-1]})."
+    alike: dict[str, list[tuple[str, str]]] = {}  # sentences that differ in numbers only, with their methods
+    for group in groups:
+        for text in (text for result in group.results for text in result.get("warnings", ())):
+            if not (group.never_acted and "first acts in" in text):
+                alike.setdefault(re.sub(r"\d+", "0", text), []).append((group.name, text))
+    total = sum(len(group.runs) for group in groups)
+    for told in alike.values():
+        names = dict.fromkeys(name for name, _ in told)
+        whose = "" if len(names) == len(groups) else f"{', '.join(names)}: "
+        yield f"Warning: {whose}{told[0][1]}" + f" ({len(told)} of {total} runs)" * (len(told) < total)
 
 
 def _learned(group: Group) -> bool:

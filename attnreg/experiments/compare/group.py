@@ -12,8 +12,7 @@ from typing import Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
-from attnreg.experiments.results.report import collapsed
-from attnreg.experiments.tasks.metrics import CONFUSION
+from attnreg.experiments.folder.history import collapsed, rank
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,16 @@ class Group:
         """Seeds of the networks that predict the same class for every dev row, although the labels differ."""
         return [run.seed for run, records in zip(self.runs, self.records, strict=True) if collapsed(records)]
 
+    @property
+    def never_acted(self) -> bool:
+        """Whether the runs had a regularizer, and it acted in none of them."""
+        return all(result.get("acted") is False for result in self.results)
+
+    @property
+    def returned(self) -> PlannedRun:
+        """The run with the best score."""
+        return max(zip(self.runs, self.scores, strict=True), key=lambda pair: rank(pair[1]))[0]
+
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""
         results: list[Any] = self.results
@@ -113,6 +122,8 @@ class Group:
     @property
     def counts_rows(self) -> bool:
         """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
+        from attnreg.experiments.tasks.metrics import CONFUSION  # late: it is slow to import
+
         return self.metric in CONFUSION and self.has_classes and self.own_rows is None
 
 

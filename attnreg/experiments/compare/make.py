@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -12,11 +11,12 @@ from rich.console import Console
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.comparison import Comparison
+from attnreg.experiments.compare.estimate import timed
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.scoring import score_further
 from attnreg.experiments.compare.study import Study
-from attnreg.experiments.results.document import say
+from attnreg.experiments.results.document import duration, say
 
 STOPPED = "Stopped. Repeat the command to continue."
 
@@ -28,14 +28,6 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
     """
     # What is printed beside commands must not be taken for one.
     console, troubles = Console(stderr=launcher == "commands"), list[str]()
-    for comparison in study.comparisons.values():
-        if not all(run.finished for run in comparison.runs()):
-            final = comparison.final_runs(comparison.baseline.variants[0])
-            for run in [*final[:1], *[run for run in comparison.runs() if run.role == "search"][:1]]:
-                run.check_data()
-    for scoring in chain.from_iterable(study.score_on.values()):
-        if scoring.data_dir is not None and not Path(scoring.data_dir).exists():
-            raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")
     for name, comparison in study.comparisons.items():
         if of_file:
             console.rule(name)
@@ -106,6 +98,20 @@ def describe(study: Study) -> None:
             if comparison.chosen(method) is None:
                 total += comparison.seeds
                 say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
-    each = fmean(times) if times else 0.0
-    left = f"; at {each:.0f} s each, {each * (total - len(times)) / 60:.0f} min of computing are left" if times else ""
-    say(console, f"{total} runs in all{left}.")
+    left = total - len(times)
+    told = ""
+    if times:
+        told = f"; at {fmean(times):.0f} s each, {duration(fmean(times) * left)} of computing are left"
+    elif len(study.comparisons) == 1:
+        told = f", which train for about {duration(_timed(study.first))} in all, by steps that were timed"
+    say(console, f"{total} runs in all{told}.")
+
+
+def _timed(comparison: Comparison) -> float:
+    """Return the seconds that the runs of a comparison train for, by a few steps of each method."""
+    seconds = 0.0
+    for method in comparison.methods:
+        first = comparison.final_runs(method.variants[0])[0]
+        runs = comparison.seeds + len(comparison.search_runs(method))
+        seconds += runs * timed(first)
+    return seconds

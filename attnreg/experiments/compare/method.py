@@ -14,6 +14,7 @@ from typing import Any
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.options.catalogue import recipe_files
 from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.runs.command import RecipeCommand, load_command
@@ -77,6 +78,8 @@ class Method:
         """Read ``RECIPE --options``, ``NAME=RECIPE --options`` or ``NAME=@FOLDER``, the winner of a search."""
         if typed.startswith("@"):
             raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
+        if len(words := typed.split()) > 1 and {*words} <= recipe_files().keys():
+            raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
         found = _ALIAS.match(typed)
         if found is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
             return cls(typed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,12 @@ class PlannedRun:
         return [*typed_words(self.options), *self.method.options, *place]
 
     @property
+    def alone(self) -> str:
+        """The command that makes the run by itself, in a folder of its own, and keeps its model."""
+        words = [*typed_words(self.options), *self.method.options, "--seed", str(self.seed)]
+        return shlex.join(["attnreg", "recipe", self.method.words[0], *words])
+
+    @property
     def settings(self) -> Settings:
         """The run's options, with defaults filled in."""
         return self.method.command.settings(self.arguments)
@@ -66,7 +73,9 @@ class PlannedRun:
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1]
-        told = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or ["no output: stopped"]
+        told = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or [
+            "stopped; repeat the command to continue it"
+        ]
         return next((line for line in told if line.startswith("Error: ")), told[0])
 
     @property
@@ -100,26 +109,36 @@ class PlannedRun:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        try:
+        with self._naming_its_options():
             check_same(self.folder, self.settings)
+
+    @contextmanager
+    def _naming_its_options(self) -> Iterator[None]:
+        """In an error of a search, name the option of the comparison that holds rows out."""
+        try:
+            yield
         except InputError as error:
             flag = "--search-rows" if self.role == "search" else "--validation-rows"
-            raise InputError(str(error).replace("--validation-rows", flag)) from None
+            raise type(error)(str(error).replace("--validation-rows", flag)) from None
 
     def check_data(self) -> None:
         """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""
-        from attnreg.experiments.setup.sampling import choose_rows  # late: it is slow to import
-        from attnreg.experiments.tasks.loading.data import load_data
+        from attnreg.experiments.setup.sampling import read_data  # late: it is slow to import
 
-        settings = self.settings
-        on_dev = settings.scored_on == "dev"
-        task, splits = load_data(settings.chosen_task(), settings.data_dir, needs_validation=on_dev)
-        choose_rows(splits, settings, task)
+        with self._naming_its_options():
+            read_data(self.settings)
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""
         resume = ["--resume"] if self.reader.resumable else []
-        return ["recipe", self.method.words[0], *self.arguments, "--keep-checkpoints", *resume]  # until it is tidied
+        return [
+            "recipe",
+            self.method.words[0],
+            *self.arguments,
+            "--keep-checkpoints",
+            "--no-plots",
+            *resume,
+        ]  # until it is tidied
 
     def prepare(self) -> None:
         """Prepare the folder right before the run starts; remove a run that stopped before its first checkpoint."""

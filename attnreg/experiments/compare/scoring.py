@@ -12,7 +12,6 @@ from typing import Any
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.planned import PlannedRun
-from attnreg.experiments.results.saved_model import SavedModel, request
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Scoring:
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
         """Return the metrics of a run on these data; ``None`` until it is scored on them."""
+        from attnreg.experiments.results.saved_model import request  # late: it imports torch
+
         path = run.folder / "evaluations" / f"{self.file}.json"
         names = ("data_dir", "split", "max_length", "classes")
         asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
@@ -57,6 +58,8 @@ class Scoring:
 
     def score(self, run: PlannedRun, device: str | None) -> str | None:
         """Score a run; return why it failed, if so."""
+        from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
+
         try:
             saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
             saved.score(self.split, self.file, self.classes)

@@ -63,6 +63,28 @@ class Study:
         """The first comparison; all have the same methods and baseline."""
         return next(iter(self.comparisons.values()))
 
+    @property
+    def other_options(self) -> str | None:
+        """The options of runs in the folder that were made with others, if any."""
+        return next((found for each in self.comparisons.values() if (found := each.other_options)), None)
+
+    def check_methods(self) -> None:
+        """Refuse methods, options and paths that do not fit."""
+        for comparison in self.comparisons.values():
+            comparison.check_methods()
+        for comparison in self.comparisons.values():
+            comparison.check_paths()
+        for scoring in itertools.chain.from_iterable(self.score_on.values()):
+            if scoring.data_dir is not None and not Path(scoring.data_dir).exists():
+                raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")
+
+    def check_folder(self) -> None:
+        """Refuse a folder that holds something else, and data that do not fit."""
+        for comparison in self.comparisons.values():
+            comparison.check_folder()
+        for comparison in self.comparisons.values():
+            comparison.check_data()
+
 
 def read_study(
     path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None, *, small: bool = False

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 Record = Mapping[str, Any]
+COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
 @dataclass
@@ -68,3 +69,9 @@ def training_losses(lines: Sequence[Record], evaluations: Sequence[Record]) -> l
         inside = [(loss, steps) for step, loss, steps in logged if begin < step <= end]
         means.append(sum(map(math.prod, inside)) / sum(steps for _, steps in inside) if inside else None)
     return means
+
+
+def collapsed(records: Sequence[Record]) -> bool:
+    """Whether a network predicts the same class for all rows, although their labels differ."""
+    labels, predictions = ([record[name] for record in records] for name in ("label", "prediction"))
+    return {*map(type, labels + predictions)} == {int} and len({*predictions}) == 1 < len({*labels})

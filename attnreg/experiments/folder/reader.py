@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from filelock import FileLock, Timeout
 
 from attnreg._files import LOCK, check_checksums
 from attnreg.errors import InputError
+
+_LINE = 1 << 16  # bytes; more than a line of telemetry has
 
 
 @contextmanager
@@ -84,9 +87,28 @@ class RunReader:
         return [line for line in self.telemetry if "winner" in line]
 
     @property
+    def share_done(self) -> float:
+        """The share of the planned steps that are logged; 0 for a run that has not logged any."""
+        if self.finished:
+            return 1.0
+        path = self.folder / "telemetry.jsonl"
+        if not path.is_file() or not (self.folder / "config.json").is_file():
+            return 0.0
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LINE))
+            steps = re.findall(rb'^\{"step": (\d+)', file.read(), re.M)
+        return min(1.0, int(steps[-1]) / self.config["steps"]) if steps and self.config.get("steps") else 0.0
+
+    @property
     def finished(self) -> bool:
         """Whether the run has a result."""
         return (self.folder / "result.json").is_file()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the folder holds a run with a result, a checkpoint or an evaluation, which must not be lost."""
+        begun = self.finished or self.resumable or bool(self.metrics)
+        return begun and (self.folder / "config.json").is_file()
 
     @property
     def running(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,6 @@ from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.folder.reader import RunReader, locked
 from attnreg.experiments.options.content import changed
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.tasks.models.lora import save_model
-from attnreg.sharding import is_sharded, whole_state
 
 # What a run leaves if it fails before its first checkpoint; there is nothing to lose.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
@@ -47,12 +47,13 @@ class RunFolder:
             raise InputError(f"No run to resume in {self.path}. Start it without --resume.")
         check_same(self.path, settings)
 
-    def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int) -> None:
-        """Write ``config.json``, with the number of the model's parameters and of those that train."""
+    def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int, steps: int) -> None:
+        """Write ``config.json``, with the numbers of the model's parameters, of those that train, and of steps."""
         if self.writer:
             version = {"attnreg": __version__, "content": settings.content()}
             length = {"max_length": max_length, "default_max_length": settings.max_length is None}
-            self.write("config", {**version, **settings.to_dict(), **length, "parameters": dict(parameters)})
+            counts = {"parameters": dict(parameters), "steps": steps}
+            self.write("config", {**version, **settings.to_dict(), **length, **counts})
             self.keep_lines(metrics=0, telemetry=0)  # left by a run that was killed before its first checkpoint
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -140,6 +141,9 @@ class RunFolder:
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
         """Write ``model/`` and ``provider/``, each atomically. All processes of a sharded model must call it."""
+        from attnreg.experiments.tasks.models.lora import save_model  # late: they import torch
+        from attnreg.sharding import is_sharded, whole_state
+
         weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
@@ -148,6 +152,23 @@ class RunFolder:
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
+
+
+def fresh(settings: Settings) -> tuple[Settings, str | None]:
+    """Return the settings with the first folder of ``NAME``, ``NAME-2`` … that holds no run with other options.
+
+    Also return a sentence if the folder is another one than theirs. To resume, the folder must hold the same run.
+    """
+    path, others = settings.output_dir, ""
+    for number in itertools.count(2):
+        reader = RunReader(settings.output_dir)
+        if not reader.kept or not (differences := settings.differences(reader.config)):
+            break
+        others = others or ", ".join(differences.values())
+        settings = replace(settings, output_dir=path.with_name(f"{path.name}-{number}"))
+    if settings.output_dir == path or (settings.resume and not settings.output_dir.exists()):
+        return replace(settings, output_dir=path), None
+    return settings, f"{path} holds a run with {others}: saving to {settings.output_dir}."
 
 
 def check_same(folder: Path, settings: Settings) -> None:

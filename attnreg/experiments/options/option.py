@@ -71,6 +71,12 @@ class GroupedCommand(click.Command):
         except click.NoSuchOption as error:
             flag = error.option_name
             raise click.UsageError(f"No such option {flag!r}.{self.instead(ctx, flag, typed)}", ctx) from None
+        except click.BadParameter as error:  # click says "is not a valid integer range"
+            plain = re.sub(r"a valid integer\b.*", "a whole number.", error.message)
+            plain = re.sub(r"a valid float\b.*", "a number.", plain)
+            if plain == error.message:
+                raise
+            raise click.BadParameter(plain, error.ctx, error.param, error.param_hint) from None
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
         """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
@@ -274,13 +280,19 @@ def _source(target: str) -> tuple[ast.ClassDef, Mapping[str, ast.expr]]:
     """Return the definition of a class, and the type aliases that its module defines or imports."""
     package, _, name = target.partition(":")
     file = _file(package)
-    tree = parsed(listed_names(str(file))[name] if file.name == "__init__.py" else package)
+    module = listed_names(str(file))[name] if file.name == "__init__.py" else package
+    return defined(parsed(module), name, ast.ClassDef), aliases_in(module)
+
+
+def aliases_in(module: str) -> dict[str, ast.expr]:
+    """Return the type aliases that a module defines or imports."""
+    tree = parsed(module)
     aliases = _assigned(tree)
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("attnreg."):
             theirs = _assigned(parsed(str(node.module)))
             aliases.update({each.name: theirs[each.name] for each in node.names if each.name in theirs})
-    return defined(tree, name, ast.ClassDef), aliases
+    return aliases
 
 
 def defined(tree: ast.Module | ast.ClassDef, name: str, kind: type[Node]) -> Node:

@@ -14,6 +14,7 @@ import click
 from attnreg.errors import InputError
 from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
+from attnreg.experiments.options.signatures import checked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,13 +58,16 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 
 def read_provider(text: str) -> str:
-    """Read and check a provider expression."""
+    """Read and check a provider expression; torch is imported only for classes of your own."""
+    if not CLASS_IN_FILE.search(text):
+        return checked(text)
+    own = own_classes([text])
     from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
 
-    checked = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own_classes([text]))
+    spelled = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own)
     for file, name in set(CLASS_IN_FILE.findall(text)):
-        checked = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), checked)
-    return checked
+        spelled = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), spelled)
+    return spelled
 
 
 def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:
@@ -75,12 +79,13 @@ def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:
 
 def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
     """Load the classes that values of options name, such as ``mine.py:DropSelf(0.2)``."""
+    named = {pair for value in values if isinstance(value, str) for pair in CLASS_IN_FILE.findall(value)}
+    if missing := [file for file, _ in sorted(named) if not Path(file).is_file()]:
+        raise InputError(f"Provider file {missing[0]} not found.")
     from attnreg.regularizer.base import Regularizer  # late: it imports torch
 
     found: dict[str, tuple[str, type[Regularizer]]] = {}
-    for file, name in {pair for value in values if isinstance(value, str) for pair in CLASS_IN_FILE.findall(value)}:
-        if not Path(file).is_file():
-            raise InputError(f"Provider file {file} not found.")
+    for file, name in named:
         if name in found:
             raise InputError(f"Two classes are named {name}, in {file} and in {found[name][0]}: rename one of them.")
         module = load_file(Path(file), Path(file).stem, "provider")

@@ -27,14 +27,20 @@ DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT, RUNNING = "Task and data", "Training", "Output", "Running"
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
-_OF_ONE_RUN = {"validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints"}
+_OF_ONE_RUN = {
+    *("validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints", "no_plots"),
+}
 # Of the options of every run, those that --help describes.
 _FIRST = {"task", "data_dir", "model", "epochs", "seed", "output_dir", "resume"}
 # A resumed run may differ from the original in these.
 NOT_COMPARED = {
     *("output_dir", "resume", "device", "threads", "save_steps", "report_to", "flags", "recipe_file"),
-    "keep_checkpoints",
+    *("keep_checkpoints", "no_plots"),
 }
+
+
+# What config.json holds besides options.
+NO_OPTIONS = {"attnreg", "content", "parameters", "default_max_length", "steps"}
 
 
 class _Norm(click.FloatRange):
@@ -175,6 +181,8 @@ class Settings:
     """Save a checkpoint every N steps, besides the one after each epoch."""
     keep_checkpoints: bool = False
     """Keep the last checkpoint of a finished run."""
+    no_plots: bool = False
+    """Draw no pictures at the end."""
     report_to: Annotated[tuple[str, ...], {"multiple": True}] = ()
     """Also log to this tracker (tensorboard, wandb, ...); repeatable."""
     own: dict[str, Any] = field(default_factory=dict)
@@ -201,7 +209,7 @@ class Settings:
         if mine["max_length"] is None and theirs.pop("default_max_length", True):
             mine["max_length"] = theirs.get("max_length")
         mine, theirs = {**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None}
-        names = sorted((mine.keys() | theirs.keys()) - {"attnreg", "content", "parameters", "default_max_length"})
+        names = sorted((mine.keys() | theirs.keys()) - NO_OPTIONS)
         return {
             name: f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
             f"(not {as_typed(self.flag(name), mine.get(name)) or 'given'})"

@@ -142,6 +142,13 @@ def say(console: Console, *texts: str | Table) -> None:
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def duration(seconds: float) -> str:
+    """Return a duration, such as ``40 s`` or ``3 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def save(blocks: Sequence[Block], folder: Path) -> None:
     """Write ``report.md`` and ``report.html`` in a folder."""
     text = markdown(blocks, folder)

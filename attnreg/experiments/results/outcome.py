@@ -15,9 +15,8 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 import attnreg
-from attnreg.experiments.folder.history import History, best_of
+from attnreg.experiments.folder.history import History, best_of, collapsed
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
-from attnreg.experiments.results.report import collapsed
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
@@ -63,6 +62,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "train_rows_scored": len(some),
         "classes": list(run.task.labels),
         **{name: getattr(history, name) for name in _OF_HISTORY},
+        "acted": None if method.provider is None else history.active_steps > 0,
+        "warnings": run.warnings,
         "best_epoch": best_of(records, run.task.metric),
         "rows": len(run.train_rows),
         "parameters": run.parameters,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from attnreg.experiments.folder.history import History, best_of
+from attnreg.experiments.folder.history import COLLAPSED, History, best_of
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.setup.stopping import biased
 
 if TYPE_CHECKING:  # `attnreg compare` needs only the tables
     from attnreg.experiments.setup.setup import Setup
-
-COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
 
 
 def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:
@@ -125,12 +123,6 @@ def _activity(history: History) -> str:
 def that_drop(rates: Mapping[str, float]) -> list[float]:
     """Return the rates of the sites that drop anything; others, such as those of noise, do so by design."""
     return [rate for rate in rates.values() if rate > 0]
-
-
-def collapsed(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a network predicts the same class for all rows, although their labels differ."""
-    labels, predictions = ([record[name] for record in records] for name in ("label", "prediction"))
-    return {*map(type, labels + predictions)} == {int} and len({*predictions}) == 1 < len({*labels})
 
 
 def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:

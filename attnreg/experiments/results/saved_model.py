@@ -26,9 +26,10 @@ from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.built_in import choose_task
+from attnreg.experiments.tasks.columns import WITHOUT_LABELS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
-from attnreg.experiments.tasks.loading.data import WITHOUT_LABELS, load_data, load_inputs, names_in
+from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
 from attnreg.experiments.tasks.loading.folder import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.task import Task

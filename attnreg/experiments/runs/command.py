@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,17 +15,24 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, StoppedError, UsageError
+from attnreg.experiments.folder.writer import RunFolder, fresh
 from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
 from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.tasks.built_in import choose_task
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.loading.folder import not_on_hub
+from attnreg.experiments.tasks.loading.text_files import check_files
+from attnreg.experiments.tasks.models.place import check_there
 
 _OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
 
 
 class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
+
+    check: Callable[[Settings], None] | None = None  #: of the settings, besides the types of the options
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
@@ -38,7 +46,11 @@ class RecipeCommand(GroupedCommand):
 
 
 def recipe(
-    name: str, *own: Callable[[Any], Any], task: str = "agreement", defaults: Mapping[str, Any] | None = None
+    name: str,
+    *own: Callable[[Any], Any],
+    task: str = "agreement",
+    defaults: Mapping[str, Any] | None = None,
+    check: Callable[[Settings], None] | None = None,
 ) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe function.
 
@@ -48,6 +60,7 @@ def recipe(
             :func:`attnreg.experiments.option`; the function receives each by name.
         task: default of ``--task``.
         defaults: other defaults of shared options, by name, such as ``{"epochs": 10}``.
+        check: a function of the run's settings that raises an error if they make no sense together.
 
     Returns:
         A decorator for a function that takes a :class:`attnreg.experiments.Run` and the recipe's own options. The
@@ -65,23 +78,48 @@ def recipe(
         @functools.wraps(function)
         def callback(**options: Any) -> None:
             settings = _settings(options)
+            check_paths(settings)
+            settings, told = fresh(settings)
+            if told is not None and os.environ.get("RANK", "0") == "0":
+                click.echo(told, err=True)
             try:
-                from attnreg.experiments.folder.writer import RunFolder  # late: it imports torch
-
                 if (report := RunFolder(settings.output_dir).last_report(settings)) is not None:
                     click.echo(report)
                     return
+                folder = RunFolder(settings.output_dir)
+                if (folder.path / "config.json").is_file():
+                    folder.check(settings)  # a run with the same options has read these data
+                from attnreg.experiments.setup.sampling import read_data  # late: these are slow to import
+
+                data = read_data(settings)
+                folder.check(settings)
                 from attnreg.experiments.runs.run import Run
 
-                run = Run(settings)
+                run = Run(settings, data)
             except KeyboardInterrupt as error:
                 raise StoppedError("Stopped by SIGINT before the run began.", exit_code=128 + signal.SIGINT) from error
             function(run, **settings.own)
 
         options = together((*own, *shared_options("task", "all", "run", defaults={**(defaults or {}), "task": task})))
-        return click.command(name, cls=RecipeCommand)(options(callback))
+        command = click.command(name, cls=RecipeCommand)(options(callback))
+        command.check = check
+        return command
 
     return decorate
+
+
+def check_paths(settings: Settings) -> None:
+    """Refuse data and models that are not there, before anything slow is imported."""
+    task = settings.chosen_task()
+    if settings.data_dir is not None and not kind_class(task.kind).reads_images:
+        check_files(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
+    if settings.score_on is not None and not Path(settings.score_on).exists():
+        raise InputError(f"Cannot read --score-on {settings.score_on}: no such folder or file.")
+    if settings.data_dir is None and task.hub is None and task.embedded is None:
+        raise not_on_hub(task)
+    is_asked = settings.model is not None
+    if (model := settings.model or task.model) is not None and (is_asked or settings.data_dir is not None):
+        check_there(model, asked=is_asked)
 
 
 def load_command(name: str) -> RecipeCommand:
@@ -150,4 +188,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
     flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
-    return Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
+    settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
+    if isinstance(command, RecipeCommand) and command.check is not None:
+        command.check(settings)
+    return settings

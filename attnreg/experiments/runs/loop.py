@@ -20,7 +20,7 @@ from rich.text import Text
 from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.results.document import say
+from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.results.report import that_drop
@@ -33,6 +33,8 @@ from attnreg.experiments.setup.stopping import STOPPING, biased
 from attnreg.regularizer.abilities import asleep_for, effects
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater
+
+QUIET = 60.0  # seconds without a line, where no bar is shown
 
 
 def fit(method: TrainingMethod, run: Setup) -> History:
@@ -58,6 +60,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         run.remarks += effects(method.provider)
         to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
         if why := asleep_for(method.provider, run.epochs):
+            run.asleep = why
             warnings.warn(why, AsleepWarning, stacklevel=2)
     if run.folder.writer:
         for remark in (*run.remarks, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
@@ -75,7 +78,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         else:
             if run.settings.resume and run.folder.begun and run.folder.writer:
                 print("The run starts over, because it has no checkpoint.", file=sys.stderr)
-            run.folder.create(run.settings, run.parameters, run.kind.max_length)
+            run.folder.create(run.settings, run.parameters, run.kind.max_length, run.total_steps)
             loop.history.training_seconds, loop.history.training_cpu_seconds = run.seconds_before or (0.0, 0.0)
             loop.history.seconds = loop.history.training_seconds
             if run.other_text is not None:
@@ -84,9 +87,9 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
-        loop.conclude()
         if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
             run.remarks.append(growth)
+        loop.conclude()
         if loop.signals:
             loop.stop()  # the caller must not continue after a signal
     return loop.history
@@ -248,7 +251,7 @@ class Progress:
         self.shown = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
         self._history, self._began = history, history.step
-        self._clock = time.monotonic()
+        self._clock = self._said = time.monotonic()
 
     def step(self, history: History, telemetry: Telemetry) -> None:
         """Update the bar after a training step."""
@@ -259,6 +262,10 @@ class Progress:
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
         self._bar.update(self._task, completed=history.step, description=description)
         self._state.plain = "  ".join(shown)
+        if not self._console.is_terminal and time.monotonic() - self._said >= QUIET:
+            step = f"step {history.step} of {self._run.total_steps}"
+            say(self._console, f"{description}  {step}  {'  '.join(shown)}{self._left()}")
+            self._said = time.monotonic()
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """Print a line about an evaluation."""
@@ -274,11 +281,11 @@ class Progress:
             f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}{self._left()}"
         )
         say(self._console, text)
+        self._said = time.monotonic()
 
     def _left(self) -> str:
         """Estimate the time that is left, where no bar shows it."""
         done, left = self._history.step - self._began, self._run.total_steps - self._history.step
         if self._console.is_terminal or not done or not left:
             return ""
-        seconds = (time.monotonic() - self._clock) * left / done
-        return f"  about {seconds:.0f} s left" if seconds < 100 else f"  about {seconds / 60:.0f} min left"
+        return f"  about {duration((time.monotonic() - self._clock) * left / done)} left"

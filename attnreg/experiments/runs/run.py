@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Table, markdown, print_table, say
+from attnreg.experiments.results.document import Block, Heading, Paragraph, Picture, Table, markdown, print_table, say
 from attnreg.experiments.results.report import notes_of, tables_of
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
@@ -122,12 +123,26 @@ class Run(Setup):
         for heading, table in {**tables_of(self, history, plain), **given}.items():
             print_table(console, table, title=heading)
             blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(heading), table]
-        say(console, *said, f"Results saved to {self.folder.path}/.")
         with self.folder.written():
-            self.folder.write_text("report.md", markdown([*blocks, *map(Paragraph, said)], self.folder.path))
+            pictures = self.pictures()
+            named = f", pictures to {self.folder.path}/plots: {', '.join(each.path.name for each in pictures)}"
+            say(console, *said, f"Results saved to {self.folder.path}/{named if pictures else ''}.")
+            blocks += [*map(Paragraph, said), *pictures]
+            self.folder.write_text("report.md", markdown(blocks, self.folder.path))
         if not self.settings.keep_checkpoints:
             for each in (self, *(() if plain is None else plain[:1])):
                 each.folder.remove_checkpoints()
+
+    def pictures(self) -> list[Picture]:
+        """Draw what there is to see of the run, unless --no-plots turns it off."""
+        if self.settings.no_plots or not self.folder.writer:
+            return []
+        from attnreg.experiments.results.plots.run import CAPTIONS, plot_run  # late: they are slow to import
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AttnRegWarning)  # the run has given them
+            made, _ = plot_run(self.folder.path)
+        return [Picture(path, CAPTIONS[path.stem]) for path in made]
 
     def plain(self) -> Run:
         """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""

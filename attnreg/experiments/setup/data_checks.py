@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from datasets import Dataset
 
-from attnreg.errors import InputError, did_you_mean
-from attnreg.experiments.tasks.columns import column_of
+from attnreg.errors import InputError, did_you_mean, listed
+from attnreg.experiments.tasks.columns import column_of, number_of
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.task import Task
 
@@ -21,11 +21,20 @@ MUCH = 0.2  # of these rows
 _READ = 200  # rows whose tokens are looked at
 _UNKNOWN = 1 / 3  # of these tokens
 _UNCUT = 1_000_000
+_SHOWN = 5  # numbers of rows
+_SEVERAL = 5  # rows, of another class
 
 
-def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev") -> Iterator[str]:
-    """Yield one sentence for each probable mistake in rows that are not yet encoded."""
-    yield from row_warnings(kind.task, train, dev, scored_on)
+def data_warnings(
+    kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev", splits: Mapping[str, Dataset] | None = None
+) -> Iterator[str]:
+    """Yield one sentence for each probable mistake in rows that are not yet encoded.
+
+    ``splits`` are whole, with their rows as numbered in the data.
+    """
+    yield from shared_rows(kind.task, train, dev, scored_on)
+    for name, rows in ({"train": train, scored_on: dev} if splits is None else splits).items():
+        yield from without_text(kind, name, rows)
     yield from kind.label_warnings(train)
     if kind.one_class_per_row or kind.one_number_per_row:
         for name, rows in ((scored_on, dev), *([("training", train)] if kind.one_number_per_row else [])):
@@ -37,21 +46,33 @@ def data_warnings(kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "de
     yield from input_warnings(kind, train)
 
 
-def row_warnings(task: Task, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
-    """Say how many dev rows have the same texts as a training row, and how many training rows have none."""
-    trained = _texts(task, train)
-    known = set(trained)
+def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
+    """Say how many dev rows have the same texts as a training row."""
+    known = set(_texts(task, train))
     if count := sum(texts in known for texts in _texts(task, dev)):
         shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
         yield f"{shared}, so the score is too high: remove such rows from train."
-    if empty := sum({*texts} == {"''"} for texts in trained):
-        yield f"{empty} of {len(train)} training rows {'has' if empty == 1 else 'have'} no text: remove them."
+
+
+def without_text(kind: Kind, split: str, rows: Dataset) -> Iterator[str]:
+    """Name the rows without text, from 1, and text columns that hold numbers only."""
+    empty = [row for row, texts in enumerate(_texts(kind.task, rows), 1) if {*texts} <= {"''", "' '", "[]"}]
+    if empty:
+        named = listed([*map(str, empty)], _SHOWN)
+        words = ("row", "has", "it") if len(empty) == 1 else ("rows", "have", "them")
+        yield f"{words[0]} {named} of {split} {words[1]} no text: remove {words[2]}."
+    for column in kind.task.columns if split == "train" and not kind.reads_images else ():
+        if all(number_of(value) is not None for value in column_of(rows, column)):
+            yield f"text column {column} holds a number in every row and no text: check --text-columns."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
-    """Name a class of at most two training rows, and none in dev, where others have at least ten times as many."""
+    """Name a class of at most two training rows, and none in dev, where others have at least ten times as many.
+
+    Of few rows, a class of one row is named where another class has five.
+    """
     names, counts = kind.task.labels, Counter(kind.gold(train))
-    few = min(2, len(train) / (10 * len(names)))
+    few = max(min(2, len(train) / (10 * len(names))), max(counts.values()) >= _SEVERAL)
     if rare := [each for each in counts.keys() - {*kind.gold(dev)} if counts[each] <= few]:
         number = min(rare)
         others = [name for name in names if name != names[number]]

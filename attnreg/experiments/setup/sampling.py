@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -14,9 +14,26 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.tasks.columns import column_of, plain_label
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.task import Task
 
 _OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all runs
+
+
+class RunData(NamedTuple):
+    """The task of a run, with its classes, all splits, and the rows to train on and to score on."""
+
+    task: Task
+    splits: Mapping[str, Any]
+    train: Any
+    dev: Any
+
+
+def read_data(settings: Settings) -> RunData:
+    """Read the data of a run and choose its rows; without torch, so that what is wrong with them is said early."""
+    on_dev = settings.scored_on == "dev"
+    task, splits = load_data(settings.chosen_task(), settings.data_dir, needs_validation=on_dev)
+    return RunData(task, splits, *choose_rows(splits, settings, task))
 
 
 def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
@@ -31,7 +48,7 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
         rows = order.select([row for row in range(len(order)) if row % folds != fold])
     train = rows.shuffle(seed=settings.seed)
     if (held := settings.validation_rows) is not None:
-        train, dev = split_off(train, held, len(train) - held)
+        train, dev = split_off(train, held, len(train) - held, "--validation-rows")
     if settings.train_size is not None and settings.train_size > len(train):
         raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
     chosen: Sequence[int] = range(settings.train_size or len(train))
@@ -41,11 +58,17 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     return train.select(chosen), dev
 
 
-def split_off(rows: Dataset, size: int, left: int) -> tuple[Dataset, Dataset]:
-    """Split off the last rows, at least ``size``, so that ``left`` rows remain to train on, or raise if none does."""
+def split_off(rows: Dataset, size: int, left: int, flag: str | None = None) -> tuple[Dataset, Dataset]:
+    """Split off the last rows, at least ``size``, so that ``left`` rows remain to train on, or raise if none does.
+
+    ``flag`` names the option that asked for it, if one did.
+    """
     if left < 1:
         plural = "s" * (size > 1)
-        raise InputError(f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {len(rows)}.")
+        fewer = "" if flag is None else f": lower {flag}, for example to {max(1, len(rows) // 5)}"
+        raise InputError(
+            f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {len(rows)}{fewer}."
+        )
     return rows.select(range(left)), rows.select(range(left, len(rows)))
 
 

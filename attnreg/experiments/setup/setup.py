@@ -22,7 +22,7 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.experiments.setup.sampling import choose_rows, mislabel, split_off
+from attnreg.experiments.setup.sampling import RunData, mislabel, read_data, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
 from attnreg.experiments.tasks.built_in import choose_task
@@ -40,6 +40,7 @@ from attnreg.training.lora_dropout import LoRADropout
 from attnreg.training.method import Batch, add_learned
 from attnreg.training.start import adamw, noisy_tune, reinitialize_top
 
+WARNING = "Warning: "  # begins a remark
 _ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
 _SHARDED = (
     "Recipes do not support {}, because they copy and inspect whole models. Use data parallelism (`torchrun`, "
@@ -55,14 +56,14 @@ class Setup:
     """
 
     seconds_before: tuple[float, float] | None = None  #: by the clock and of the CPU, of a fit before training
+    asleep: str | None = None  #: why the regularizer never acts, if so
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, data: RunData | None = None) -> None:
         self.settings = settings
         self.scored_on, self.epochs = settings.scored_on, settings.epochs
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
-        task, on_dev = settings.chosen_task(), settings.scored_on == "dev"
-        self.task, splits = load_data(task, settings.data_dir, needs_validation=on_dev)
+        self.task, splits, train, dev = data or read_data(settings)
         self.folder.check(settings)
         device = choose_device(settings.device)
         check_trackers(settings.report_to)
@@ -108,16 +109,17 @@ class Setup:
         if settings.noisy_tune:
             noisy_tune(self.model, settings.noisy_tune)
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
-        train, dev = choose_rows(splits, settings, self.task)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         if self.accelerator.is_fsdp2:
             self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
+        whole = {name: splits[name] for name in ("train", "validation") if name in splits}
+        doubts = *self._doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole)
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"Warning: {each}" for each in (*self._doubts, *data_warnings(self.kind, train, dev, self.scored_on))),
+            *(f"{WARNING}{each}" for each in doubts),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
@@ -136,13 +138,13 @@ class Setup:
         self.further = {
             name.removeprefix("validation_"): self.labelled(self.kind.encode(splits[name]))
             for name in self.task.validation[1:]
-            if name in splits and on_dev
+            if name in splits and self.scored_on == "dev"
         }
         #: the rows held out of the whole run, before any others, for ``--patience`` or ``--select best``, if any
         self.stopping: Labelled | None = None
         if settings.stop_on == "held-out":
             size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))
-            self.train_rows, held = self._split(self.train_rows, size)
+            self.train_rows, held = self._split(self.train_rows, size, "--stopping-rows")
             self.stopping = self.labelled(held)
         self._rows_left, self._held_until = self.train_rows, 0
         self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
@@ -165,6 +167,12 @@ class Setup:
         metric = self.task.metric
         key = metric if self.stopping is None else f"{STOPPING}_{metric}"
         return Selection(key, self.settings.patience, self.settings.select == "best")
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings among the remarks, and why the regularizer never acts."""
+        told = [each.removeprefix(WARNING) for each in self.remarks if each.startswith(WARNING)]
+        return told if self.asleep is None else [*told, self.asleep]
 
     @property
     def total_steps(self) -> int:
@@ -212,9 +220,9 @@ class Setup:
                 f"{', '.join(flags)}. Use data parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
             )
 
-    def _split(self, rows: Any, size: int) -> tuple[Any, Any]:
+    def _split(self, rows: Any, size: int, flag: str | None = None) -> tuple[Any, Any]:
         """Split off the last rows; a few more where that would divide the windows of one."""
-        return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)))
+        return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)), flag)
 
     def _load(self) -> tuple[Any, Any]:
         settings = self.settings
@@ -258,7 +266,7 @@ class Setup:
             raise InputError(f"Cannot read --score-on {path}: {error}") from error
         kind = CausalLM(task, self.tokenizer, max_length)
         rows = splits["validation"]
-        self.remarks += [f"Warning: {sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
+        self.remarks += [f"{WARNING}{sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
         return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:

@@ -9,19 +9,33 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import InputError, listed
+from attnreg.errors import InputError, did_you_mean, listed
+from attnreg.experiments.tasks.task import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,99})(\.0*)?")
 _FRACTION = re.compile(r"[+-]?((\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf(inity)?)")
+WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
 NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # of a text that should be a list
 
 
 def top_column(column: str, names: Iterable[str]) -> str:
     """Return the column that a dotted name belongs to: ``translation`` for ``translation.en``, unless flat."""
     return column if column in names else column.partition(".")[0]
+
+
+def check_names(task: Task, names: Sequence[str], place: str) -> None:
+    """Raise if rows with these columns lack one that a task needs."""
+    wanted = dict.fromkeys(top_column(name, names) for name in (*task.columns, *task.choices, task.label))
+    if missing := [column for column in wanted if column not in names]:
+        raise InputError(
+            f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
+            f"has {', '.join(map(repr, names))}.{did_you_mean(missing[0], names)}"
+            f"{' The first line of a .csv or .tsv file must hold the column names.' * (len(missing) == len(wanted))}"
+            f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
+        )
 
 
 def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:

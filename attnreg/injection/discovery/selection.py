@@ -34,7 +34,8 @@ def choose(
     """Return the sites on the given layers, in the given stacks and modules; by default all self-attention."""
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted)):
-            raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}.")
+            write = f": write [{wanted!r}]" if isinstance(wanted, (int, str)) else ""
+            raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}{write}.")
     present = sorted({site.info.stack for site in found.sites})
     if missing := [stack for stack in stacks or () if stack not in present]:
         raise InputError(f"Expected `stacks` among those of the model, {present}, got {missing}.")

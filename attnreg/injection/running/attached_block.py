@@ -20,7 +20,7 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
-from attnreg.injection.running.attached_attention import AttachedModule
+from attnreg.injection.running.attached_module import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import Count, number_of

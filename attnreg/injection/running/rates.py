@@ -46,6 +46,7 @@ class DropRates:
         self._counters: tuple[Tensor, int] | None = None  # to which kernels add, and how many are in use
         self._latest: dict[str, Count] = {}
         self._uncounted = self._latest  # unless they are in the sums
+        self.are_hidden = False  #: whether a pass ran within ``torch.func``, where nothing is measured
 
     def clear(self) -> None:
         """Forget the latest rates, which count, as a forward pass begins."""
@@ -76,6 +77,7 @@ class DropRates:
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
         if not torch.compiler.is_compiling() and transformed():  # a tensor made under vmap must not outlive it
+            self.are_hidden = True
             return
         if torch.compiler.is_compiling():
             count = _traced(mask, site)

@@ -31,6 +31,9 @@ class LayerwiseProvider(MaskProvider):
 
     def __init__(self, num_layers: Depth) -> None:
         super().__init__()
+        if num_layers == 0:
+            name = type(self).__name__
+            raise InputError(f"{name} needs sizes of the model, such as `num_layers`: use `{name}.for_model(model)`.")
         self.num_layers = num_layers
         self._depth = dict(num_layers) if isinstance(num_layers, Mapping) else {"": num_layers}
         if not self._depth:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnreg.experiments.compare.comparison import Comparison
-from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict
+from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict, warnings_of
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
-from attnreg.experiments.results.report import COLLAPSED, rounds_played
+from attnreg.experiments.results.report import rounds_played
 
 _COST = (
     "Values are means over seeds; ratios are relative to {}. Time is training time, without evaluation, "
@@ -59,11 +59,10 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     if baseline.has_classes:
         check_rows([*groups, *plain.values()])
     _write_csv(comparison)
-    folder, said = comparison.folder / "plots", verdict(groups, compared, equal)
-    opening = [] if said is None else [said]
+    folder, opening = comparison.folder / "plots", [*warnings_of(groups), *verdict(groups, compared, equal)]
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
     shown = [tables.differences(compared, baseline)] if compared else []
-    collapsed, rates = [group for group in groups if group.collapsed], figures.drop_rates(groups, folder)
+    rates = figures.drop_rates(groups, folder)
     blocks: list[Block] = [
         Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on {baseline.where} rows"),
         *map(Paragraph, (*opening, *comparison.missing())),
@@ -73,7 +72,6 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *(block for table in shown for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
         scores,
-        *(Paragraph(f"{COLLAPSED.format(each.name)} (seeds: {str(each.collapsed)[1:-1]}).") for each in collapsed),
         figures.seeds([*groups, *plain.values()], baseline, folder),
         Heading("Learning curves"),
         figures.learning(groups, folder),

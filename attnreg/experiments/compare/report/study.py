@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from attnreg.experiments.compare.contrast import ONE_SEED, Contrast, contrasts
+from attnreg.experiments.compare.contrast import ONE_SEED, Contrast, contrasts, seeds_detect, warnings_of
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.report import figures
 from attnreg.experiments.compare.scoring import Scoring
@@ -42,7 +42,8 @@ def write_study_report(study: Study) -> list[Table]:
     if not reported:
         missing.append(f"No run has a score on {study.report_on} yet: repeat the command.")
     declared = _declared(study, reported)
-    opening = [*_verdict(declared), *study.notes, *missing]
+    told = [f"{task}: {text}" for task, methods in groups.items() for text in warnings_of([*methods.values()])]
+    opening = [*told, *_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
     shown: list[Table] = []
     on = f" on {study.report_on}" if study.report_on else ""
@@ -111,8 +112,9 @@ def _verdict(declared: Declared) -> Iterator[str]:
     elif hold:
         names = [f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})" for (pair, task), each in hold.items()]
         yield f"Of {len(declared)} differences, {len(hold)} hold after correction: {'; '.join(names)}."
-    elif tested := [each for each in declared.values() if not each.is_alike]:
-        yield f"No difference found: none of {len(tested)} holds after one correction over all of them."
+    elif tested := [each for each in declared.values() if not (each.is_alike or each.mine.never_acted)]:
+        none = f"Not significant: none of {len(tested)} differences holds after one correction over all of them"
+        yield f"{none} {seeds_detect(tested, corrected=len(tested) == 1)}"
     for (pair, task), each in declared.items():
         if each.is_alike:
             yield f"{' - '.join(pair)} on {task} is {each.difference.mean:+.4f} with every seed, without a test."

@@ -13,6 +13,7 @@ from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, score_cells
 from attnreg.experiments.compare.statistics import bootstrap_over_rows
 from attnreg.experiments.options.option import as_typed
+from attnreg.experiments.options.settings import NO_OPTIONS
 from attnreg.experiments.results.document import Table
 from attnreg.experiments.tasks.metrics import CONFUSION
 
@@ -113,7 +114,7 @@ def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
 def not_common(groups: Sequence[Group]) -> list[str]:
     """Names of the shared options (those of all recipes) in which these runs differ."""
     configs = [group.first["config"] for group in groups]
-    left_out = {"own", "recipe", "attnreg", "content", "seed", "parameters", "default_max_length"}
+    left_out = {"own", "recipe", "seed", *NO_OPTIONS}
     return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,29 @@ from attnreg.experiments.results.plots.style import picture
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.experiments.tasks.task import Task
+from attnreg.injection.report import DroppedTokens, watching
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
-from attnreg.regularizer.providers import MaskProvider
-from attnreg.sites import AttentionSite
 
 LONGEST_SAMPLE = 18
 
 
-def plot_sample(run: RunReader, path: Path, layer: int) -> None:
-    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+def saved_provider(run: RunReader) -> Regularizer:
+    """Load the provider of a run, without the epochs in which :class:`attnreg.CrossTuning` lets it act."""
     values = run.config.get("own", {}).values()
     if code_of(values) != run.config.get("content", {}).get("provider"):
         raise InputError("the file with the provider's class has changed since the run.")
     provider = Regularizer.from_pretrained(run.folder / "provider", own_classes(values))
-    chosen = choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
-    task, splits = load_data(chosen, run.config["data_dir"], needs_validation=False)
+    while isinstance(provider, attnreg.CrossTuning):
+        provider = provider.provider
+    return provider
+
+
+def plot_sample(run: RunReader, path: Path, layer: int) -> None:
+    """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
+    provider = saved_provider(run)
+    task, splits = load_data(_task_of(run), run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
@@ -51,25 +59,24 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     ids = batch["input_ids"].reshape(-1, batch["input_ids"].shape[-1])[choice]
     length = int(batch["attention_mask"].reshape(-1, len(ids))[choice].nonzero().max()) + 1
     tokens = tokenizer.convert_ids_to_tokens(ids[:length])
-    while isinstance(provider, attnreg.CrossTuning):
-        provider = provider.provider
     plot_attention(model, batch, tokens, provider, path, layer=layer, choice=choice)
 
 
-class _Watched(MaskProvider):
-    """Wrap a provider and record its mask at one attention site."""
+def show_tokens(run: RunReader, text: str) -> DroppedTokens:
+    """Return what the provider of a run drops of the tokens of a text."""
+    if not run.finished or not all((run.folder / name).is_dir() for name in ("provider", "model")):
+        raise InputError(f"--tokens needs a finished run with a regularizer and its model, and {run.folder} lacks one.")
+    task = replace(_task_of(run), labels=tuple(run.result["classes"]))
+    if kind_class(task.kind).reads_images or task.choices:
+        raise InputError(f"--tokens shows a text, but {task.name} is a {task.kind} task.")
+    model, tokenizer = load_model(task, str(run.folder / "model"))
+    batch = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=run.config["max_length"]))
+    with attnreg.attach(model.eval(), saved_provider(run)) as handle:
+        return handle.show(batch, tokenizer)
 
-    def __init__(self, provider: Regularizer) -> None:
-        super().__init__()
-        self.provider, self.label = provider, ""
-        self.site: AttentionSite | None = None
-        self.mask: Mask | None = None
 
-    def forward(self, site: AttentionSite) -> Mask | None:
-        mask = self.provider.mask_at(site)
-        if site.label == self.label:
-            self.site, self.mask = site, mask
-        return mask
+def _task_of(run: RunReader) -> Task:
+    return choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
 
 
 def plot_attention(
@@ -89,29 +96,33 @@ def plot_attention(
     attributions and candidate region. Positions after the ``tokens`` are left out. The head is the one with the most
     attribution. Of multiple choice, only the predicted ``choice`` has attributions.
     """
-    watched = _Watched(provider.train())
-    with attnreg.attach(model, watched) as handle, torch.random.fork_rng():
+    seen: dict[str, tuple[Any, Mask | None]] = {}
+
+    def see(site: Any, states: Any, mask: Any) -> None:
+        seen[site.label] = site, mask
+
+    with attnreg.attach(model, provider.train()) as handle, torch.random.fork_rng():
         torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
-        watched.label = label
         weights = explain(model, batch, handle, [label], method="attention")[label]
-        watched.attribute(model, batch)
+        provider.attribute(model, batch)
         was_training = model.training
-        with torch.no_grad(), handle.replay(0):
+        with torch.no_grad(), handle.replay(0), watching(provider, see):
             model.train()(**batch)
         model.train(was_training)
+    site, mask = seen.get(label, (None, None))
     attributions = getattr(provider, "attributions", {}).get(label)
     head = 0 if attributions is None else int(attributions[choice].abs().sum((1, 2)).argmax())
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
-    if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and watched.site is not None:
-        region = functional.candidate_region(attributions, watched.site.valid, provider.p, provider.region)
+    if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and site is not None:
+        region = functional.candidate_region(attributions, site.valid, provider.p, provider.region)
         shown = attributions[choice, head, : len(tokens), : len(tokens)]
         by_row = shown / shown.abs().amax(-1, keepdim=True).clamp(min=1e-30)
         panels.append(
             (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
         )
         panels.append((f"candidate region, p = {provider.p:g}", region[choice, head], "Greys"))
-    kept = None if watched.mask is None else watched.mask.units_kept
+    kept = None if mask is None else mask.units_kept
     kept = torch.ones((), dtype=torch.bool) if kept is None else kept
     panels.append(("dropped", ~kept.expand(weights.shape)[choice, head], "Greys"))
     with picture(path, width=1.2 + 3.6 * len(panels), height=4.4, columns=len(panels)) as grid:

@@ -23,6 +23,14 @@ from attnreg.experiments.results.plots.style import (
     styles,
 )
 
+CAPTIONS = {
+    "drop_rates": "Drop rate per layer over steps.",
+    "convergence": "Training loss, and loss and score on the scored rows, over steps.",
+    "game": "Scores and winner of each round, rewards, and the Attacker's chance to win.",
+    "probe": "Score while attention is dropped.",
+    "attention": "Attention of one sample in layer 0, and what the regularizer drops of it.",
+}
+
 
 def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     """Draw every plot that a run has data for, with one layer's attention.

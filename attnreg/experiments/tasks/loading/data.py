@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,25 +9,27 @@ from typing import Any
 
 import datasets
 
-from attnreg.errors import InputError, did_you_mean, one_line
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks import agreement, columns
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.folder import (
     WHOLE,
+    check_splits,
     choose_names,
+    choose_splits,
     find_files,
     folder_with_data,
     missing_split,
+    names_of,
+    not_on_hub,
     parts_of,
     spellings,
-    wanted_names,
 )
 from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
+from attnreg.experiments.tasks.models.place import offline_if_unreachable
 from attnreg.experiments.tasks.task import Task
 
-WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
-_TIMEOUT_S = 3.0
 _Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
 
 
@@ -113,11 +111,8 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
 
 def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found, dict[str, str]]:
     """Return where the data is, what is there, and the name of each split in it."""
-    wanted = wanted_names(task)
-    where, found = _find(task, data_dir, {name for groups in wanted.values() for group in groups for name in group})
-    if WHOLE in found:
-        return where, found, {"validation" if task.evaluation_only else "train": WHOLE}
-    return where, found, choose_names(wanted, found, where)
+    where, found = _find(task, data_dir, names_of(task))
+    return where, found, choose_splits(task, found, where)
 
 
 def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
@@ -129,29 +124,10 @@ def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tu
     return folder, read_images(folder) if has_images and not found else found
 
 
-@functools.cache
-def offline_if_unreachable() -> None:
-    """Switch the Hugging Face libraries to their local cache if the hub does not answer in time.
-
-    It is asked once per process. Without this, ``datasets`` retries for 23 seconds, and ``transformers`` for 24.
-    """
-    from huggingface_hub import constants
-
-    try:
-        asked = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-        if not constants.HF_HUB_OFFLINE:
-            urllib.request.urlopen(asked, timeout=_TIMEOUT_S).close()
-    except urllib.error.HTTPError:
-        pass  # an error status is an answer too
-    except (OSError, ValueError):
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-
-
 def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
     """Return the name of a task's data on the hub, and all of its splits."""
     if task.hub is None:
-        raise InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
+        raise not_on_hub(task)
     offline_if_unreachable()
     named = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
     try:
@@ -171,26 +147,14 @@ def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> dataset
 
 def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
     where, found, chosen = _named(task, data_dir)
-    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
-        if is_needed and split not in chosen:
-            of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-            is_last = split == "train" or task.evaluation_only
-            raise missing_split(split, found, where, "" if is_last else of_train)
+    check_splits(task, found, chosen, where, needs_validation=needs_validation)
     return {split: _read(task, name, found[name]) for split, name in chosen.items()}
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
     if not len(rows):
         raise InputError(f"There are no rows in {place}.")
-    names = (*task.columns, *task.choices, task.label)
-    wanted = dict.fromkeys(columns.top_column(name, rows.column_names) for name in names)
-    if missing := [column for column in wanted if column not in rows.column_names]:
-        raise InputError(
-            f"Missing columns in {place}: {', '.join(missing)}. Task {task.name!r} needs {', '.join(wanted)}; the data "
-            f"has {', '.join(map(repr, rows.column_names))}.{did_you_mean(missing[0], rows.column_names)}"
-            f"{' The first line of a .csv or .tsv file must hold the column names.' * (len(missing) == len(wanted))}"
-            f"{WITHOUT_LABELS if task.evaluation_only and missing == [task.label] else ''}"
-        )
+    columns.check_names(task, rows.column_names, place)
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:

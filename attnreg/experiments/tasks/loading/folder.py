@@ -49,6 +49,34 @@ def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
     return {split: [spellings(name) for name in names] for split, names in splits.items()}
 
 
+def names_of(task: Task) -> set[str]:
+    """Return all names to look for."""
+    return {name for groups in wanted_names(task).values() for group in groups for name in group}
+
+
+def choose_splits(task: Task, found: Collection[str], where: Path | str) -> dict[str, str]:
+    """Return the name of each split among those found."""
+    if WHOLE in found:
+        return {"validation" if task.evaluation_only else "train": WHOLE}
+    return choose_names(wanted_names(task), found, where)
+
+
+def check_splits(
+    task: Task,
+    found: Mapping[str, object],
+    chosen: Collection[str],
+    where: Path | str,
+    *,
+    needs_validation: bool,
+) -> None:
+    """Raise if a split that is needed is missing."""
+    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
+        if is_needed and split not in chosen:
+            of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            is_last = split == "train" or task.evaluation_only
+            raise missing_split(split, found, where, "" if is_last else of_train)
+
+
 def choose_names(
     wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], where: Path | str
 ) -> dict[str, str]:
@@ -120,6 +148,11 @@ def parts_of(name: str, found: list[Path]) -> list[Path]:
             some = f"only {len(there)} of {int(total)} parts, {shown(files)}"
             raise InputError(f"{where} has {some}: part {number} is missing.")
     return files
+
+
+def not_on_hub(task: Task) -> InputError:
+    """Return the error for a task whose data must be given."""
+    return InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
 
 
 def missing_split(split: str, found: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:

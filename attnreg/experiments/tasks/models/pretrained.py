@@ -13,8 +13,8 @@ from torch import nn
 from attnreg.errors import AttnRegWarning, InputError, listed, one_line
 from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.loading.data import offline_if_unreachable
 from attnreg.experiments.tasks.models.lora import adapter_base, saved_modules, with_adapter
+from attnreg.experiments.tasks.models.place import located
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.task import Task
 
@@ -59,18 +59,6 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     for sentence in loaded.warnings:
         warnings.warn(sentence, AttnRegWarning, stacklevel=2)
     return loaded.model, loaded.tokenizer
-
-
-def located(folder: Path, name: str) -> str:
-    """Say whether a model is in a folder or on the hub; raise if the folder, given as ``name``, holds none or a run."""
-    if not folder.is_dir():
-        offline_if_unreachable()
-        return "no such folder, so a hub name"
-    if not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
-        inner = folder / "model"
-        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {found}.")
-    return "a folder"
 
 
 def load_pretrained(

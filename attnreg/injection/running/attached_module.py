@@ -1,0 +1,143 @@
+"""Attached attention modules, and the methods in which they compute their attention."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from attnreg.errors import NoAttentionError
+from attnreg.injection.backends import BACKENDS
+from attnreg.injection.backends.layout import Layout
+from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.running.attached_attention import AttentionMode, Planned
+from attnreg.injection.running.passes import Passes
+from attnreg.injection.running.shadow import Shadow
+from attnreg.sharding import is_sharded
+
+
+class AttachedModule(Shadow[tuple[Planned, ...]]):
+    """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
+
+    def __init__(
+        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str, **given: Any
+    ) -> None:
+        super().__init__(passes, module, plans, name, **given)
+        self._numbers = [sum(planned.info is not None for planned in plan or ()) for plan in plans]  # of sites
+        used = {planned.backend for plan in plans if plan is not None for planned in plan}
+        self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
+        self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward, with the provider's masks if they apply to this call."""
+        return self._masked(self.module, self.acts, args, kwargs)
+
+    def _masked(
+        self, module: nn.Module, acts: Callable[[], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        plan = self.next()
+        mode, passes, number = None, self.passes, self._numbers[self.calls.done - 1]
+        taps = plan is not None and passes.taps and any(p.info and p.info.label in passes.taps for p in plan)
+        if plan is not None and (taps or acts()):
+            passes.check_entry(self.name)
+            if self._folds_heads and is_sharded(module):
+                raise NoAttentionError(
+                    f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
+                    "would get the masks of other heads. Tensor parallelism is not supported."
+                )
+            mode = AttentionMode(passes, plan, self.name)
+        before, passes.mode = passes.mode, mode
+        try:
+            if mode is None:
+                return self.plain(*args, **kwargs)
+            output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
+        finally:
+            passes.mode = before
+        mode.check_seen(number, everything=self.method == "forward")
+        return output
+
+    def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            raise NoAttentionError(
+                f"{self.name} computes its attention with {', '.join(self._patched)}, which cannot be masked in a "
+                "compiled model. Do not compile the model (the kernel itself is compiled), or load it with "
+                "attn_implementation='sdpa'."
+            )
+        with ExitStack() as stack:
+            for backend in self._patched:
+                stack.enter_context(BACKENDS[backend].patched())
+            return self.plain(*args, **kwargs)
+
+
+class AttachedMethod(AttachedModule):
+    """Masks attention in a method that an attached module's forward calls, where the method is called by itself.
+
+    The module ``where`` that has the method may be another than the attached one.
+    """
+
+    def __init__(self, passes: Passes, attached: AttachedModule, where: nn.Module, method: str) -> None:
+        whats = [what and tuple(p for p in what if (where, method) in p.methods) for what in attached.whats]
+        super().__init__(passes, where, whats, attached.name, method=method)
+        self._attached = attached
+
+    @override
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        done = any(shadow.calls.is_done for shadow in (self, self._attached))
+        self.passes.go_on({}, self.module, (), begins=done)
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the method, with the regularizer's masks unless the module's forward has called it."""
+        running = self.passes.mode
+        if isinstance(running, AttentionMode) and running.name == self.name:
+            return self.plain(*args, **kwargs)
+        acts = self.acts()
+        if not acts and not self.passes.taps:
+            return self.plain(*args, **kwargs)
+        return self._masked(self._attached.module, lambda: acts, args, kwargs)
+
+    @override
+    def acts(self) -> bool:
+        return self.passes.acts_at(self.name, self._attached.module)
+
+
+def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:
+    """Return the attached methods through which the forwards of attached modules reach their attention."""
+    found = {
+        (attached, *method): None
+        for attached in modules
+        for plan in attached.whats
+        for planned in plan or ()
+        if planned.info is not None
+        for method in planned.methods
+    }
+    return [AttachedMethod(passes, *each) for each in found]
+
+
+def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[FoundSite]) -> dict[nn.Module, AttachedModule]:
+    """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
+    sites = {part: site for site in chosen for part in (site.sighting, *site.others)}
+    again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
+    modules = dict.fromkeys(sighting.place.module for sighting in sites)  # in running order
+    plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
+    for sighting in found.sightings:
+        if sighting in again:
+            continue
+        around = next((call for call in reversed(sighting.running) if call.module in modules), None)
+        if around is not None:
+            layout = Layout() if sighting.reading is None else sighting.reading.layout
+            site = sites.get(sighting)
+            info, parts = (None, None) if site is None else (site.info, site.parts)
+            planned = Planned(sighting.backend, sighting.rank, info, layout, parts, sighting.methods)
+            plans[around.module][around.index].append(planned)
+    attached = {}
+    for module, calls in plans.items():
+        expected = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
+        whats = [plan if any(planned.info for planned in plan) else None for plan in expected]
+        attached[module] = AttachedModule(passes, module, whats, found.names[module])
+    return attached

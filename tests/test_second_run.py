@@ -1,0 +1,135 @@
+"""The second run: mistakes are told at once, without torch, and before the output folder is looked at."""
+
+import json
+import subprocess
+import sys
+from inspect import signature
+
+import pytest
+
+from attnreg.experiments.options.signatures import signature_of
+from attnreg.regularizer.expressions import _signature
+from attnreg.regularizer.parsing import shown
+from attnreg.regularizer.saving import built_in
+from tests.commands import assert_sentence, ran
+from tests.task_data import write_rows
+
+SMALL = ["--epochs", 1, "--train-size", 32, "--device", "cpu"]
+WITHOUT = """
+import sys
+from attnreg.experiments.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code, "no mistake was seen"
+slow = {"torch", "transformers", "datasets", "pandas", "matplotlib", "scipy"} & sys.modules.keys()
+assert not slow, f"{slow} was imported"
+"""
+MISTAKES = {
+    "a recipe": (["recipe", "finetun"], "Did you mean finetune?"),
+    "a method": (["compare", "finetune", "ad-dropp"], "Did you mean ad-drop?"),
+    "a method in one word": (["compare", "finetune ad-drop"], "remove the quotes"),
+    "an option": (["recipe", "finetune", "--epochs", "three"], "is not a whole number"),
+    "an option of a method": (["compare", "finetune", "ad-drop --q 2"], "not in the range"),
+    "a task": (["compare", "finetune", "--task", "colas"], "Did you mean cola?"),
+    "a provider": (["recipe", "regularize", "--provider", "DropHed(0.1)"], "Did you mean DropHead?"),
+    "a provider of a method": (["compare", "finetune", "regularize --provider DropHed(0.1)"], "Did you mean DropHead?"),
+    "an argument": (["recipe", "regularize", "--provider", "DropHead(1.5)"], "a probability in [0, 1], got 1.5"),
+    "a choice": (["recipe", "regularize", "--provider", "AttentionDropout(placement='score')"], "Did you mean scores?"),
+    "a provider's file": (["recipe", "regularize", "--provider", "no.py:Mine(0.1)"], "Provider file no.py not found"),
+    "a data folder": (["recipe", "finetune", "--data-dir", "nowhere"], "no such folder or file"),
+    "a data folder of all": (["compare", "finetune", "--data-dir", "nowhere"], "no such folder or file"),
+    "a split": (["recipe", "finetune", "--data-dir", "one"], "No validation file in one"),
+    "a column": (
+        ["recipe", "finetune", "--task", "custom", "--text-columns", "txt", "--data-dir", "one", "--folds", "2"],
+        "Missing columns in split train of one: txt. Task 'custom' needs txt, label; the data has 'text', 'label'. Did "
+        "you mean text?",
+    ),
+    "files that were joined": (
+        ["recipe", "finetune", "--task", "custom", "--text-columns", "text", "--data-dir", "joined.csv", "--folds", "2"],
+        "Line 3 of joined.csv repeats the column names",
+    ),
+    "a model": (["recipe", "finetune", "--model", "./nowhere"], "No model ./nowhere: there is no such folder"),
+    "a model's name": (["compare", "finetune", "--model", "berrt"], "not in the local cache, and the hub does not answer"),
+    "no model": (
+        ["recipe", "finetune", "--task", "custom", "--text-columns", "text", "--data-dir", "one", "--folds", "2"],
+        "give the folder of a model with --model",
+    ),
+    "an epoch too few": (["compare", "finetune", "ad-drop", "--epochs", "1"], "AD-DROP would never act"),
+    "text to score on": (["recipe", "finetune", "--task", "agreement-completion", "--model", "one", "--score-on", "no"], "no"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_without_slow_imports(tmp_path, mistake):
+    args, says = MISTAKES[mistake]
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "train.csv").write_text("text,label\na,0\nb,1\n")
+    (tmp_path / "joined.csv").write_text("text,label\na,0\ntext,label\nb,1\n")
+    done = subprocess.run([sys.executable, "-c", WITHOUT, *args], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert says in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_arguments_read_from_the_source_are_those_of_the_classes():
+    for name, cls in built_in().items():
+        assert shown(signature_of(name)) == shown(_signature(cls)), name
+        assert signature(cls)
+
+
+def test_other_options_get_a_folder_of_their_own(cli, tmp_path):
+    ran(cli("recipe", "finetune", *SMALL))
+    again = cli("recipe", "finetune", *SMALL)
+    assert_sentence(again, 1, "runs/finetune-agreement-seed0: choose another folder, or pass --resume")
+    wrong = cli("recipe", "finetune", *SMALL, "--batch-size", 8, "--train-size", 4000)
+    assert "Expected --train-size of at most 2000" in wrong.output
+    other = ran(cli("recipe", "finetune", *SMALL, "--batch-size", 8))
+    says = "finetune-agreement-seed0 holds a run with --batch-size 64 (not --batch-size 8): saving to runs/finetune-agr"
+    assert says in other.output
+    assert "Results saved to runs/finetune-agreement-seed0-2/." in other.output
+    ran(cli("recipe", "finetune", *SMALL, "--batch-size", 16, "--output-dir", "runs/finetune-agreement-seed0"))
+    sizes = {
+        path.parent.name[-1]: json.loads(path.read_text())["batch_size"] for path in tmp_path.glob("runs/*/config.json")
+    }
+    assert sizes == {"0": 64, "2": 8, "3": 16}
+    resumed = ran(cli("recipe", "finetune", *SMALL, "--batch-size", 8, "--resume")).output
+    assert "saving to runs/finetune-agreement-seed0-2" in resumed
+    assert "# finetune on agreement" in resumed  # its report
+    nothing = cli("recipe", "finetune", *SMALL, "--batch-size", 4, "--resume")
+    assert_sentence(nothing, 1, "was started with other options: repeat it with --batch-size 64")
+
+
+def test_a_comparison_with_other_options_gets_a_folder_of_its_own(cli, tmp_path):
+    words = ["compare", "finetune", "--seeds", 1, "--no-equal-time", *SMALL]
+    ran(cli(*words))
+    longer = ran(cli(*words, "--batch-size", 8)).output
+    assert (
+        "compare-agreement holds runs with --batch-size 64 (not --batch-size 8): saving to runs/compare-agr" in longer
+    )
+    assert "Report saved to runs/compare-agreement-2/report.md" in longer
+    assert "2 of 2 runs done" in ran(cli(*words, "--batch-size", 8, "--seeds", 2)).output  # it goes on there
+    assert not (tmp_path / "runs/compare-agreement-3").exists()
+
+
+def test_a_search_that_holds_out_too_much_says_so_before_and_in_a_dry_run(cli, tmp_path):
+    rows = [{"sentence": f"the boy {number}", "label": number % 2} for number in range(60)]
+    for split in ("train", "validation"):
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
+    says = r"Holding out 500 rows needs at least 501 training rows, got 60: lower --search-rows, for example to 12\."
+    for further in ([], ["--dry-run"]):
+        words = ["finetune", "ad-drop --q {0.1,0.2}", "--data-dir", "data", *further]
+        assert_sentence(cli("compare", *words), 1, says)
+
+
+def test_rows_without_text_have_the_numbers_of_the_file(cli, tmp_path):
+    texts = [*("the boy sleeps" for _ in range(6)), "", *("the girls sleep" for _ in range(9))]
+    for split in ("train", "validation"):
+        rows = [
+            {"sentence": f"{text} {number}" if text else "", "label": number % 2} for number, text in enumerate(texts)
+        ]
+        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
+    words = ["--data-dir", "data", "--epochs", 1, "--device", "cpu", "--train-size", 12]
+    output = ran(cli("recipe", "finetune", *words)).output
+    assert "Warning: row 7 of train has no text: remove it." in output
+    assert "Warning: row 7 of validation has no text: remove it." in output
