@@ -106,7 +106,7 @@ class Masking(Watching):
         """
 
     @abstractmethod
-    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
+    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int, device: torch.device) -> Allowed:
         """Read the mask arguments of torch's fused attention, or remember what the pass has read of the same."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ from attnreg.masks import Mask
 
 LARGEST_HEAD = 256
 KERNEL_DTYPES = torch.float16, torch.bfloat16
-LONG = 2**22  # positions from which a mask of them is too much memory, also where products in float32 are slow
+LONG = 2**24  # positions from which a mask is too much memory, although products in float32 are slow in the kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,9 @@ class Attention:
                 options["weights"] = *(options["weights"] or (None,)), own
             options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
+        elif (dropped := self._of_weights(rest, factor, mode)) is not None:
+            out = dropped
         else:
-            if (out_ := self._of_weights(rest, factor, mode)) is not None:
-                return out_ if factor is None else out_ * factor.to(out_.dtype)
             written = rest.written_out(self.query.dtype)
             mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
             out = self._written_out(written, mode)
@@ -76,6 +76,7 @@ class Attention:
             not kernels.runs_on(device)
             or self.layout.has_sinks
             or not mask.drops_in_kernel
+            or mask.kept is not None
             or self.whole.bias is not None
             or not size == self.value.shape[-1] <= LARGEST_HEAD
             or (not torch.compiler.is_compiling() and transformed())

@@ -61,7 +61,7 @@ class FusedAttention(Backend):
         if site is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout
-        allowed = mode.read(materialized(attn_mask), is_causal, *shape[-2:])
+        allowed = mode.read(materialized(attn_mask), is_causal, shape[-2], shape[-1], query.device)
         whole, queries, keys, values = allowed, query, key, value
         if not (layout.is_plain and query.dim() == key.dim() == 4 and query.shape[0] == key.shape[0]):
             queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))

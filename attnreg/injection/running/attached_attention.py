@@ -133,12 +133,12 @@ class AttentionMode(Masking):
         return Asked(planned.info, layout, again, planned.parts)
 
     @override
-    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
+    def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int, device: torch.device) -> Allowed:
         if not self.passes.quiet or (mask is not None and mask.is_inference()):
             return Allowed.of_sdpa(mask, is_causal, queries, keys)
         known = self.passes.latest.allowed
         version = 0 if mask is None else mask._version
-        place = id(mask), version, is_causal, queries, keys
+        place = id(mask), version, is_causal, queries, keys, device
         if (found := known.get(place)) is None:
             found = known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
         return found
