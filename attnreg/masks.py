@@ -57,8 +57,10 @@ class Mask:
     drawn_weights: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("scores", "kept", "weights", "normalized", "relaxed"):
-            value, decides = getattr(self, name), name in ("scores", "kept")
+        decisions = ("scores", self.scores), ("kept", self.kept)
+        factors = ("weights", self.weights), ("normalized", self.normalized), ("relaxed", self.relaxed)
+        for name, value in (*decisions, *factors):
+            decides = name in ("scores", "kept")
             if value is not None and not (isinstance(value, Tensor) and (value.dtype == torch.bool or not decides)):
                 wanted = "a bool tensor (True = kept; a factor is passed as `weights`)" if decides else "a tensor"
                 raise TypeError(f"Expected `{name}` to be {wanted}, got {getattr(value, 'dtype', type(value))}.")
@@ -119,6 +121,8 @@ class Mask:
         """The units that drop rates count as kept, bool; ``None`` if the mask drops nothing."""
         if self.kept is not None:
             return self.kept
+        if not self.has_products and not self.drawn:
+            return self.scores
         written = self.written_out()
         factors = (None if factor is None else factor != 0 for factor in (written.weights, written.normalized))
         return functools.reduce(_and, factors, written.scores)
@@ -127,10 +131,12 @@ class Mask:
         """Return the same mask with all decisions in ``scores`` and ``weights``, the latter of this dtype."""
         if not self.drawn and not self.drawn_weights:
             return self
-        scores = functools.reduce(_and, (drawn.written_out() for drawn in self.drawn), self.scores)
-        factors = (drawn.factors(dtype) for drawn in self.drawn_weights)
-        weights = functools.reduce(lambda a, b: _both(a, b, torch.mul), factors, self.weights)
-        return replace(self, scores=scores, weights=weights, drawn=(), drawn_weights=())
+        scores, weights = self.scores, self.weights
+        for drawn in self.drawn:
+            scores = drawn.written_out() if scores is None else scores & drawn.written_out()
+        for drawn in self.drawn_weights:
+            weights = drawn.factors(dtype) if weights is None else weights * drawn.factors(dtype)
+        return Mask(scores, weights, self.normalized, self.detach_sum, self.kept, relaxed=self.relaxed)
 
     def of_weights(self, weights: Tensor, valid: Tensor | None) -> Tensor:
         """Apply the factors of this mask to attention weights.

@@ -76,7 +76,7 @@ def main() -> None:
         ours = sum(count for each, count in added.items() if "attnreg" in each)
         print(f"{name:28} {sum(added.values()):6.0f} added, {ours:.0f} of attnreg", flush=True)
         if options.names:
-            for each, count in sorted(added.items(), key=lambda item: -item[1])[:60]:
+            for each, count in sorted(added.items(), key=lambda item: -item[1])[:120]:
                 print(f"    {count:6.1f} {each}")
 
 

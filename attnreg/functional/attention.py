@@ -46,28 +46,32 @@ def scores_dropout(
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    keep = torch.atleast_2d(keep)
+    keep = keep if keep.dim() > 1 else torch.atleast_2d(keep)
     attended = keep if valid is None else keep & valid
-    dead = ~_any(attended)
-    if is_traced() or not dead.is_cpu or bool(dead.any()):  # values on a GPU are not waited for
+    is_plain = query.is_cpu and not is_traced()
+    dead = ~(_any(attended) if is_plain else attended.any(-1, keepdim=True))
+    if not is_plain or bool(dead.any()):  # values on a GPU are not waited for
         attended = attended | dead if valid is None else attended | (dead & valid)
         query = query.masked_fill(dead, 0.0)
         bias = None if bias is None else bias.masked_fill(dead, 0.0)
-    attn_mask = _additive(attended, query) if bias is None else bias.masked_fill(~attended, -math.inf)
+    if bias is not None:
+        attn_mask = bias.masked_fill(~attended, -math.inf)
+    else:
+        attn_mask = _additive(attended, query.dtype) if is_plain else attended
     attn_mask = attn_mask.expand(*attn_mask.shape[:-2], query.shape[-2], key.shape[-2])
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
 
 
 def _any(attended: Tensor) -> Tensor:
     """Return whether any value of a row is true; eight bytes at a time, where torch allows it."""
-    if attended.is_cpu and not is_traced() and attended.is_contiguous() and not attended.shape[-1] % 8:
+    if attended.is_contiguous() and not attended.shape[-1] % 8:
         attended = attended.view(torch.int64)
     return attended.any(-1, keepdim=True)
 
 
-def _additive(attended: Tensor, query: Tensor) -> Tensor:
+def _additive(attended: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a mask of 0 and minus infinity where torch would make one from bool in twice the time."""
-    if query.dtype != torch.float32 or not query.is_cpu or is_traced() or torch.is_autocast_enabled("cpu"):
+    if dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return attended
     return attended.to(torch.int32).sub_(1).bitwise_and_(MINUS_INFINITY).view(torch.float32)
 

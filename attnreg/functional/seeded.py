@@ -131,10 +131,11 @@ def _everywhere(
         written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
         if written is not None:
             return written
-    tensors = any(isinstance(each, Tensor) for each in (seed, p, first_query, samples, first_key))
-    if not tensors and not is_traced() and first_query == 0 and math.prod(shape) == 1:
-        number = _first_number(int(seed))
-        return torch.full(tuple(shape), number if p is None else number >= _single(float(p)), device=device)
+    traced = is_traced()
+    is_first = samples is None is first_key and isinstance(first_query, int) and not first_query
+    if not traced and is_first and math.prod(shape) == 1 and not isinstance(seed, Tensor) and not isinstance(p, Tensor):
+        number = _first_number(seed)
+        return torch.full(tuple(shape), number if p is None else number >= _single(p), device=device)
     heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
     places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
     if samples is not None:
@@ -144,7 +145,7 @@ def _everywhere(
     if first_key is not None:
         words = words[0] + key_steps(first_key), words[1]
     k = torch.arange(keys, device=device)
-    if words[0].numel() and not k.is_meta and not is_traced():
+    if not traced and words[0].numel() and not k.is_meta:
         found = _in_chunks(words, k, p)
     else:
         found = _as_float(_hashed(tuple(word[..., None] for word in words), key_steps(k)))
@@ -218,11 +219,7 @@ def _mix_64(x: int | Tensor) -> int | Tensor:
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
+    # Shifted to the right as if they were unsigned.
     for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
-        x = (x ^ _shifted(x, shift)) * (multiplier - 2**64)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 to the right as if it were unsigned."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * (multiplier - 2**64)
+    return x ^ ((x >> 31) & (2**33 - 1))
