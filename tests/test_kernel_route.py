@@ -89,3 +89,24 @@ def test_the_models_own_dropout_draws_beside_ours(monkeypatch):
         outs.append(model(input_ids=IDS.to(DEVICE)).last_hidden_state)
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["scores", "together", "hidden states"])
+def test_checkpoints_repeat_what_kernels_drew(name, reentrant, monkeypatch):
+    monkeypatch.setattr(fused, "KERNEL_DTYPES", (DTYPE,))
+    found = []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        model = bert().to(DEVICE, DTYPE).train()
+        handle = attnreg.attach(model, PROVIDERS[name]())
+        if checkpoints:
+            options = {"use_reentrant": reentrant, "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        torch.manual_seed(3)
+        embedded = model.embeddings(IDS.to(DEVICE)).detach().requires_grad_()
+        out = model(inputs_embeds=embedded, attention_mask=RIGHT.to(DEVICE)).last_hidden_state
+        (out.float() * RIGHT.to(DEVICE)[..., None]).sin().sum().backward()
+        found.append((embedded.grad, handle.drop_rates()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
