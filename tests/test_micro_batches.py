@@ -235,7 +235,7 @@ class Noting(attnreg.AttentionDropout):
     def forward(self, site):
         mask = super().forward(site)
         self.__dict__.setdefault("seen", {}).setdefault(site.layer, []).append(
-            float((mask.weights == 0).double().mean())
+            float((mask.written_out().weights == 0).double().mean())
         )
         return mask
 
