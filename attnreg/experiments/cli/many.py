@@ -15,7 +15,7 @@ from attnreg.experiments.folder.writer import free_folder
 from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
-from attnreg.experiments.runs.command import check_paths, load_command
+from attnreg.experiments.runs.command import load_command
 
 THREADS = option(
     "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
@@ -124,9 +124,7 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         click.echo(note, err=True)
     study.check_folder()
     from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
-    from attnreg.experiments.setup.trackers import check_trackers
 
-    check_trackers(options["report_to"])
     if own["dry_run"]:
         describe(study)
     else:
@@ -169,7 +167,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
-    check_paths(held_out.runs(Method("finetune"))[0].settings)
+    held_out.runs(Method("finetune"))[0].check_paths()
     from rich.console import Console  # late, as all these: they are slow to import
 
     from attnreg.experiments.compare import launch
