@@ -212,7 +212,7 @@ def test_killed_anywhere_and_started_again(assert_ends_as_ever, search, tmp_path
     assert_ends_as_ever()
 
 
-def test_another_search_needs_another_folder(search, runs):
+def test_another_search_goes_to_another_folder(search, runs, tmp_path):
     def refused(says, *args):
         assert_sentence(search("--runs", 8, "--seeds", 2, "--train-size", 100, *args), 1, says)
 
@@ -220,9 +220,16 @@ def test_another_search_needs_another_folder(search, runs):
     ran(search("--runs", 6, "--seeds", 2, "--stratified", "--train-size", 100))  # the same search
     assert len(runs.made) == len({run.folder for run in runs.made}) == 6  # with a larger budget
     assert all("--stratified" in run.arguments for run in runs.made)
-    refused("The search in found has other options, seeds. Give the same, or another --output-dir", "--seeds", 1)
-    other = ["--stratified", "--space", "providers: {DropHead: {p: 0.1..0.4}}"]
-    refused("The search in found has other space.", *other)
+    fewer = ran(search("--runs", 2, "--seeds", 1, "--train-size", 100))
+    assert "found holds a search with other --seeds, --stratified: saving to found-2.\n" in fewer.output
+    assert "Report saved to found-2/report.md" in fewer.output
+    space = ["--space", "providers: {DropHead: {p: 0.1..0.4}}"]
+    other = ran(search("--runs", 2, "--seeds", 1, "--train-size", 100, *space))
+    assert "found holds a search with other --space, --seeds, --stratified: saving to found-3.\n" in other.output
+    again = ran(search("--runs", 3, "--seeds", 1, "--train-size", 100))
+    assert "saving to found-2." in again.output  # it goes on there
+    assert len([*(tmp_path / "found-2").glob("search/*/seed*/config.json")]) == 3
+    assert not (tmp_path / "found-4").exists()
     config = runs.made[0].folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
     refused("attnreg's version changed: choose another --output-dir", "--stratified")

@@ -6,8 +6,11 @@ import sys
 from inspect import signature
 
 import pytest
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
 
 from attnreg.experiments.options.signatures import signature_of
+from attnreg.experiments.setup.trackers import _PACKAGES, available_trackers
 from attnreg.regularizer.expressions import _signature
 from attnreg.regularizer.parsing import shown
 from attnreg.regularizer.saving import built_in
@@ -25,6 +28,7 @@ except SystemExit as end:
 slow = {"torch", "transformers", "datasets", "pandas", "matplotlib", "scipy"} & sys.modules.keys()
 assert not slow, f"{slow} was imported"
 """
+OWN = ["recipe", "finetune", "--task", "custom", "--text-columns", "text", "--data-dir", "two"]
 MISTAKES = {
     "a recipe": (["recipe", "finetun"], "Did you mean finetune?"),
     "a method": (["compare", "finetune", "ad-dropp"], "Did you mean ad-drop?"),
@@ -49,6 +53,23 @@ MISTAKES = {
         ["recipe", "finetune", "--task", "custom", "--text-columns", "text", "--data-dir", "joined.csv", "--folds", "2"],
         "Line 3 of joined.csv repeats the column names",
     ),
+    "more rows than there are": ([*OWN, "--train-size", "4000"], "Expected --train-size of at most 60, got 4000."),
+    "rows that are also held out": (
+        [*OWN, "--validation-rows", "20", "--train-size", "41"], "Expected --train-size of at most 40, got 41."
+    ),
+    "more rows than there are, of all": (
+        ["compare", "finetune", *OWN[2:], "--train-size", "4000"], "Expected --train-size of at most 60, got 4000."
+    ),
+    "more parts than rows": (
+        [*OWN, "--folds", "61"], "Expected --folds of at most 60, the number of training rows, got 61."
+    ),
+    "rows to choose values on": (
+        ["compare", "finetune", "ad-drop --q {0.1,0.2}", *OWN[2:], "--search-rows", "60"],
+        "Holding out 60 rows needs at least 61 training rows, got 60: lower --search-rows, for example to 12.",
+    ),
+    "rows to score trials on": (["search", *OWN[2:]], "Holding out 500 rows needs at least 501 training rows, got 60"),
+    "a tracker": (["recipe", "finetune", "--report-to", "tensorbord"], "Did you mean tensorboard?"),
+    "a tracker of all": (["compare", "finetune", "--report-to", "mine"], "an installed tracker (tensorboard), got mine"),
     "a model": (["recipe", "finetune", "--model", "./nowhere"], "No model ./nowhere: there is no such folder"),
     "a model's name": (["compare", "finetune", "--model", "berrt"], "not in the local cache, and the hub does not answer"),
     "no model": (
@@ -66,10 +87,20 @@ def test_a_mistake_is_told_without_slow_imports(tmp_path, mistake):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "train.csv").write_text("text,label\na,0\nb,1\n")
     (tmp_path / "joined.csv").write_text("text,label\na,0\ntext,label\nb,1\n")
+    for split in ("train", "validation"):
+        write_rows(tmp_path / "two" / f"{split}.jsonl", [{"text": f"a {row}", "label": row % 2} for row in range(60)])
     done = subprocess.run([sys.executable, "-c", WITHOUT, *args], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert says in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_trackers_are_those_of_accelerate(tmp_path, monkeypatch):
+    assert {*_PACKAGES} == {str(tracker) for tracker in LoggerType} - {"all"}
+    assert available_trackers() == sorted(map(str, get_available_trackers()))
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "wandb" not in available_trackers()
 
 
 def test_arguments_read_from_the_source_are_those_of_the_classes():

@@ -139,7 +139,7 @@ def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
     output = ran(cli("compare", "--study", file_of(tmp_path), "--dry-run")).output
     assert "runs/mine/few: 9 runs, 0 finished" in output
     assert "high, final, seed 8: to run" in output
-    assert "27 runs in all." in output
+    assert "27 runs in all, which train for about " in output
     assert not (tmp_path / "runs").exists()
     for comparison in read_study(tmp_path / "mine.yaml").comparisons.values():
         with comparison.begun():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import launch, make
 from attnreg.experiments.compare.estimate import Clock
 from attnreg.experiments.runs import loop
 from tests.commands import ran
@@ -66,3 +66,24 @@ def test_a_dry_run_times_some_steps_of_each_method(cli, tmp_path):
     says = r"^10 runs in all, which train for about \d+ (s|min) in all, by steps that were timed\.$"
     assert re.search(says, output, re.M)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_dry_run_of_a_study_times_steps_of_each_task(cli, tmp_path, monkeypatch):
+    steps, usual = [], make.timed
+    monkeypatch.setattr(
+        make, "timed", lambda run: steps.append((run.settings.train_size, run.method.name)) or usual(run)
+    )
+    tasks = "[{name: few, train_size: 64}, {name: many, train_size: 128}]"
+    study = f"methods: [finetune, sam]\nseeds: 2\ntasks: {tasks}\noptions: {{device: cpu}}\n"
+    (tmp_path / "both.yaml").write_text(study)
+    output = ran(cli("compare", "--study", "both.yaml", "--epochs", 20, "--dry-run")).output
+    assert re.search(
+        r"^8 runs in all, which train for about \d+ (s|min) in all, by steps that were timed\.$", output, re.M
+    )
+    first, slowest = steps[:2], steps[2][1]
+    assert first == [(64, "finetune"), (64, "sam")]
+    assert steps[2:] == [(128, slowest)]
+    seconds = {(64, "finetune"): 1.0, (64, "sam"): 3.0, (128, "sam"): 15.0}
+    monkeypatch.setattr(make, "timed", lambda run: seconds[run.settings.train_size, run.method.name])
+    output = ran(cli("compare", "--study", "both.yaml", "--epochs", 20, "--dry-run")).output
+    assert "8 runs in all, which train for about 48 s in all" in output  # 2 * (1 + 3), and five times as long

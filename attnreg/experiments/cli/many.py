@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,11 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.folder.writer import free_folder
 from attnreg.experiments.options.catalogue import find_study, recipe_files
 from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
-from attnreg.experiments.runs.command import check_paths, load_command
+from attnreg.experiments.runs.command import load_command
 
 THREADS = option(
     "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
@@ -116,21 +116,15 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
         return typed_study(methods, own["baseline"], of_runs, place, {name: own[name] for name in _DESIGN})
 
-    first = study = study_in(folder)
+    first = study_in(folder)
     first.check_methods()
-    others = first.other_options
-    for number in itertools.count(2):
-        if study.other_options is None:
-            break
-        study = study_in(first.folder.with_name(f"{first.folder.name}-{number}"))
-    told = [] if others is None else [f"{first.folder} holds runs with {others}: saving to {study.folder}."]
-    for note in (*study.notes, *told):
+    place, told = free_folder(first.folder, "runs", lambda place: study_in(place).other_options)
+    study = study_in(place)
+    for note in (*study.notes, *filter(None, [told])):
         click.echo(note, err=True)
     study.check_folder()
     from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
-    from attnreg.experiments.setup.trackers import check_trackers
 
-    check_trackers(options["report_to"])
     if own["dry_run"]:
         describe(study)
     else:
@@ -173,16 +167,22 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
-    check_paths(held_out.runs(Method("finetune"))[0].settings)
+    held_out.runs(Method("finetune"))[0].check_paths()
     from rich.console import Console  # late, as all these: they are slow to import
 
     from attnreg.experiments.compare import launch
     from attnreg.experiments.compare.search.trials import Search, write_report
     from attnreg.experiments.results.document import say
 
+    def search_in(place: Path) -> Search:
+        return Search(varied, replace(held_out, folder=place), own["runs"], own["sampler_seed"])
+
+    folder, told = free_folder(folder, "a search", lambda place: search_in(place).other_options)
+    if told is not None:
+        click.echo(told, err=True)
     model = _model(options) if varied.providers else None
     layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
-    made = Search(replace(varied, layers=layers), held_out, own["runs"], own["sampler_seed"])
+    made = replace(search_in(folder), space=replace(varied, layers=layers))
     made.check(model)
     del model
     console, stopped = Console(), False

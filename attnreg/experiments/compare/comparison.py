@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of
-from attnreg.experiments.runs.command import check_paths
 
 EQUAL_TIME_FROM = 1.1
 
@@ -78,9 +78,10 @@ class Comparison:
 
     def check_paths(self) -> None:
         """Check that there are the data and the models of the runs that have not finished."""
-        for runs in (self.final_runs(variant) for method in self.methods for variant in method.variants):
+        final = (self.final_runs(variant) for method in self.methods for variant in method.variants)
+        for runs in itertools.chain(map(self.search_runs, self.methods), final):
             if not all(run.finished for run in runs):
-                check_paths(runs[0].settings)
+                runs[0].check_paths()
 
     def check_folder(self) -> None:
         """Check that the folder holds nothing else, and that the runs in it are those of this comparison."""

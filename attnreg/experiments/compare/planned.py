@@ -17,6 +17,7 @@ from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.reader import RunReader, locked
 from attnreg.experiments.folder.writer import check_same
 from attnreg.experiments.options.settings import Settings, with_defaults
+from attnreg.experiments.runs.command import check_paths
 
 Role = Literal["final", "search", "equal time"]
 
@@ -120,6 +121,11 @@ class PlannedRun:
         except InputError as error:
             flag = "--search-rows" if self.role == "search" else "--validation-rows"
             raise type(error)(str(error).replace("--validation-rows", flag)) from None
+
+    def check_paths(self) -> None:
+        """Refuse what is not there, before anything slow is imported."""
+        with self._naming_its_options():
+            check_paths(self.settings)
 
     def check_data(self) -> None:
         """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -159,16 +159,27 @@ def fresh(settings: Settings) -> tuple[Settings, str | None]:
 
     Also return a sentence if the folder is another one than theirs. To resume, the folder must hold the same run.
     """
-    path, others = settings.output_dir, ""
-    for number in itertools.count(2):
-        reader = RunReader(settings.output_dir)
-        if not reader.kept or not (differences := settings.differences(reader.config)):
-            break
-        others = others or ", ".join(differences.values())
-        settings = replace(settings, output_dir=path.with_name(f"{path.name}-{number}"))
-    if settings.output_dir == path or (settings.resume and not settings.output_dir.exists()):
-        return replace(settings, output_dir=path), None
-    return settings, f"{path} holds a run with {others}: saving to {settings.output_dir}."
+
+    def others_in(folder: Path) -> str | None:
+        reader = RunReader(folder)
+        return ", ".join(settings.differences(reader.config).values()) if reader.kept else None
+
+    path, told = free_folder(settings.output_dir, "a run", others_in)
+    if settings.resume and not path.exists():
+        return settings, None
+    return replace(settings, output_dir=path), told
+
+
+def free_folder(path: Path, held: str, others_in: Callable[[Path], str | None]) -> tuple[Path, str | None]:
+    """Return the first folder of ``NAME``, ``NAME-2`` … without other options, and a sentence if it is not the first.
+
+    ``others_in`` returns the other options with which what is ``held`` in a folder was made, if any.
+    """
+    if not (others := others_in(path)):
+        return path, None
+    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    free = next(name for name in names if not others_in(name))
+    return free, f"{path} holds {held} with {others}: saving to {free}."
 
 
 def check_same(folder: Path, settings: Settings) -> None:

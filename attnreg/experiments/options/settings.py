@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
+from attnreg.errors import InputError
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
 from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, help_all, names_like, option
@@ -198,6 +199,20 @@ class Settings:
         """Return the task that the options define."""
         return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
 
+    def check_rows(self, rows: int) -> None:
+        """Refuse to hold out, or to train on, more rows than train has."""
+        left = rows
+        if self.folds is not None:
+            if self.folds > rows:
+                raise InputError(f"Expected --folds of at most {rows}, the number of training rows, got {self.folds}.")
+            left -= len(range(self.seed % self.folds, rows, self.folds))
+        if self.validation_rows is not None:
+            if self.validation_rows >= left:
+                raise too_few_rows(self.validation_rows, left, "--validation-rows")
+            left -= self.validation_rows
+        if self.train_size is not None and self.train_size > left:
+            raise InputError(f"Expected --train-size of at most {left}, got {self.train_size}.")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""
         kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in NOT_COMPARED}
@@ -258,6 +273,13 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 def scored_rows(options: Mapping[str, Any]) -> str:
     """Return the rows that a run with these options is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
     return "dev" if options.get("validation_rows") is None and options.get("folds") is None else "held-out"
+
+
+def too_few_rows(size: int, rows: int, flag: str | None) -> InputError:
+    """Return the error for ``size`` of ``rows`` that cannot be held out, which the option ``flag`` asked for."""
+    plural = "s" * (size > 1)
+    fewer = "" if flag is None else f": lower {flag}, for example to {max(1, rows // 5)}"
+    return InputError(f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {rows}{fewer}.")
 
 
 def data_name(task: str, data_dir: str | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from datasets import Dataset
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.options.settings import Settings
+from attnreg.experiments.options.settings import Settings, too_few_rows
 from attnreg.experiments.tasks.columns import column_of, plain_label
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
@@ -40,17 +40,14 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
     _check(settings, task)
     rows, dev = splits["train"], splits.get("validation")
+    settings.check_rows(len(rows))
     if (folds := settings.folds) is not None:
-        if folds > len(rows):
-            raise InputError(f"Expected --folds of at most {len(rows)}, the number of training rows, got {folds}.")
         order, fold = rows.shuffle(seed=_OF_FOLDS), settings.seed % folds
         dev = order.shard(folds, fold, contiguous=False)
         rows = order.select([row for row in range(len(order)) if row % folds != fold])
     train = rows.shuffle(seed=settings.seed)
     if (held := settings.validation_rows) is not None:
-        train, dev = split_off(train, held, len(train) - held, "--validation-rows")
-    if settings.train_size is not None and settings.train_size > len(train):
-        raise InputError(f"Expected --train-size of at most {len(train)}, got {settings.train_size}.")
+        train, dev = split_off(train, held, len(train) - held)
     chosen: Sequence[int] = range(settings.train_size or len(train))
     if settings.shots is not None or settings.stratified:
         labels = [plain_label(label) for label in column_of(train, task.label)]
@@ -64,11 +61,7 @@ def split_off(rows: Dataset, size: int, left: int, flag: str | None = None) -> t
     ``flag`` names the option that asked for it, if one did.
     """
     if left < 1:
-        plural = "s" * (size > 1)
-        fewer = "" if flag is None else f": lower {flag}, for example to {max(1, len(rows) // 5)}"
-        raise InputError(
-            f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {len(rows)}{fewer}."
-        )
+        raise too_few_rows(size, len(rows), flag)
     return rows.select(range(left)), rows.select(range(left, len(rows)))
 
 

@@ -24,7 +24,7 @@ from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import RunData, mislabel, read_data, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
-from attnreg.experiments.setup.trackers import check_trackers, flattened, tracked
+from attnreg.experiments.setup.trackers import flattened, tracked
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -66,7 +66,6 @@ class Setup:
         self.task, splits, train, dev = data or read_data(settings)
         self.folder.check(settings)
         device = choose_device(settings.device)
-        check_trackers(settings.report_to)
         for name in ("DEEPSPEED", "MEGATRON_LM"):
             if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
                 raise InputError(_SHARDED.format(name))

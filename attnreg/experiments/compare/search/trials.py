@@ -23,6 +23,7 @@ from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_wor
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.folder.history import rank
+from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Table, say
 
@@ -158,17 +159,18 @@ class Search:
             if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
                 raise UsageError(f"{flag} cannot be in the search space.")
         self._output.check()
-        old, new = self._output.read(), self._settings
-        if different := [name for name in {**new, **old} if old and old.get(name) != new.get(name)]:
-            raise InputError(
-                f"The search in {self._output.path} has other {', '.join(different)}. Give the same, or another "
-                "--output-dir; only --runs may differ."
-            )
         for text in self.space.extremes():
             expression = self.held_out.runs(Method(text))[0].settings.own.get("provider")
             if expression is not None and model is not None:
                 parse_provider(expression, model, total_steps=1)
         self.held_out.runs(Method("finetune"))[0].check_data()
+
+    @property
+    def other_options(self) -> str | None:
+        """The options that were others for the search in the folder, if any; it may have had other ``--runs``."""
+        old, new = ({**made.pop("options", {}), **made} for made in (self._output.read(), self._settings))
+        names = [name for name in {**new, **old} if old and old.get(name) != new.get(name)]
+        return f"other {', '.join(map(flag_of, names))}" if names else None
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -45,22 +45,29 @@ def columns_in(file: Path, wanted: Collection[str]) -> Columns:
     return _early.pop(_key(file, wanted), None) or _read(file, wanted)
 
 
-def check_files(task: Task, data_dir: str | Path, *, needs_validation: bool) -> None:
-    """Raise if a folder lacks a split, or a file in text form cannot be read or lacks a column."""
+def check_files(task: Task, data_dir: str | Path, *, needs_validation: bool) -> int | None:
+    """Raise if a folder lacks a split, or a file in text form cannot be read or lacks a column.
+
+    Returns the number of rows of train, if all of them are in files in text form.
+    """
     folder = folder_with_data(Path(data_dir), names := names_of(task))
     if is_saved(folder):
-        return
+        return None
     found, wanted = find_files(folder, names), [*task.columns, *task.choices, task.label]
     chosen = choose_splits(task, found, folder)
     check_splits(task, found, chosen, folder, needs_validation=needs_validation)
-    for split, name in chosen.items():
-        for file in parts_of(name, found[name]):
+    sizes, parts = dict[Path, int](), {split: parts_of(name, found[name]) for split, name in chosen.items()}
+    for split, files in parts.items():
+        for file in files:
             if not file.is_file() or format_of(file) == "parquet" or not file.stat().st_size:
                 continue
             with suppress(OSError, ValueError if split == "test" else OSError):  # reading the data says it
                 key = _key(file, wanted)
                 _early[key] = _early.get(key) or _read(file, wanted)
                 check_names(task, [*_early[key]], f"split {split} of {data_dir}")
+                sizes[file] = len(next(iter(_early[key].values())))
+    train = parts.get("train", [])
+    return sum(sizes[file] for file in train) if train and {*train} <= sizes.keys() else None
 
 
 def _key(file: Path, wanted: Collection[str]) -> tuple[Path, int, frozenset[str]]:
