@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,12 +92,14 @@ class RunReader:
         """The share of the planned steps that are logged; 0 for a run that has not logged any."""
         if self.finished:
             return 1.0
-        path = self.folder / "telemetry.jsonl"
-        if not path.is_file() or not (self.folder / "config.json").is_file():
+        try:  # a run that begins anew may remove them now
+            with (self.folder / "telemetry.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE))
+                steps = re.findall(rb'^\{"step": (\d+)', file.read(), re.M)
+            if not (self.folder / "config.json").is_file():
+                return 0.0
+        except FileNotFoundError:
             return 0.0
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LINE))
-            steps = re.findall(rb'^\{"step": (\d+)', file.read(), re.M)
         return min(1.0, int(steps[-1]) / self.config["steps"]) if steps and self.config.get("steps") else 0.0
 
     @property
