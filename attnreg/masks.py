@@ -145,6 +145,8 @@ class Mask:
             weights: ``(B, H, Q, K)``, after the softmax.
             valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         """
+        if self.drawn or self.drawn_weights:
+            return self.written_out(weights.dtype).of_weights(weights, valid)
         if self.relaxed is not None:
             weights = functional.relaxed_weights(weights, self.relaxed, self.scores, valid)
         if self.normalized is not None:

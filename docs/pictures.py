@@ -144,6 +144,7 @@ def effective(weights: Tensor, mask: attnreg.Mask | None) -> tuple[Tensor, Tenso
     dropped = torch.zeros_like(weights, dtype=torch.bool)
     if mask is None:
         return weights[0], dropped[0]
+    mask = mask.written_out()
     if mask.units_kept is not None:
         dropped = ~mask.units_kept.expand_as(weights)
     if mask.scores is not None:

@@ -39,12 +39,7 @@ for column, (name, provider) in zip(axes.T, providers.items(), strict=True):
         model(input_ids=tokens)
         rates = handle.drop_rates()
     for layer, (axis, mask) in enumerate(zip(column, masks, strict=True)):
-        factors = next(
-            each
-            for each in (mask.scores, mask.weights, mask.normalized)
-            if each is not None
-        )
-        heads = (factors != 0).expand(1, 4, 16, 16)[0]
+        heads = mask.units_kept.expand(1, 4, 16, 16)[0]
         tiles = torch.cat(
             [torch.cat([heads[0], heads[1]], 1), torch.cat([heads[2], heads[3]], 1)]
         )
