@@ -131,6 +131,7 @@ def test_other_options_get_a_folder_of_their_own(cli, tmp_path):
     assert_sentence(nothing, 1, "was started with other options: repeat it with --batch-size 64")
 
 
+@pytest.mark.slow  # trains a whole comparison twice
 def test_a_comparison_with_other_options_gets_a_folder_of_its_own(cli, tmp_path):
     words = ["compare", "finetune", "--seeds", 1, "--no-equal-time", *SMALL]
     ran(cli(*words))

@@ -46,6 +46,7 @@ def test_runs_that_have_finished_before_are_known(tmp_path):
     assert Clock(runs, 5).left() == pytest.approx(160)
 
 
+@pytest.mark.slow  # waits for a line a minute
 def test_where_output_is_piped_a_comparison_is_not_silent(cli, warm, monkeypatch):
     monkeypatch.setattr(launch, "QUIET", 0.05)
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
