@@ -54,6 +54,9 @@ MISTAKES = {
         "Line 3 of joined.csv repeats the column names",
     ),
     "more rows than there are": ([*OWN, "--train-size", "4000"], "Expected --train-size of at most 60, got 4000."),
+    "more rows than the built-in task has": (
+        ["recipe", "finetune", "--train-size", "4000"], "Expected --train-size of at most 2000, got 4000."
+    ),
     "rows that are also held out": (
         [*OWN, "--validation-rows", "20", "--train-size", "41"], "Expected --train-size of at most 40, got 41."
     ),

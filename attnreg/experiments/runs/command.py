@@ -21,6 +21,7 @@ from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
 from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.setup.trackers import check_trackers
+from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.folder import not_on_hub
@@ -117,6 +118,8 @@ def check_paths(settings: Settings) -> None:
         rows = check_files(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
         if rows is not None:
             settings.check_rows(rows)
+    elif settings.data_dir is None and task.embedded is not None:
+        settings.check_rows(len(getattr(agreement, task.embedded)("train")))
     if settings.score_on is not None and not Path(settings.score_on).exists():
         raise InputError(f"Cannot read --score-on {settings.score_on}: no such folder or file.")
     if settings.data_dir is None and task.hub is None and task.embedded is None:
