@@ -182,7 +182,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         return summed(self.units, self.shape, ())
 
     def once(self, name: Hashable, find: Callable[[], Found]) -> Found:
-        """Return what a function finds in :attr:`valid` and ``shape`` alone, which layers of a pass may share."""
+        """Return what a function finds in ``valid`` and ``shape`` alone, which layers of a pass may share."""
         return find()
 
     def valid_of(self, queries: Tensor) -> Tensor | None:
@@ -329,7 +329,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
         """Set values of the states to zero with probability p, and divide the others by 1 - p; on a GPU in a kernel.
 
         Args:
-            states: the states, of the :attr:`shape` of the site.
+            states: the states, of the shape of the site.
             p: drop probability; a tensor must be 0-d.
             shape: the shape of the decisions (default: that of the site), with 1 for tokens that share them.
         """
