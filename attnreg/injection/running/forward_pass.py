@@ -76,11 +76,6 @@ class Calls:
         """Whether all calls of a pass have begun."""
         return self.done >= self.number
 
-    def next(self) -> int:
-        """Return the index of the call that begins now, from 0."""
-        self.done += 1
-        return self.done - 1
-
 
 def seed_of_pass(given: Tensor | None = None) -> Tensor:
     """Draw the seed of a pass from torch's generator, which moves also if there is a given one to return."""
