@@ -339,7 +339,7 @@ def test_a_pass_that_is_not_noticed_is_found(monkeypatch):
     def blind(shadow, *args, **kwargs):  # to passes that begin at a part of the model
         if shadow.passes.latest.whole:
             return forward(shadow, *args, **kwargs)
-        shadow.calls.next()
+        shadow.next()
         return shadow.plain(*args, **kwargs)
 
     monkeypatch.setattr(AttachedModule, "forward", blind)
