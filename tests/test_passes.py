@@ -146,8 +146,10 @@ def test_gradients_of_each_sample():
 
 
 def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
+    bias = causal_lower_right(5, 5)
+
     def causal(a, x, y):
-        return F.scaled_dot_product_attention(*a.heads(x, y), attn_mask=causal_lower_right(x.shape[1], x.shape[1]))
+        return F.scaled_dot_product_attention(*a.heads(x, y), attn_mask=bias)
 
     model, x = Attention(causal), torch.randn(2, 5, 16)
     with attnreg.attach(model, Answer(dropped), example_inputs=(x,)) as handle:

@@ -111,7 +111,7 @@ def attach(
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
     seeds = own_dropout == "seeded"
-    handle = AttachHandle(model, provider, found, chosen, states, watches=modules is None, seeded=seeds)
+    handle = AttachHandle(model, provider, found, chosen, states, seeded=seeds)
     for each in provider.parts():
         _ATTACHED[each] = ref(handle)
     return handle

@@ -21,7 +21,7 @@ from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
 from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
 from attnreg.injection.running.attached_block import attached_blocks
-from attnreg.injection.running.attached_module import AttachedMethod, attached_methods, attached_modules
+from attnreg.injection.running.attached_module import attached_modules
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
@@ -35,7 +35,6 @@ from attnreg.injection.running.shadow import (
     parts_of,
     seeded_modules,
 )
-from attnreg.injection.running.unplanned import WatchedMethod, watched_methods
 from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
@@ -57,7 +56,6 @@ class AttachHandle:
         chosen: Sequence[FoundSite],
         states: Sequence[FoundHidden] = (),
         *,
-        watches: bool = True,
         seeded: bool = False,
     ) -> None:
         everywhere: list[FoundSite | FoundHidden] = [*chosen, *states]
@@ -81,12 +79,8 @@ class AttachHandle:
         passes.uncompiled = seeded and has_two
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
-        methods = attached_methods(passes, modules.values())
-        known = {(each.module, each.method) for each in methods}
         self._shadows: list[Shadow[Any]] = [
-            *(watched_methods(passes, model, found.sightings, known) if chosen and watches else ()),
             *modules.values(),
-            *methods,
             *attached_blocks(passes, found, chosen, states, modules),
             *(reversed(seeded_modules(passes, found.names)) if seeded else ()),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
@@ -95,8 +89,8 @@ class AttachHandle:
         connect(self._shadows[: -len(begins)])
         for attached in self._shadows:
             attached.install(self)
-        others = AttachedEntry, AttachedMethod, WatchedMethod
-        passes.changes = Changes(model, [each for each in self._shadows if not isinstance(each, others)], found.names)
+        masked = [each for each in self._shadows if not isinstance(each, AttachedEntry)]
+        passes.changes = Changes(model, masked, found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
     @property

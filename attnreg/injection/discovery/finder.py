@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
-import threading
 from collections.abc import Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -27,7 +22,6 @@ from attnreg.injection.discovery.reading import Reading, read
 from attnreg.injection.discovery.tracing import Tracer
 
 LOGSUMEXP = torch.logsumexp, Tensor.logsumexp
-Method = tuple[nn.Module, str]
 
 
 @dataclass(eq=False)
@@ -42,7 +36,6 @@ class Sighting:
     head_size: int | None = None  # D, if the backend sees queries
     weighted: bool = False  # whether its weights were multiplied by values
     asked: tuple[Tensor, Tensor] | None = None  # its queries and keys, if the backend sees them
-    methods: frozenset[Method] = frozenset()  # the methods through which its module's forward reached it
     # bool, ``(B, K)``, the keys to which any query may attend, if queries share their keys
     tokens: Tensor | None = None
 
@@ -102,7 +95,6 @@ class Finder(Noting):
                     stack.enter_context(self._followed(module))
             for backend in BACKENDS.values():
                 stack.enter_context(backend.patched())
-            stack.enter_context(self._making_biases())
             stack.enter_context(self._tracer)
             stack.enter_context(self)
             yield
@@ -131,21 +123,6 @@ class Finder(Noting):
         returned = {leaf.untyped_storage()._cdata for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
         made = [call for call, logits in self.linear if logits.untyped_storage()._cdata in returned]
         return made[-1] if made else None
-
-    @contextmanager
-    def _making_biases(self) -> Iterator[None]:
-        """Let the model make ``CausalBias`` tensors within the block, which torch cannot under a dispatch mode."""
-        make, thread = CausalBias.__new__, threading.get_ident()  # inherited
-
-        def outside(cls: type[CausalBias], *args: Any) -> CausalBias:
-            with self._tracer.paused() if threading.get_ident() == thread else nullcontext():
-                return make(cls, *args)
-
-        setattr(CausalBias, "__new__", outside)  # noqa: B010 (mypy knows it as a method)
-        try:
-            yield
-        finally:
-            delattr(CausalBias, "__new__")
 
     def _forward(self, module: nn.Module, plain: Any, *args: Any, **kwargs: Any) -> Any:
         before = self._latest.get(module)
@@ -185,7 +162,6 @@ class Finder(Noting):
             origin = self._origin_of_scores(call)
             reading = self._read(origin, call)
         sighting = Sighting(backend, call.shape, tuple(self._running), reading)
-        sighting.methods = self._methods(sighting.place.module)
         self.sightings.append(sighting)
         if call.query is None:
             out = func(*args, **kwargs)
@@ -247,18 +223,6 @@ class Finder(Noting):
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
         sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
-    def _methods(self, place: nn.Module) -> frozenset[Method]:
-        """Return the methods of the model's modules that are running below the forward of a module."""
-        found = set()
-        for frame, method in running_methods():
-            if frame.f_code is Finder._forward.__code__ and frame.f_locals["module"] is place:
-                break
-            if method is not None and method[0] in self.names and not hasattr(nn.Module, method[1]):
-                own = inspect.unwrap(getattr(type(method[0]), method[1], len))
-                if getattr(own, "__code__", None) is frame.f_code:
-                    found.add(method)
-        return frozenset(found)
-
     def _confirm(self, number: int | None) -> None:
         """Note that the weights of a sighting (``None``: other weights) are multiplied by values."""
         if number is None:
@@ -270,13 +234,3 @@ class Finder(Noting):
             for call in sighting.running:
                 call.attentions += 1
         sighting.weighted = True
-
-
-def running_methods() -> Iterator[tuple[FrameType, Method | None]]:
-    """Yield the frames that run now, innermost first, each with the method of a module that it runs, if any."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        yield frame, (first, code.co_name) if isinstance(first, nn.Module) else None
-        frame = frame.f_back

@@ -18,7 +18,6 @@ from attnreg.injection.backends.allowed import Allowed, LazySite
 from attnreg.injection.backends.base import Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
-from attnreg.injection.discovery.finder import Method
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import checkpoint_around, foreign_function, is_quiet
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
@@ -40,7 +39,6 @@ class Planned:
     # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` and
     # ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately
     parts: Parts | None
-    methods: frozenset[Method]  # the methods through which the module's forward reached it
 
     def __post_init__(self) -> None:
         if self.info is not None:  # made once, for scores of the layout of then
@@ -160,9 +158,9 @@ class AttentionMode(Masking):
                 "`handle.detach()`, then `attach` again."
             )
 
-    def check_seen(self, planned: int, *, everything: bool) -> None:
-        """Raise if there was less attention than was ``planned``, or with ``everything=False``, none."""
-        if len(self._asked) != planned and (everything or not self._asked):
+    def check_seen(self, planned: int) -> None:
+        """Raise if there was less attention than was ``planned``."""
+        if len(self._asked) != planned:
             raise NoAttentionError(
                 f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {planned} "
                 f"computations were seen; {self.passes.why_hidden}"

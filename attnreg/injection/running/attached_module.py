@@ -1,15 +1,14 @@
-"""Attached attention modules, and the methods in which they compute their attention."""
+"""Attached attention modules."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import override
 
 from attnreg.errors import NoAttentionError
 from attnreg.injection.backends import BACKENDS
@@ -35,17 +34,12 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
-        return self._masked(self.module, self.acts, args, kwargs)
-
-    def _masked(
-        self, module: nn.Module, acts: Callable[[], bool], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
         plan = self.next()
         mode, passes, number = None, self.passes, self._numbers[self.calls.done - 1]
         taps = plan is not None and passes.taps and any(p.info and p.info.label in passes.taps for p in plan)
-        if plan is not None and (taps or acts()):
+        if plan is not None and (taps or self.acts()):
             passes.check_entry(self.name)
-            if self._folds_heads and is_sharded(module):
+            if self._folds_heads and is_sharded(self.module):
                 raise NoAttentionError(
                     f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
                     "would get the masks of other heads. Tensor parallelism is not supported."
@@ -58,7 +52,7 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
         finally:
             passes.mode = before
-        mode.check_seen(number, everything=self.method == "forward")
+        mode.check_seen(number)
         return output
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,51 +66,6 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             for backend in self._patched:
                 stack.enter_context(BACKENDS[backend].patched())
             return self.plain(*args, **kwargs)
-
-
-class AttachedMethod(AttachedModule):
-    """Masks attention in a method that an attached module's forward calls, where the method is called by itself.
-
-    The module ``where`` that has the method may be another than the attached one.
-    """
-
-    def __init__(self, passes: Passes, attached: AttachedModule, where: nn.Module, method: str) -> None:
-        whats = [what and tuple(p for p in what if (where, method) in p.methods) for what in attached.whats]
-        super().__init__(passes, where, whats, attached.name, method=method)
-        self._attached = attached
-
-    @override
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        done = any(shadow.calls.is_done for shadow in (self, self._attached))
-        self.passes.go_on({}, self.module, (), begins=done)
-
-    @override
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the method, with the regularizer's masks unless the module's forward has called it."""
-        running = self.passes.mode
-        if isinstance(running, AttentionMode) and running.name == self.name:
-            return self.plain(*args, **kwargs)
-        acts = self.acts()
-        if not acts and not self.passes.taps:
-            return self.plain(*args, **kwargs)
-        return self._masked(self._attached.module, lambda: acts, args, kwargs)
-
-    @override
-    def acts(self) -> bool:
-        return self.passes.acts_at(self.name, self._attached.module)
-
-
-def attached_methods(passes: Passes, modules: Iterable[AttachedModule]) -> list[AttachedMethod]:
-    """Return the attached methods through which the forwards of attached modules reach their attention."""
-    found = {
-        (attached, *method): None
-        for attached in modules
-        for plan in attached.whats
-        for planned in plan or ()
-        if planned.info is not None
-        for method in planned.methods
-    }
-    return [AttachedMethod(passes, *each) for each in found]
 
 
 def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[FoundSite]) -> dict[nn.Module, AttachedModule]:
@@ -133,7 +82,7 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[FoundSit
             layout = Layout() if sighting.reading is None else sighting.reading.layout
             site = sites.get(sighting)
             info, parts = (None, None) if site is None else (site.info, site.parts)
-            planned = Planned(sighting.backend, sighting.rank, info, layout, parts, sighting.methods)
+            planned = Planned(sighting.backend, sighting.rank, info, layout, parts)
             plans[around.module][around.index].append(planned)
     attached = {}
     for module, calls in plans.items():

@@ -27,7 +27,7 @@ OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 MARK = "_attnreg"
-OF_PARTS = "module", "method", "_shadowed"  # what a shadow has in a copy of a part of the model
+OF_PARTS = "module", "_shadowed"  # what a shadow has in a copy of a part of the model
 What = TypeVar("What")
 
 
@@ -48,7 +48,7 @@ class Mark:
 
 
 class Shadow(Generic[What]):
-    """Replaces the ``forward``, or another method, of one module instance.
+    """Replaces the ``forward`` of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
     mode would no longer be bitwise the plain model. And no hook runs after a ``KeyboardInterrupt``, so a mode would
@@ -58,14 +58,9 @@ class Shadow(Generic[What]):
     There is more than one if layers share the module (ALBERT).
     """
 
-    begins = True  # whether a forward pass may begin with it
-
-    def __init__(
-        self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str, *, method: str = "forward"
-    ) -> None:
+    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
         self.passes = passes
         self.module = module
-        self.method = method
         self.whats = tuple(whats)
         self.name = name
         self.calls = passes.counted(len(self.whats))
@@ -82,21 +77,21 @@ class Shadow(Generic[What]):
         self.passes.go_on({}, self.module, (), begins=any(calls.is_done for calls in self.inside))
 
     def install(self, handle: object) -> None:
-        """Replace the module's method, which may already be replaced, and mark the module with the handle."""
-        self._shadowed = self.module.__dict__.get(self.method)
+        """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
+        self._shadowed = self.module.__dict__.get("forward")
         setattr(self.module, MARK, Mark(handle, self.passes.model))
         forward = functools.partial(_uncompiled if self.passes.uncompiled else _forward, self)
-        forward.__wrapped__ = getattr(self.module, self.method)  # type: ignore[attr-defined]  # for inspect.signature
+        forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
         self.installed = forward
-        setattr(self.module, self.method, forward)
+        self.module.forward = forward
 
     def remove(self) -> None:
-        """Restore the module's method."""
-        if self.module.__dict__.get(self.method) is self.installed:
+        """Restore the module's forward."""
+        if self.module.__dict__.get("forward") is self.installed:
             if self._shadowed is None:
-                delattr(self.module, self.method)
+                del self.module.forward
             else:
-                setattr(self.module, self.method, self._shadowed)
+                self.module.forward = self._shadowed
         self.installed = None  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
 
@@ -134,10 +129,10 @@ class Shadow(Generic[What]):
         return self.whats[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own method."""
+        """Run the module's own forward."""
         if self._shadowed is not None:
             return self._shadowed(*args, **kwargs)
-        return getattr(type(self.module), self.method)(self.module, *args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
 
 # Shadows are partials of a module-level function: closures could be neither pickled nor copied.
@@ -155,7 +150,7 @@ def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
             passes.check_plain(shadow.name, shadow.module)
             return shadow.plain(*args, **kwargs)
         passes.checkpoints()
-    if passes.latest.is_running or not shadow.begins:
+    if passes.latest.is_running:
         return shadow.forward(*args, **kwargs)
     try:
         shadow.enter(args, kwargs)
