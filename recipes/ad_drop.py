@@ -4,7 +4,7 @@ import click
 
 import attnreg
 from attnreg.errors import UsageError
-from attnreg.experiments import Numbers, argument, option, preset, recipe
+from attnreg.experiments import Numbers, option, preset, recipe
 
 # What the scripts of the official code set for each task. Those of GLUE stop by the dev score and report the best one;
 # those of other tasks use the Trainer of transformers, with its own schedule and clipping.
@@ -46,11 +46,26 @@ def acts(settings: Any) -> None:
     "ad-drop",
     preset("--regime", {"paper": of_script}, help='Other defaults: "paper" trains as the official script of the task '
            "does; on GLUE for up to 50 epochs, and stops on dev."),
-    *(argument("attnreg:AttributionProvider", name) for name in ("p", "q", "method", "region")),
+    option("--p", type=click.FloatRange(0, 1), default=0.3, help="Share of a query's valid keys that are candidates."),
+    option("--q", type=click.FloatRange(0, 1), default=0.1, help="Probability of dropping each candidate."),
+    option("--method", type=click.Choice(["gradient", "integrated_gradients", "attention", "random"]),
+           default="gradient", help="Attribution method: gradient (GA), integrated_gradients (IGA), attention (AA, the "
+           "weights) or random (RD, no first pass)."),
+    option("--region", type=click.Choice(["high", "low"]), default="high",
+           help="Candidate keys: those of the highest or the lowest attribution."),
     option("--layers", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
            help="Layers to mask: 'all' or indices such as 0,1,-1 (default: the task's)."),
-    *(argument("attnreg:AttributionProvider", name) for name in ("target", "steps", "first_pass", "first_pass_dtype")),
-    *(argument("attnreg:CrossTuning", name) for name in ("every", "offset")),
+    option("--target", type=click.Choice(["predicted", "label"]), default="predicted",
+           help="Score to explain: of the predicted class, or of the gold class."),
+    option("--steps", type=click.IntRange(min=1), default=20,
+           help="Steps of integrated gradients; only for that method."),
+    option("--first-pass", type=click.Choice(["eval", "train"]), default="eval",
+           help="Mode of the first pass: eval (no dropout) or train (dropout, as in the official code)."),
+    option("--first-pass-dtype", type=click.Choice(["bfloat16", "float16"]), default=None,
+           help="Autocast of the first pass (default: as the training step)."),
+    option("--every", type=click.IntRange(min=1), default=2,
+           help="Use AD-DROP every N epochs; the other epochs are plain fine-tuning."),
+    option("--offset", type=click.IntRange(min=0), default=1, help="Which of these N epochs, counted from 0."),
     check=acts,
 )  # fmt: skip
 def ad_drop(

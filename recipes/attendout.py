@@ -3,7 +3,7 @@ from typing import Any
 import click
 
 import attnreg
-from attnreg.experiments import argument, expression_option, option, preset, provider_option, recipe
+from attnreg.experiments import expression_option, option, preset, provider_option, recipe
 
 GAME = "attnreg.experiments.runs.game"
 # What Section 4 and Algorithm 1 state; the score is our choice.
@@ -42,8 +42,11 @@ PAPER = {
            help="Held-out rows for the reward, at most a tenth of train."),
     option("--round-steps", type=click.IntRange(min=1), default=None,
            help="Steps per round, T in the paper (default: 8, or fewer for 30 rounds)."),
-    argument("attnreg.training:Rounds", "winner"),
-    argument("attnreg.training:AttackerDefender", "returns"),
+    option("--winner", type=click.Choice(["evidence", "greedy", "proportional", "none"]), default="evidence",
+           help="Winner of a round: each network with the probability that it is better (evidence), the better score "
+                "(greedy), drawn in proportion to the scores, or none (no network is copied)."),
+    option("--returns", type=click.Choice(["attacker", "defender"]), default="attacker",
+           help="Network to keep after training."),
     option("--warmup", type=click.FloatRange(0, 1), default=0.1,
            help="Fraction of training, from its start, in which only the Defender trains; less than --game."),
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.6,

@@ -1,10 +1,18 @@
 from typing import Any
 
+import click
+
 import attnreg
-from attnreg.experiments import argument, recipe
+from attnreg.experiments import option, recipe
 
 
-@recipe("child-tuning", *(argument("attnreg.training:ChildTuning", name) for name in ("mode", "p")))
+@recipe(
+    "child-tuning",
+    option("--mode", type=click.Choice(["F", "D"]), default="F",
+           help="F (a random child in each step) or D (the child of the highest Fisher information)."),
+    option("--p", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.3,
+           help="Share of weights that are updated (p_F or p_D in the paper)."),
+)  # fmt: skip
 def child_tuning(run: "attnreg.experiments.Run", mode: Any, p: float) -> None:
     """Child-Tuning: update only a part of the weights, random or chosen by Fisher information.
 

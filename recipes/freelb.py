@@ -1,11 +1,22 @@
 from typing import Any
 
+import click
+
 import attnreg
-from attnreg.experiments import argument, recipe
+from attnreg.experiments import option, recipe
 
 
 @recipe(
-    "freelb", *(argument("attnreg.training:FreeLBLoss", name) for name in ("steps", "step_size", "radius", "start"))
+    "freelb",
+    option("--steps", type=click.IntRange(min=2), default=3, help="Number of forward passes (K in the paper)."),
+    option("--step-size", type=click.FloatRange(min=0), default=0.1, help="Norm of a step of the noise (alpha)."),
+    option("--radius", type=click.FloatRange(min=0), default=0.4, help="Largest norm of the noise (epsilon)."),
+    option(
+        "--start",
+        type=click.FloatRange(min=0),
+        default=0.1,
+        help="Size of the first noise, at most about its norm; 0 begins at the plain embeddings.",
+    ),
 )
 def freelb(run: "attnreg.experiments.Run", **options: Any) -> None:
     """FreeLB: adversarial training on token embeddings; with two steps from 0, FGM.

@@ -1,8 +1,15 @@
+import click
+
 import attnreg
-from attnreg.experiments import argument, recipe
+from attnreg.experiments import option, recipe
 
 
-@recipe("hiddenkey", argument("attnreg:HiddenKey", "p"), argument("attnreg.training:RDropLoss", "alpha"))
+@recipe(
+    "hiddenkey",
+    option("--p", type=click.FloatRange(0, 1), default=0.1, help="Probability of dropping a key or a value."),
+    option("--alpha", type=click.FloatRange(min=0), default=1.0,
+           help="Weight of the difference between the two predictions."),
+)  # fmt: skip
 def hiddenkey(run: "attnreg.experiments.Run", p: float, alpha: float) -> None:
     """HiddenKey: dropout of keys and hidden states, and two passes that must agree.
 

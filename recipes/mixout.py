@@ -1,10 +1,14 @@
 import click
 
 import attnreg
-from attnreg.experiments import argument, recipe
+from attnreg.experiments import option, recipe
 
 
-@recipe("mixout", argument("attnreg.training:Mixout", "p"))
+@recipe(
+    "mixout",
+    option("--p", type=click.FloatRange(0, 1, max_open=True), default=0.7,
+           help="Probability that an input neuron of a linear layer uses its pretrained weights."),
+)  # fmt: skip
 def mixout(run: "attnreg.experiments.Run", p: float) -> None:
     """Mixout: each forward pass replaces random weights by their pretrained values.
 

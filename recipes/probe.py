@@ -3,21 +3,22 @@ from typing import Any
 import click
 
 import attnreg
-from attnreg.experiments import Numbers, argument, option, recipe
-
-PROVIDER = "attnreg:AttributionProvider"
+from attnreg.experiments import Numbers, option, recipe
 
 
 @recipe(
     "probe",
-    argument(PROVIDER, "p"),
+    option("--p", type=click.FloatRange(0, 1), default=0.3, help="Share of a query's valid keys that are candidates."),
     option("--q", default="0,0.25,0.5,0.75,1", type=Numbers(click.FloatRange(0, 1), "probabilities such as 0,0.5,1"),
            help="Probabilities of dropping each candidate, separated by commas."),
-    argument(PROVIDER, "target"),
-    argument(PROVIDER, "method", type=click.Choice(["gradient", "integrated_gradients", "attention"])),
+    option("--target", type=click.Choice(["predicted", "label"]), default="predicted",
+           help="Score to explain: of the predicted class, or of the gold class."),
+    option("--method", type=click.Choice(["gradient", "integrated_gradients", "attention"]), default="gradient",
+           help="Attribution method: gradient (GA), integrated_gradients (IGA) or attention (AA, the weights)."),
     option("--layers", default="all", type=Numbers(click.INT, "layer indices such as 0,1,-1", word="all"),
            help="Layers to mask: 'all' or indices such as 0,1,-1."),
-    argument(PROVIDER, "steps"),
+    option("--steps", type=click.IntRange(min=1), default=20,
+           help="Steps of integrated gradients; only for that method."),
 )  # fmt: skip
 def probe(
     run: "attnreg.experiments.Run", p: float, q: list[float], method: Any, layers: str | list[int], **options: Any

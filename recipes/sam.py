@@ -1,8 +1,14 @@
+import click
+
 import attnreg
-from attnreg.experiments import argument, recipe
+from attnreg.experiments import option, recipe
 
 
-@recipe("sam", argument("attnreg.training:SAM", "rho"))
+@recipe(
+    "sam",
+    option("--rho", type=click.FloatRange(min=0), default=0.05,
+           help="Size of the perturbation: its L2 norm over all parameters."),
+)  # fmt: skip
 def sam(run: "attnreg.experiments.Run", rho: float) -> None:
     """SAM: each step follows the gradient at the worst weights nearby.
 

@@ -26,11 +26,11 @@ OPTIONS = {
 }
 OTHERS = ("pretrain", "probe", "set-fit")  # of other tasks, results or packages; they have tests of their own
 RECIPES = {name: OPTIONS.get(name, []) for name in recipe_files() if name not in OTHERS}
-#: Public names whose arguments are options of a recipe, such as ``attnreg.training:SAM``.
-SOURCES = {name: re.findall(r'"(attnreg[\w.]*:[\w.]+)"', path.read_text()) for name, path in recipe_files().items()}
-WITH_PROVIDER = {
-    name for name, path in recipe_files().items() if re.search(r"attnreg:|provider=|--generator", path.read_text())
+#: Public names whose arguments are options of a recipe, such as ``attnreg.training.SAM``.
+SOURCES = {
+    name: {*re.findall(r"attnreg\.(?:training\.)?[A-Z]\w+", path.read_text())} for name, path in recipe_files().items()
 }
+WITH_PROVIDER = {name for name, path in recipe_files().items() if re.search(r"provider=|--generator", path.read_text())}
 
 
 def recipes(*quick):

@@ -141,22 +141,14 @@ def test_a_recipe_trains_with_it(cli, tmp_path, undrawn):
     made.write(tmp_path / "nli", train=16, validation=8)
     common = ["--task", "mnli", "--data-dir", tmp_path / "nli", "--model", tmp_path / "bert", "--epochs", 1]
     losses = []
-    rates = ["--lora-matrix-dropout", "query=0.5,0.*value=0.1", "--lora-rank-dropout", 0.5]
+    rates = ["--lora-matrix-dropout", 0.3, "--lora-rank-dropout", 0.5]
     for name, options in {"plain": [], "dropped": rates}.items():
         options = [*common, "--learning-rate", 0.05, "--lora-rank", 2, *options, "--output-dir", tmp_path / name]
         ran(cli("recipe", "finetune", *options))
         losses.append(read_lines(tmp_path / name / "metrics.jsonl")[-1]["loss"])
     assert losses[0] != losses[1]
-    typed = "--lora-matrix-dropout 'query=0.5,0.*value=0.1' --lora-rank-dropout 0.5"
+    typed = "--lora-matrix-dropout 0.3 --lora-rank-dropout 0.5"
     assert typed in (tmp_path / "dropped/model/README.md").read_text()
-    for wrong, says in {
-        "keys=0.5": "gives no adapter its",
-        "query=1": "range 0<=x<1",
-        "a=0,a=0": "pattern once",
-    }.items():
-        result = cli("recipe", "finetune", *common, "--lora-rank", 2, "--lora-rank-dropout", wrong)
-        assert result.exit_code
-        assert says in " ".join(result.output.split())
     assert_sentence(
         cli("recipe", "finetune", *common, "--lora-rank-dropout", 0.5), 2, "--lora-rank-dropout needs --lora-rank"
     )

@@ -3,17 +3,12 @@
 import json
 import subprocess
 import sys
-from inspect import signature
 
 import pytest
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
-from attnreg.experiments.options.signatures import signature_of
 from attnreg.experiments.setup.trackers import _PACKAGES, available_trackers
-from attnreg.regularizer.expressions import _signature
-from attnreg.regularizer.parsing import shown
-from attnreg.regularizer.saving import built_in
 from tests.commands import assert_sentence, ran
 from tests.task_data import write_rows
 
@@ -36,10 +31,6 @@ MISTAKES = {
     "an option": (["recipe", "finetune", "--epochs", "three"], "is not a whole number"),
     "an option of a method": (["compare", "finetune", "ad-drop --q 2"], "not in the range"),
     "a task": (["compare", "finetune", "--task", "colas"], "Did you mean cola?"),
-    "a provider": (["recipe", "regularize", "--provider", "DropHed(0.1)"], "Did you mean DropHead?"),
-    "a provider of a method": (["compare", "finetune", "regularize --provider DropHed(0.1)"], "Did you mean DropHead?"),
-    "an argument": (["recipe", "regularize", "--provider", "DropHead(1.5)"], "a probability in [0, 1], got 1.5"),
-    "a choice": (["recipe", "regularize", "--provider", "AttentionDropout(placement='score')"], "Did you mean scores?"),
     "a provider's file": (["recipe", "regularize", "--provider", "no.py:Mine(0.1)"], "Provider file no.py not found"),
     "a data folder": (["recipe", "finetune", "--data-dir", "nowhere"], "no such folder or file"),
     "a data folder of all": (["compare", "finetune", "--data-dir", "nowhere"], "no such folder or file"),
@@ -104,12 +95,6 @@ def test_trackers_are_those_of_accelerate(tmp_path, monkeypatch):
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert "wandb" not in available_trackers()
-
-
-def test_arguments_read_from_the_source_are_those_of_the_classes():
-    for name, cls in built_in().items():
-        assert shown(signature_of(name)) == shown(_signature(cls)), name
-        assert signature(cls)
 
 
 def test_other_options_get_a_folder_of_their_own(cli, tmp_path):

@@ -1,7 +1,6 @@
 from attnreg.experiments import tasks as tasks
 from attnreg.experiments.folder.history import History as History
 from attnreg.experiments.options.option import Numbers as Numbers
-from attnreg.experiments.options.option import argument as argument
 from attnreg.experiments.options.option import option as option
 from attnreg.experiments.options.option import preset as preset
 from attnreg.experiments.options.provider import expression_option as expression_option

@@ -48,15 +48,11 @@ def parse_provider(
     """
 
     def make(cls: type[Regularizer], *args: Any, **options: Any) -> Regularizer:
-        factory: Callable[..., Regularizer] = cls
-        if hasattr(cls, "for_model"):
-            if model is None:
-                raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
-            factory, args = cls.for_model, (model, *args)
-        bound = inspect.signature(factory).bind_partial(*args, **options)
-        if "total_steps" in bound.signature.parameters and total_steps is not None:
-            bound.arguments.setdefault("total_steps", total_steps)
-        return factory(*bound.args, **bound.kwargs)
+        if not hasattr(cls, "for_model"):
+            return _called(cls, total_steps, *args, **options)
+        if model is None:
+            raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
+        return _called(cls.for_model, total_steps, model, *args, **options)
 
     with refusing(text):
         return a_regularizer(made(parsed(text), text, _known(providers), make, _signature), text)
@@ -83,11 +79,28 @@ def expression_of(provider: Regularizer) -> str:
 
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
-    """Return an expression in a uniform spelling, if every regularizer and argument in it is known."""
+    """Return an expression in a uniform spelling, if every regularizer and argument in it is known and in its range.
+
+    The arguments of regularizers that are made for a model, and of those around them, are only known by name.
+    """
+    later = object()
+
+    def make(cls: type[Regularizer], *args: Any, **options: Any) -> Any:
+        needs_model = hasattr(cls, "for_model") or any(each is later for each in (*args, *options.values()))
+        return later if needs_model else _called(cls, 1, *args, **options)
+
     with refusing(text):
         node = parsed(text)
-        made(node, text, _known(providers), lambda *args, **options: None, _signature)
+        made(node, text, _known(providers), make, _signature)
         return ast.unparse(node)
+
+
+def _called(factory: Callable[..., Regularizer], total_steps: int | None, *args: Any, **options: Any) -> Regularizer:
+    """Call a factory; one that takes the number of steps, and is not given it, gets it."""
+    bound = inspect.signature(factory).bind_partial(*args, **options)
+    if "total_steps" in bound.signature.parameters and total_steps is not None:
+        bound.arguments.setdefault("total_steps", total_steps)
+    return factory(*bound.args, **bound.kwargs)
 
 
 def _known(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:

@@ -8,14 +8,16 @@ from pathlib import Path
 import click
 import yaml
 
+import attnreg
 from attnreg._files import write_text
+from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import UsageError
 from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
 from attnreg.experiments.options.option import GroupedCommand, names_like
-from attnreg.experiments.options.signatures import regularizers
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks.built_in import TASKS
 
+_BASES = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}  # `&` makes the last one
 _EDIT = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
 
 
@@ -59,8 +61,14 @@ def _tasks() -> dict[str, str]:
 
 def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
-    found = {name: ast.get_docstring(source) or "" for name, (_, source) in regularizers().items()}
-    return {name: text.partition("\n")[0] for name, text in found.items() if name != "Compose"}  # `&` makes it
+    found: dict[str, str] = {}
+    for name, module in listed_names(attnreg.__file__).items():
+        if module.startswith(REGULARIZERS) and name not in _BASES:
+            source = Path(attnreg.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            for node in ast.parse(source.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name == name:
+                    found[name] = (ast.get_docstring(node) or "").partition("\n")[0]
+    return found
 
 
 _LISTS = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}

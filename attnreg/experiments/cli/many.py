@@ -13,7 +13,7 @@ from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import free_folder
 from attnreg.experiments.options.catalogue import find_study, recipe_files
-from attnreg.experiments.options.option import GroupedCommand, argument, is_given, names_like, option, together
+from attnreg.experiments.options.option import GroupedCommand, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
 
@@ -44,17 +44,24 @@ def given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 COMPARISON = "Comparison"
-_COMPARISON = "attnreg.experiments.compare.comparison:Comparison"
 _DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OPTIONS = (
     option("--baseline", group=COMPARISON,
            help="Method that the others are compared with (default: finetune if given, else the first)."),
-    *(argument(_COMPARISON, name, group=COMPARISON) for name in _DESIGN[:-1]),
+    option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5, help="Number of seeds."),
+    option("--first-seed", group=COMPARISON, type=click.IntRange(min=0), default=0,
+           help="First seed; the others follow it."),
+    option("--equal-time/--no-equal-time", group=COMPARISON, default=True,
+           help="Also train the baseline for as long as a method that takes at least 10 % longer."),
+    option("--search-seeds", group=COMPARISON, type=click.IntRange(min=1), default=1,
+           help="Seeds on which a combination of values in braces is tried."),
+    option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
+           help="Rows held out from train to select values in braces."),
     jobs_option("Runs at a time on this machine"),
     THREADS,
     option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
            help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
-    argument(_COMPARISON, _DESIGN[-1], group=OUTPUT),
+    option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
     option("--study", group=COMPARISON,
            help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
                 "beside it are added, options replace its own."),

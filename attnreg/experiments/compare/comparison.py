@@ -28,14 +28,6 @@ class Comparison:
     """A comparison of methods over seeds; the fields with a default are options of ``attnreg compare``.
 
     ``baseline`` is one of ``methods``; ``options`` are those of every run, by name.
-
-    Args:
-        seeds: number of seeds.
-        first_seed: first seed; the others follow it.
-        equal_time: also train the baseline for as long as each method that takes at least 10 % longer.
-        search_seeds: seeds on which each combination of values in braces is tried.
-        search_rows: rows held out from train to select values in braces.
-        keep_models: keep the model of every run but those of a search.
     """
 
     methods: Sequence[Method]

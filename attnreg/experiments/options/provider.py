@@ -14,7 +14,6 @@ import click
 from attnreg.errors import InputError
 from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
-from attnreg.experiments.options.signatures import checked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,9 +57,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 
 def read_provider(text: str) -> str:
-    """Read and check a provider expression; torch is imported only for classes of your own."""
-    if not CLASS_IN_FILE.search(text):
-        return checked(text)
+    """Return a provider expression in a uniform spelling, or raise if a provider or an argument in it does not fit."""
     own = own_classes([text])
     from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -16,7 +19,7 @@ from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
-from attnreg.experiments.options.option import Rates, as_typed, attribute_texts, flag_of, help_all, names_like, option
+from attnreg.experiments.options.option import as_typed, flag_of, help_all, names_like, option
 from attnreg.experiments.tasks.built_in import TASKS, choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
@@ -147,11 +150,10 @@ class Settings:
     """Scale of the adapters, divided by their rank (default: the rank)."""
     lora_dropout: BelowOne = 0.0
     """Rate of dropout on the adapters' inputs."""
-    lora_matrix_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
-    """Rate at which input and output features of the adapters' matrices are dropped, or rates by pattern of module
-    names, such as query=0.5,value=0.1."""
-    lora_rank_dropout: Annotated[float | str, Rates(0, 1, max_open=True)] = 0.0
-    """Rate at which ranks of the adapters are dropped, or rates by pattern."""
+    lora_matrix_dropout: BelowOne = 0.0
+    """Rate at which input and output features of the adapters' matrices are dropped."""
+    lora_rank_dropout: BelowOne = 0.0
+    """Rate at which ranks of the adapters are dropped."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
     """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
     evaluate_every: Positive = 1
@@ -259,7 +261,18 @@ class Settings:
         return self.flags.get(name, flag_of(name)).partition("/")[0]
 
 
-_HELP = attribute_texts(__name__, "Settings")
+def _help_texts() -> dict[str, str]:
+    """Return the text below each attribute of the settings, in one line."""
+    (source,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(source, ast.ClassDef)
+    return {
+        ast.unparse(each.target): " ".join(ast.literal_eval(text.value).split())
+        for each, text in pairwise(source.body)
+        if isinstance(each, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+_HELP = _help_texts()
 OPTIONS = [each for each in dataclasses.fields(Settings) if each.name in _HELP]
 SHARED = {each.name for each in OPTIONS} - _OF_ONE_RUN
 

@@ -16,7 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.writer import RunFolder
-from attnreg.experiments.options.option import Rates
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
@@ -249,9 +248,7 @@ class Setup:
             dropout=settings.lora_dropout,
         )
         if settings.lora_matrix_dropout or settings.lora_rank_dropout:
-            LoRADropout(
-                adapted, Rates.by_pattern(settings.lora_matrix_dropout), Rates.by_pattern(settings.lora_rank_dropout)
-            )
+            LoRADropout(adapted, settings.lora_matrix_dropout, settings.lora_rank_dropout)
         return adapted, tokenizer
 
     def _read_other_text(self, path: str | None, max_length: int) -> tuple[Labelled, Kind] | None:
