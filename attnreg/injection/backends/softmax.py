@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg import functional
+from attnreg.functional.validity import allowed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
@@ -39,7 +40,7 @@ class Softmax(Backend):
         layout, shape = site.layout, call.shape
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
-        valid = mode.allowed(own)
+        valid = allowed(own)
         mask = mode.ask(site, tuple(own.shape), Allowed.of(valid), like=scores, written_scores=own)
         mode.note(mask)
         if mask is None and mode.tap is None:

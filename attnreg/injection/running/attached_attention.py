@@ -20,11 +20,10 @@ from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import checkpoint_around, foreign_function, is_quiet
-from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
-WATCHED = ADDS_OR_MULTIPLIES | {Tensor.reshape, Tensor.unflatten}
+WATCHED = {Tensor.reshape, Tensor.unflatten}
 TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
 
@@ -63,7 +62,6 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._site: AttentionSite | None = None  # of the latest mask, unless that was of another part, too
-        self._soft_masks: SoftMasks | None = None
         self._around = None if passes.quiet else checkpoint_around()
         self._had_gradients = passes.quiet or torch.is_grad_enabled()
         self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
@@ -86,9 +84,6 @@ class AttentionMode(Masking):
                     f"{self.name} got nested tensors, which cannot be masked: pad its inputs instead."
                 )
             return backend.intercept(self, func, *args, **kwargs)
-        if func in ADDS_OR_MULTIPLIES:
-            self._soft_masks = self._soft_masks or SoftMasks()
-            self._soft_masks.note(func, args, kwargs)
         # torch.compile cannot trace the method under a mode.
         func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
         out = func(*args, **kwargs)
@@ -140,10 +135,6 @@ class AttentionMode(Masking):
         if (found := known.get(place)) is None:
             found = known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
         return found
-
-    @override
-    def allowed(self, scores: Tensor) -> Tensor:
-        return (self._soft_masks or SoftMasks()).allowed(scores)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
         now = heads

@@ -26,11 +26,10 @@ from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import Count, number_of
 from attnreg.injection.running.repetition import checkpoint_around
 from attnreg.injection.running.shadow import Shadow
-from attnreg.injection.running.soft_masks import functions
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
-ADDS = functions("add", "add_", "__add__", "__radd__", "__iadd__")
-NORMS = frozenset({F.layer_norm, F.rms_norm, *functions("layer_norm", "rms_norm")})
+ADDS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
+NORMS = {F.layer_norm, F.rms_norm, torch.layer_norm, torch.rms_norm}
 
 
 @dataclass(frozen=True)
