@@ -1,16 +1,17 @@
 """What is made, not written, in the README and the docs: ``python -m tests.tables``.
 
-The tables of providers come from the list of public names; the figures on a provider's page, from the table of cost
-and the file of all comparisons.
+The tables of regularizers come from the list of public names; the figures on a regularizer's page, from the table of
+cost and the file of all comparisons.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from pathlib import Path
 
-from attnreg.experiments.compare.contrast import p_cell
+from attnreg.experiments.compare.contrast import LEVEL
 from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +37,16 @@ def _pages() -> dict[str, Path]:
 #: The page of each provider that has one.
 PAGE_OF = _pages()
 
+
+#: Those that the README names; their overview has all.
+FEATURED = {
+    "AttributionProvider",
+    "GNetProvider",
+    "AttentionDropout",
+    "AttentionLayerDrop",
+    "BernoulliScheduleProvider",
+}
+FEATURED |= {"DropKey", "DropHead", "LayerDrop", "HiddenKey", "HiddenCut", "EmbeddingNoise", "UniDrop", "Scheduled"}
 
 #: The provider of each method that was compared with plain fine-tuning, and the methods that have no page here.
 RESULTS_OF = {
@@ -81,7 +92,7 @@ def table(place: Path) -> str:
     rows = [["regularizer", "what it does", "choose it if"], ["---"] * 3]
     folders = ["attendout", "regularizers", "regularizer"]
     for name, cls in sorted(built_in().items(), key=lambda x: (folders.index(x[1].__module__.split(".")[1]), x[0])):
-        if name not in PAGE_OF:
+        if name not in PAGE_OF or not (in_docs or name in FEATURED):
             continue
         summary = (cls.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         link = PAGE_OF[name].name if in_docs else f"docs/providers/{PAGE_OF[name].name}"
@@ -89,52 +100,57 @@ def table(place: Path) -> str:
     return "\n".join("| " + " | ".join(row if in_docs else row[:2]) + " |" for row in rows)
 
 
-def rows_of(page: str, named: str, header: str) -> list[str]:
-    """The rows of a table whose first cell begins with one of some names, below its header, without empty columns."""
-    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith(header))
-    end = next(number for number in range(begin, len(lines)) if not lines[number].startswith("|"))
-    found = [line for line in lines[begin + 2 : end] if re.match(rf"\| ({named})\b", line, re.I)]
-    cells = [line.strip("|").split("|") for line in [*lines[begin : begin + 2], *found]]
-    told = [column for column in range(len(cells[0])) if any(row[column].strip() for row in cells[2:])]
-    return ["|" + "|".join(row[column] for column in told) + "|" for row in cells] if found else []
+def costs(named: str) -> dict[str, dict[str, str]]:
+    """What the table of cost says of the rows whose first cell begins with one of some names: numbers by column."""
+    lines = (ROOT / "docs" / "cost.md").read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("| step |"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])
+    head, _, *cells = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+    return {
+        row[0]: {column: re.sub(" ?[¹²³⁴⁵]", "", cell) for column, cell in zip(head[1:], row[1:], strict=True) if cell}
+        for row in cells
+        if re.match(rf"({named})\b", row[0], re.I)
+    }
 
 
 def figures(page: Path) -> str:
-    """The rows of a page's providers, or of its recipe, in the tables of cost and of results."""
+    """What a page's regularizers, or its recipe, cost, and what our studies found."""
     own = [name for name in built_in() if PAGE_OF.get(name) == page]
     recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
-    named = "|".join([*own, *sorted(recipes)])
-    cost = [re.sub(" ?[¹²³⁴⁵⁶⁷]", "", row) for row in rows_of("cost.md", named, "| step |")]
-    text = "**Cost** of a training step, as a multiple of a plain one ([all](../cost.md)):"
-    lines = [text, "", *cost] if cost else ["**Cost.** Not measured by itself ([others](../cost.md))."]
-    if cost and cost[0].count("|") == 3:  # measured on one model alone
-        model, *found = [[cell.strip() for cell in row.strip("|").split("|")] for row in (cost[0], *cost[2:])]
-        each = "; ".join(f"{name} {ratio}" for name, ratio in found)
-        lines = [f"**Cost** of a training step, as a multiple of a plain one ({model[1]}; [all](../cost.md)): {each}."]
-    found = results(own)
-    text = "**Results.** Score minus that of plain fine-tuning; p is corrected for [all comparisons](../results/comparisons/README.md):"
-    lines += ["", text, "", *found] if found else ["", "**Results.** None of our own yet ([others](../results.md))."]
-    return "\n".join(lines)
+    cost = costs("|".join([*own, *sorted(recipes)]))
+    text = "**Cost**, in plain steps ([all](../cost.md)): "
+    each = [", ".join(f"{number} ({column})" for column, number in numbers.items()) for numbers in cost.values()]
+    if len(cost) > 1:
+        each = [f"{name} {numbers}" for name, numbers in zip(cost, each, strict=True)]
+    told = [f"{text}{'; '.join(each)}."] if cost else []
+    return "\n\n".join([*told, *results(own)])
 
 
 def results(own: list[str]) -> list[str]:
-    """A table of the comparisons of a page's providers with plain fine-tuning, in all settings of our own studies."""
+    """One line on the comparisons of a page's regularizers with plain fine-tuning, in all settings of our own studies."""
     with (ROOT / "docs" / "results" / "comparisons" / "all.csv").open(newline="", encoding="utf-8") as file:
         compared = [row for row in csv.DictReader(file) if row["baseline"] == "plain" and row["board"]]
-    lines = ["| setting | difference | 95 % over seeds | p (Holm) |", "| --- | ---: | ---: | ---: |"]
+    compared = [row for row in compared if row["extension"] not in ("prompted", "pooled")]
+    compared = [row for row in compared if not row["study"].startswith("contributed/")]
     for row in compared:
-        name = row["method"]
-        if row["extension"] in ("prompted", "pooled") or row["study"].startswith("contributed/"):
-            continue
-        assert name in {*RESULTS_OF} | NO_PROVIDERS, f"add {name} to RESULTS_OF or NO_PROVIDERS"
-        if RESULTS_OF.get(name) in own:
-            alone = {*own} <= {RESULTS_OF[name], "CrossTuning"}
-            setting = ", ".join([row["setting"], *re.findall(r"\((.+)\)$", name)])
-            setting = setting if alone else f"{name}: {row['setting']}"
-            mean, low, high, p = (float(row[number]) for number in ("difference", "low", "high", "p_holm"))
-            lines.append(f"| {setting} | {mean:+.4f} | [{low:+.4f}, {high:+.4f}] | {p_cell(p)} |")
-    return lines if len(lines) > 2 else []
+        assert row["method"] in {*RESULTS_OF} | NO_PROVIDERS, f"add {row['method']} to RESULTS_OF or NO_PROVIDERS"
+    gaps = [row for row in compared if RESULTS_OF.get(row["method"]) in own]
+    if not gaps:
+        return []
+    held = [100 * float(row["difference"]) for row in gaps if float(row["p_holm"]) < LEVEL]
+    signs = {"gain": sorted(gap for gap in held if gap > 0), "loss": sorted(-gap for gap in held if gap < 0)}
+    counts = [
+        f"{len(points)} {name if len(points) == 1 else {'gain': 'gains', 'loss': 'losses'}[name]} "
+        f"of {' to '.join(dict.fromkeys((f'{points[0]:.1f}', f'{points[-1]:.1f}')))} points"
+        for name, points in signs.items()
+        if points
+    ]
+    outcome = " and ".join(counts) or "no difference"
+    outcome = f"{outcome} {'holds' if len(held) < 2 else 'hold'} after correction"
+    comparisons = "One comparison" if len(gaps) == 1 else f"{len(gaps)} comparisons"
+    return [
+        f"**Our results.** {comparisons} with plain fine-tuning: {outcome} ([all](../results/comparisons/README.md))."
+    ]
 
 
 def renewed(place: Path) -> str:

@@ -1,4 +1,4 @@
-"""Each provider's page has its formula, picture, code, command, advice, figures and reference."""
+"""Each regularizer's page has its picture, formula, advice, code, command, figures and reference."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ PARTS = {
     "code": r"^```python\n",
     "command": r"attnreg recipe ",
     "advice": r"^\*\*Choose (?:it|`\w+`) if\*\*",
-    "alternative": r"\*\*Prefer another\*\*|Otherwise, use \[",
+    "alternative": r"^\*\*Choose another if\*\*",
     "figures": re.escape(tables.FIGURES),
     "reference": r"\*\*Source\.\*\*[^*]*\[arXiv\s\d{4}\.\d{5}\]\(https://arxiv\.org/abs/",
 }
