@@ -35,7 +35,13 @@ LIBRARY = [
 ROOMS = [
     *LIBRARY,
     *(f"attnreg.experiments.{name}" for name in ("tasks", "options", "folder", "setup", "results", "runs")),
-    *("attnreg.experiments", "attnreg.recipes", "attnreg.experiments.compare", "attnreg.experiments.cli"),
+    *(
+        "attnreg.experiments",
+        "attnreg.recipes",
+        "attnreg.experiments.compare",
+        "attnreg.experiments.fit",
+        "attnreg.experiments.cli",
+    ),
     "attnreg.__main__",
 ]
 # What the library half may import, besides the standard library, and what it may not.

@@ -57,7 +57,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
 
     if not batches:
         raise InputError("A linear probe needs batches to fit, got none.")
-    head, features, labels = _features(model, batches)
+    head, features, labels = head_and_features(model, batches)
     if labels.dim() != 1 or len(labels) != len(features) or len(labels) < 2:
         raise InputError(
             f"A linear probe needs two rows or more with one label each, got labels of shape {tuple(labels.shape)}."
@@ -79,22 +79,31 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         name, parts = "C", [(np.append(several[fit], single), several[held]) for fit, held in divided]
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
     found = search.best_estimator_
-    weight = torch.from_numpy(found.coef_).reshape(-1, x.shape[1])
-    bias = torch.as_tensor(found.intercept_).reshape(-1)
-    if not labels.is_floating_point():
+    put_into_head(head, found.coef_, found.intercept_, None if labels.is_floating_point() else found.classes_)
+    return float(search.best_params_[name])
+
+
+@torch.no_grad()
+def put_into_head(head: nn.Linear, weight: Any, bias: Any, classes: Any = None) -> None:
+    """Set the weights of a linear head to those of an estimator of scikit-learn.
+
+    ``classes`` are the estimator's, those with rows; the bias rules out the others. ``None`` stands for a regressor.
+    """
+    weight = torch.as_tensor(weight).reshape(-1, head.in_features)
+    bias = torch.as_tensor(bias).reshape(-1)
+    if classes is not None:
         if len(weight) == 1:  # of two classes, the difference
             weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
-        present = torch.from_numpy(found.classes_)
+        present = torch.as_tensor(classes)
         weight = weight.new_zeros(head.weight.shape).index_copy(0, present, weight)
-        # The bias rules out a class without rows.
         bias = (bias.min() - 100.0).repeat(head.out_features).index_copy(0, present, bias)
     head.weight.copy_(weight)
     if head.bias is not None:
         head.bias.copy_(bias)
-    return float(search.best_params_[name])
 
 
-def _features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
+@torch.no_grad()
+def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
     """Return the head, what it reads for each row in eval mode, and the labels."""
     no_head = InputError(
         f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "

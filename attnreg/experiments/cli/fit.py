@@ -1,0 +1,80 @@
+"""``attnreg fit DATA`` and ``attnreg predict MODEL DATA``: a classifier of one's own rows, and what it predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attnreg.errors import InputError, UsageError, listed
+from attnreg.experiments.options.option import GroupedCommand, option, together
+from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, TRAINING
+from attnreg.experiments.tasks.models.place import check_there
+
+_FIT = (
+    option("--model", required=True, group=TRAINING, help="Folder or Hub name of a pretrained model."),
+    option("--budget", default="15m", group=TRAINING,
+           help="Time to spend on this machine, such as 90s, 15m or 2h."),
+    option("--metric", type=click.Choice(["accuracy", "macro_f1"]), default="accuracy", group=TRAINING,
+           help="What the best is chosen by."),
+    option("--seed", type=click.IntRange(min=0), default=0, group=TRAINING, help="Seed of folds and training."),
+    option("--text-columns", group=DATA, help="Text column; two, separated by a comma, are read as pairs "
+           "(default: the only one that has texts)."),
+    option("--label-column", group=DATA, help="Label column (default: the only one that has classes)."),
+    option("--group-column", group=DATA, help="Rows of a group, such as one author's, stay together in a fold."),
+    option("--max-length", type=click.IntRange(min=4), group=DATA,
+           help="Maximum tokens per text; longer ones are cut (default: 128, or what the model takes)."),
+    option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
+           help="Folder for model and report (default: runs/fit-NAME)."),
+    option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available)."),
+    option("--threads", type=click.IntRange(min=1), group=RUNNING, help="CPU threads (default: torch's own number)."),
+)  # fmt: skip
+
+
+@click.command("fit", cls=GroupedCommand, epilog="Example: attnreg fit reviews.csv --model MODEL --budget 15m")
+@click.argument("data", type=click.Path(path_type=Path))
+@together(_FIT)
+def fit(data: Path, **options: Any) -> None:
+    """Train the best classifier of your labelled texts within a time, and say what it will score.
+
+    DATA is a file (.csv, .tsv, .jsonl, .parquet), or a folder with train and, perhaps, validation, which is used too.
+    The same command again continues a fit that was stopped.
+    """
+    from attnreg.experiments.fit.table import choose_columns, labelled_rows, read_table
+
+    check_there(options["model"])
+    columns = read_table(data)
+    texts, label = choose_columns(columns, options["text_columns"], options["label_column"], options["group_column"])
+    rows = labelled_rows(columns, texts, label, options["group_column"])
+    click.echo(f"{len(rows.texts)} rows: texts in {', '.join(texts)}, labels in {label}.")
+    for why, numbers in rows.left_out.items():
+        click.echo(f"Left out, with {why}: {len(numbers)} (row {listed([*map(str, numbers)], 5)}).")
+    from attnreg.experiments.fit.command import fit_and_report  # late: it imports torch
+
+    fit_and_report(data, rows, texts, label, **options)
+
+
+@click.command("predict", cls=GroupedCommand, epilog="Example: attnreg predict runs/fit-reviews new.csv")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path))
+@option("--text-columns", group=DATA, help="Text columns (default: as in the fit, or the only one that has texts).")
+@option("--output", type=click.Path(path_type=Path, dir_okay=False), group=OUTPUT,
+        help="File to write, .csv or .jsonl (default: beside DATA, with .predicted in its name).")  # fmt: skip
+@option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available).")
+def predict(model: Path, data: Path, text_columns: str | None, output: Path | None, device: str | None) -> None:
+    """Predict new rows with a model of `attnreg fit`: classes, probabilities, and what cannot be judged.
+
+    MODEL is the folder of a fit, or the model in it. DATA is a file; all of its columns are kept.
+    """
+    if not model.is_dir():
+        raise InputError(f"There is no folder {model}.")
+    if not data.is_file():
+        raise InputError(f"There is no file {data}.")
+    output = output or data.with_name(f"{data.name.partition('.')[0]}.predicted.csv")
+    if output.suffix not in (".csv", ".jsonl"):
+        raise UsageError(f"Expected --output to be a .csv or .jsonl file, got {output}.")
+    from attnreg.experiments.fit.command import predict_file  # late: it imports torch
+
+    for line in predict_file(model, data, text_columns, output, device):
+        click.echo(line)

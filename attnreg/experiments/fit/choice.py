@@ -1,0 +1,139 @@
+"""The choice among tries by their out-of-fold predictions, and the score that the chosen one will have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from attnreg.experiments.tasks.metrics import CONFUSION
+
+_RESAMPLES = 1000
+Numbers = NDArray[np.int64]
+
+
+class Estimate(NamedTuple):
+    """The score that a chosen try will have on new rows, and the ends of its 95 % interval."""
+
+    score: float
+    low: float
+    high: float
+
+
+def score_of(metric: str, labels: Numbers, predictions: Numbers, classes: int) -> float:
+    """Return a metric of :data:`attnreg.experiments.tasks.metrics.CONFUSION`."""
+    if metric == "accuracy":
+        return float((labels == predictions).mean())
+    counts = np.bincount(labels * classes + predictions, minlength=classes**2)
+    return float(CONFUSION[metric](counts.reshape(classes, classes)))
+
+
+def scores_of(metric: str, labels: Numbers, tries: NDArray[np.int64], rows: Numbers, classes: int) -> list[float]:
+    """Return the score of each try on some rows, the mean over its repeats.
+
+    ``tries`` are predicted classes ``(tries, repeats, n)``.
+    """
+    gold = labels[rows]
+    return [float(np.mean([score_of(metric, gold, repeat[rows], classes) for repeat in repeats])) for repeats in tries]
+
+
+def bias_corrected(
+    metric: str,
+    labels: Numbers,
+    tries: NDArray[np.int64],
+    classes: int,
+    units: Numbers | None = None,
+    *,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
+) -> tuple[Estimate, list[float]]:
+    """Estimate the score of the best try, without the optimism of having chosen it on the rows that score it (BBC-CV).
+
+    Each bootstrap sample of rows chooses a try on the rows drawn, which is scored on the rows left out. Also returns
+    how often each try was chosen, as a share.
+
+    Args:
+        metric: a metric of :data:`attnreg.experiments.tasks.metrics.CONFUSION`; the higher, the better.
+        labels: the class of each row, ``(n,)``.
+        tries: out-of-fold predictions, ``(tries, repeats, n)``. Of equal tries, the first is chosen.
+        classes: the number of classes.
+        units: rows of the same unit, such as a group, are drawn together (default: each row by itself).
+        resamples: number of bootstrap samples.
+        seed: seed of the draws.
+
+    Reference:
+        Tsamardinos, Greasidou, Borboudakis, Bootstrapping the out-of-sample predictions for efficient and accurate
+        cross-validation (Machine Learning 107:1895, 2018), Algorithm 5.
+
+    Example:
+        >>> labels = np.arange(200) % 2
+        >>> noise = np.random.default_rng(0).integers(0, 2, (30, 1, 200))
+        >>> best = max(float((each == labels).mean()) for each in noise)
+        >>> estimate, _ = bias_corrected("accuracy", labels, noise, 2)
+        >>> best > 0.54, estimate.score < 0.51
+        (True, True)
+    """
+    found, chosen = [], np.zeros(len(tries))
+    for drawn in _samples(labels, units, resamples, seed):
+        inside = np.repeat(np.arange(len(labels)), drawn)
+        outside = np.flatnonzero(drawn == 0)
+        if not len(outside):
+            continue
+        best = int(np.argmax(scores_of(metric, labels, tries, inside, classes)))
+        chosen[best] += 1
+        found.append(scores_of(metric, labels, tries[best : best + 1], outside, classes)[0])
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Estimate(float(np.mean(found)), float(low), float(high)), (chosen / chosen.sum()).tolist()
+
+
+def probability_best(
+    metric: str, labels: Numbers, tries: NDArray[np.int64], classes: int, *, resamples: int = 500, seed: int = 0
+) -> list[float]:
+    """Return the share of bootstrap samples of the rows in which no other try scores higher, for each try."""
+    best = np.zeros(len(tries))
+    for drawn in _samples(labels, None, resamples, seed):
+        scores = np.array(scores_of(metric, labels, tries, np.repeat(np.arange(len(labels)), drawn), classes))
+        best += scores >= scores.max() - 1e-12
+    return (best / resamples).tolist()
+
+
+def _samples(labels: Numbers, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:
+    """Return how often each row is drawn, ``(resamples, n)``."""
+    draw = np.random.default_rng(seed)
+    if units is None:
+        return draw.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), resamples)
+    _, unit = np.unique(units, return_inverse=True)
+    many = int(unit.max()) + 1
+    return draw.multinomial(many, np.full(many, 1 / many), resamples)[:, unit]
+
+
+def temperature_of(logits: NDArray[np.float64], labels: Numbers) -> float:
+    """Return the temperature that makes held-out logits ``(n, classes)`` most likely, between 1/20 and 20.
+
+    Reference:
+        Guo et al., On Calibration of Modern Neural Networks (ICML 2017), Section 4.2.
+    """
+
+    def loss(power: float) -> float:
+        scaled = special.log_softmax(logits / np.exp(power), axis=1)
+        return -float(scaled[np.arange(len(labels)), labels].mean())
+
+    return float(np.exp(optimize.minimize_scalar(loss, bounds=(-np.log(20), np.log(20)), method="bounded").x))
+
+
+def decay_of(sizes: Sequence[int], scores: Sequence[float]) -> float:
+    """Return the power with which errors fall with the number of rows, from 0 (not at all) to 1, by least squares.
+
+    Reference:
+        Power laws of learning curves: Viering and Loog, The Shape of Learning Curves (arXiv 2103.10948).
+
+    Example:
+        >>> round(decay_of([100, 200, 400], [0.6, 0.7, 0.775]), 2)
+        0.42
+    """
+    errors = np.log(np.maximum(1 - np.asarray(scores, float), 1e-4))
+    slope = float(np.polyfit(np.log(np.asarray(sizes, float)), errors, 1)[0])
+    return float(np.clip(-slope, 0.0, 1.0))

@@ -1,0 +1,202 @@
+"""A classifier of texts in the way of scikit-learn: the best of several ways to train a model on its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from datasets import Dataset, disable_progress_bars
+from numpy.typing import NDArray
+from scipy import special
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from attnreg._files import replaced_folder
+from attnreg.errors import InputError
+from attnreg.experiments.fit.race import Clock, Outcome, Race
+from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
+from attnreg.experiments.fit.tries import Bench
+from attnreg.experiments.results.evaluation import predict
+from attnreg.experiments.setup.batches import to_score
+from attnreg.experiments.setup.device import choose_device
+from attnreg.experiments.tasks.built_in import TASKS
+from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
+from attnreg.experiments.tasks.models.pooling import saved_pooling
+from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
+
+METRICS = ("accuracy", "macro_f1")
+_CLASSES, _TEMPERATURE, _LENGTH = "attnreg_classes", "attnreg_temperature", "attnreg_max_length"  # in config.json
+_UNKNOWN = 1 / 2  # of a text's tokens
+_FEW = 300  # rows, below which batches are smaller
+_BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+def seconds_of(budget: str | float) -> float:
+    """Return a budget, such as ``"15m"``, ``"1h30m"``, ``"90s"`` or a number of seconds, in seconds.
+
+    Example:
+        >>> seconds_of("1h30m"), seconds_of("90"), seconds_of(90)
+        (5400.0, 90.0, 90.0)
+    """
+    found = _BUDGET.fullmatch(str(budget).strip().lower())
+    parts = [float(each or 0) for each in found.groups()] if found else [0.0]
+    seconds = sum(each * factor for each, factor in zip(parts, (3600, 60, 1), strict=False))
+    if seconds <= 0:
+        raise InputError(f"Expected a budget such as 15m, 90s or 1h, got {budget!r}.")
+    return seconds
+
+
+class TextClassifier(ClassifierMixin, BaseEstimator):
+    """Train the best classifier of texts that a pretrained model gives within a time, and say what it will score.
+
+    Linear probes and several ways of fine-tuning race over folds of the rows; the best is trained on all rows. The
+    score that is promised, ``score_``, is corrected for having chosen the best.
+
+    Args:
+        model: folder or hub name of a pretrained model of transformers.
+        budget: time to spend, such as ``"15m"`` or a number of seconds.
+        metric: what the best is chosen by, ``"accuracy"`` or ``"macro_f1"``.
+        max_length: maximum tokens of a text; longer ones are cut.
+        seed: seed of folds, new weights and the order of rows.
+        device: ``"cpu"``, ``"cuda"`` or ``"mps"`` (default: the best available).
+        folder: keeps what was trained on folds, so that the fit goes on there after it was stopped.
+        verbose: whether to print what is done and how much time is left.
+
+    Attributes:
+        classes_: the classes, sorted.
+        score_: the score on new rows, as ``(score, low, high)`` with a 95 % interval.
+        best_: the chosen way of training.
+        outcome_: all that was found.
+
+    Raises:
+        InputError: if the rows are no texts, or there is nothing to learn from them.
+    """
+
+    network_: Any
+    outcome_: Outcome
+    _kind: Kind
+    _accelerator: Any
+
+    def __init__(
+        self,
+        model: str | Path = "sentence-transformers/all-MiniLM-L6-v2",
+        *,
+        budget: str | float = "15m",
+        metric: str = "accuracy",
+        max_length: int | None = None,
+        seed: int = 0,
+        device: str | None = None,
+        folder: str | Path | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.budget = budget
+        self.metric = metric
+        self.max_length = max_length
+        self.seed = seed
+        self.device = device
+        self.folder = folder
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> TextClassifier:  # noqa: N803 (scikit-learn's name)
+        """Fit to texts, or pairs of texts, and their labels; rows of one of the ``groups`` are in one fold."""
+        seconds = seconds_of(self.budget)
+        if self.metric not in METRICS:
+            raise InputError(f"Expected `metric` to be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        rows = Rows.checked(X, y, groups)
+        say: Callable[[str], None] = print if self.verbose else lambda text: None
+        clock = Clock(seconds, say)
+        self.classes_ = rows.classes
+        self._load(len(rows.texts[0]), str(self.model))
+        disable_progress_bars()
+        encoded = self._kind.encode(rows.dataset(self._kind.task.labels))
+        bench = Bench(self.network_, self._kind, encoded, 16 if len(rows) < _FEW else 32, self._accelerator, self.seed)
+        race = Race(bench, rows, clock, self.metric, self.seed, None if self.folder is None else Path(self.folder))
+        self.outcome_ = race.run()
+        self.network_ = race.final(self.outcome_.best)
+        if self._pools:
+            self.network_ = with_mean_layer(self.network_)
+        self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
+        self.temperature_ = self.outcome_.temperature
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the probability of each class, ``(n, classes)``, calibrated on rows held out."""
+        check_is_fitted(self, "network_")
+        texts = texts_in(X)
+        if not texts:
+            return np.empty((0, len(self.classes_)))
+        if len(texts[0]) != len(self._kind.task.columns):
+            raise InputError(f"Expected {len(self._kind.task.columns)} texts in each row, got {len(texts[0])}.")
+        columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
+        rows = Dataset.from_dict({**columns, "label": [self._kind.task.labels[0]] * len(texts)})
+        labelled = to_score(self._kind.encode(rows), 64, self._kind, self._accelerator.device)
+        records = predict(self.network_, labelled, self._kind).records
+        return special.softmax(np.array([each["logits"] for each in records]) / self.temperature_, axis=1)
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the most probable class of each row."""
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def doubt(self, texts: Sequence[str]) -> str:
+        """Return why the text or texts of a row cannot be judged, or only in part; empty if they can."""
+        if not any(text.strip() for text in texts):
+            return "no text"
+        tokenizer = self._kind.tokenizer
+        ids = tokenizer(*texts, add_special_tokens=True)["input_ids"]
+        unknown = sum(each == tokenizer.unk_token_id for each in ids)
+        if unknown > _UNKNOWN * max(1, len(ids) - tokenizer.num_special_tokens_to_add(len(texts) > 1)):
+            return "most of it is unknown to the tokenizer"
+        return f"cut at {self._kind.max_length} tokens" if len(ids) > self._kind.max_length else ""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
+        check_is_fitted(self, "network_")
+        config = self.network_.config
+        setattr(config, _CLASSES, self.classes_.tolist())
+        setattr(config, _TEMPERATURE, self.temperature_)
+        setattr(config, _LENGTH, [self._kind.max_length, len(self._kind.task.columns)])
+        with replaced_folder(Path(folder)) as new:
+            self.network_.save_pretrained(new)
+            self._kind.tokenizer.save_pretrained(new)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | None = None) -> TextClassifier:
+        """Load what :meth:`save` has written."""
+        import transformers
+
+        place = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
+        try:
+            config = transformers.AutoConfig.from_pretrained(place)
+        except (OSError, ValueError) as error:
+            raise InputError(f"No model in {place}: {error}") from error
+        if not hasattr(config, _CLASSES):
+            raise InputError(f"The model in {place} was not made by `attnreg fit`: use `attnreg evaluate`.")
+        length, texts = getattr(config, _LENGTH)
+        made = cls(str(place), max_length=length, device=device)
+        made.classes_ = np.array(getattr(config, _CLASSES))
+        made.temperature_ = getattr(config, _TEMPERATURE)
+        made._load(texts, str(place))
+        made.network_.to(made._accelerator.device)
+        return made
+
+    def _load(self, texts: int, model: str) -> None:
+        """Load the pretrained model, and the kind that encodes its rows."""
+        device = choose_device(self.device)
+        self._accelerator = Accelerator(cpu=device.type == "cpu")
+        self._pools, names = False, tuple(map(str, self.classes_))
+        task = replace(TASKS["custom"], columns=COLUMNS[:texts], labels=names, metrics=("accuracy",))
+        loaded = load_pretrained(task, model)
+        if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
+            loaded = load_pretrained(task, model, pooling="own")
+            self._pools = pool_mean(loaded.model)
+        length = longest_input(loaded.model, self.max_length, task.max_length)
+        self.network_ = loaded.model
+        self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)

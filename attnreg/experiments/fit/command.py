@@ -1,0 +1,89 @@
+"""``attnreg fit`` and ``attnreg predict`` with their files: folder, model, report, rows with predictions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnreg._files import write_text
+from attnreg.errors import InputError, StoppedError
+from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.report import report_blocks
+from attnreg.experiments.fit.table import Columns, Labelled, choose_columns, read_table, texts_of_rows
+from attnreg.experiments.folder.reader import locked
+from attnreg.experiments.folder.writer import free_folder
+from attnreg.experiments.results.document import save
+from attnreg.experiments.results.saved_model import _table
+
+_MOST_COLUMNS = 20  # of probabilities
+_SETUP = "fit.json"
+
+
+def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **options: Any) -> None:
+    """Fit in a folder, where a fit with the same rows and options goes on, and write model and report."""
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
+    asked = {name: options[name] for name in ("model", "metric", "seed", "max_length")}
+    content = hashlib.sha256(json.dumps([rows.texts, rows.labels, rows.groups]).encode()).hexdigest()
+    setup = {**asked, "text_columns": texts, "label_column": label, "rows": content}
+    usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
+    folder, told = free_folder(options["output_dir"] or usual, "a fit", lambda place: _differs(place, setup))
+    if told:
+        print(told)
+    with locked(folder, f"Another process is writing to {folder}."):
+        write_text(folder / _SETUP, json.dumps({**setup, "budget": options["budget"]}, indent=2) + "\n")
+        given = {**asked, "budget": options["budget"], "device": options["device"]}
+        classifier = TextClassifier(**given, folder=folder / "folds", verbose=True)
+        try:
+            classifier.fit(rows.texts, rows.labels, rows.groups)
+        except KeyboardInterrupt:
+            raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
+        classifier.save(folder / "model")
+        blocks = report_blocks(classifier, rows, folder)
+        save(blocks, folder)
+        print(f"\n{blocks[1]}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
+
+
+def predict_file(model: Path, data: Path, text_columns: str | None, output: Path, device: str | None) -> Iterator[str]:
+    """Write a file's rows with class, probability and doubts; yield what there is to say."""
+    classifier = TextClassifier.load(model, device)
+    columns = read_table(data)
+    setup = (model if (model / _SETUP).is_file() else model.parent) / _SETUP
+    names: list[str] = [] if text_columns is None else [name.strip() for name in text_columns.split(",")]
+    if not names and setup.is_file():
+        names = json.loads(setup.read_text(encoding="utf-8"))["text_columns"]
+    if not names or not {*names} <= {*columns}:
+        names, _ = choose_columns(columns, text_columns, "", None)
+    texts = texts_of_rows(columns, names)
+    probabilities = classifier.predict_proba(texts)
+    doubts = [classifier.doubt(row) for row in texts]
+    best = probabilities.argmax(1)
+    made: Columns = {
+        "prediction": [str(classifier.classes_[number]) for number in best],
+        "probability": [round(float(p), 4) for p in probabilities.max(1)],
+        "cannot_judge": doubts,
+    }
+    if len(classifier.classes_) <= _MOST_COLUMNS:
+        for number, name in enumerate(classifier.classes_):
+            made[f"probability of {name}"] = [round(float(p), 4) for p in probabilities[:, number]]
+    if taken := [name for name in made if name in columns]:
+        raise InputError(f"{data} has a column {taken[0]!r}, which the predictions would have: rename it.")
+    both = {**columns, **made}
+    write_text(output, _table([dict(zip(both, row, strict=True)) for row in zip(*both.values(), strict=True)], output))
+    yield f"Predictions of {len(texts)} rows saved to {output}"
+    for doubt in dict.fromkeys(filter(None, doubts)):
+        yield f"{doubts.count(doubt)} rows: {doubt}."
+
+
+def _differs(folder: Path, setup: dict[str, Any]) -> str | None:
+    """Return how the fit in a folder differs from one with this setup; ``None`` if it does not, or there is none."""
+    if not (folder / _SETUP).is_file():
+        others = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+        return "other files" if [name for name in others if not name.startswith(".")] else None
+    found = json.loads((folder / _SETUP).read_text(encoding="utf-8"))
+    return ", ".join(name.replace("_", " ") for name in setup if found.get(name) != setup[name]) or None

@@ -1,0 +1,129 @@
+"""The rows of a fit: texts and labels as scikit-learn's users give them, checked, and the folds that score tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from attnreg.errors import InputError, listed
+
+FEWEST = 4  # rows of a class
+FOLDS = 5
+_MOST_HELD = 2000  # rows of a fold
+_REPEATED = 1000  # rows below which folds are repeated with other divisions
+_SHOWN = 5
+COLUMNS = ("text", "text_pair")
+Numbers = NDArray[np.int64]
+
+
+def texts_in(given: Any) -> list[tuple[str, ...]]:
+    """Return the texts of each row, one or two, of a list, an array, or a series or frame of pandas.
+
+    Raises:
+        InputError: if the rows are no texts, or not alike.
+    """
+    values = given.to_numpy() if hasattr(given, "to_numpy") else given
+    if isinstance(values, str) or not hasattr(values, "__len__"):
+        raise InputError(f"Expected a list of texts or of pairs of texts, got a {type(given).__name__}.")
+    rows = [(each,) if isinstance(each, str) else each for each in values]
+    for number, row in enumerate(rows):
+        if not isinstance(row, (tuple, list, np.ndarray)) or not all(isinstance(each, str) for each in row):
+            raise InputError(f"Expected texts, got {row!r} in row {number}.")
+        if len(row) != len(rows[0]) or not 1 <= len(row) <= len(COLUMNS):
+            raise InputError(f"Expected one text or two in each row, got {len(row)} in row {number}.")
+    return [tuple(map(str, row)) for row in rows]
+
+
+@dataclass
+class Rows:
+    """Labelled rows to fit: texts, class numbers, the classes, and for each row its unit, of which no fold has a part.
+
+    A unit holds rows of one group, and rows with the same texts.
+    """
+
+    texts: list[tuple[str, ...]]
+    labels: Numbers
+    classes: NDArray[Any]
+    units: Numbers
+
+    @classmethod
+    def checked(cls, given: Any, labels: Any, groups: Any = None) -> Rows:
+        """Check rows; raise an ``InputError`` if there is nothing to learn from them, or too little."""
+        texts, answers = texts_in(given), np.asarray(labels)
+        if answers.ndim != 1 or len(answers) != len(texts):
+            raise InputError(f"Expected a label for each of {len(texts)} rows, got labels of shape {answers.shape}.")
+        if not texts:
+            raise InputError("There are no rows to fit.")
+        for row, each in enumerate(answers.tolist()):
+            if each is None or each != each or each == "":
+                raise InputError(f"Row {row} has no label: leave it out.")
+        if np.issubdtype(answers.dtype, np.floating) and (answers % 1).any():
+            raise InputError("The labels are fractions, not classes: regression is not what a classifier does.")
+        try:
+            classes, numbers = np.unique(answers, return_inverse=True)
+        except TypeError as error:
+            raise InputError(f"Expected labels of one type, got several: {error}.") from error
+        if len(classes) < 2:
+            raise InputError(f"All {len(texts)} rows have the label {classes[0]}: there is nothing to learn.")
+        units = _units(texts, groups)
+        in_class = [len({*units[numbers == number].tolist()}) for number in range(len(classes))]
+        what = "rows that differ" if groups is None else "groups"
+        few = [f"{name} ({count})" for name, count in zip(classes, in_class, strict=True) if count < FEWEST]
+        if few:
+            raise InputError(
+                f"Each class needs at least {FEWEST} {what}, but too few have {listed(few, _SHOWN)}: add rows, or "
+                "leave these classes out."
+            )
+        return cls(texts, numbers.astype(np.int64), classes, units)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def majority(self) -> int:
+        """The class with the most rows."""
+        return int(np.bincount(self.labels).argmax())
+
+    def dataset(self, names: Sequence[str]) -> Dataset:
+        """Return the rows as a data set, with names of classes as labels."""
+        columns = dict(zip(COLUMNS, map(list, zip(*self.texts, strict=True)), strict=False))
+        return Dataset.from_dict({**columns, "label": [names[number] for number in self.labels]})
+
+    def repeats(self, seed: int) -> Iterator[list[tuple[Numbers, Numbers]]]:
+        """Yield divisions into folds, each a list of rows to train on and rows to hold out; one if rows are many."""
+        from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+        fewest = int(np.bincount(self.labels).min())
+        many = min(max(FOLDS, -(-len(self) // _MOST_HELD)), fewest)
+        apart = len({*self.units.tolist()}) == len(self)
+        for number in range(3 if len(self) < _REPEATED else 1):
+            options = {"n_splits": many, "shuffle": True, "random_state": seed + number}
+            if apart:
+                yield list(StratifiedKFold(**options).split(self.labels, self.labels))
+            else:
+                yield list(StratifiedGroupKFold(**options).split(self.labels, self.labels, self.units))
+
+
+def _units(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
+    """Number the units of rows: those of one group, or with the same texts, directly or by way of others."""
+    parent = list(range(len(texts)))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    of_texts = [tuple(" ".join(text.casefold().split()) for text in row) for row in texts]
+    named = [of_texts] if groups is None else [of_texts, np.asarray(groups).tolist()]
+    for keys in named:
+        if len(keys) != len(texts):
+            raise InputError(f"Expected a group for each of {len(texts)} rows, got {len(keys)}.")
+        first: dict[Any, int] = {}
+        for row, key in enumerate(keys):
+            parent[root(row)] = root(first.setdefault(key, row))
+    return np.array([root(row) for row in range(len(texts))])

@@ -1,0 +1,125 @@
+"""The file of a fit: its columns, which of them hold texts and labels, and its rows with predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnreg.errors import InputError, UsageError, did_you_mean, listed
+from attnreg.experiments.tasks.columns import plain_label
+from attnreg.experiments.tasks.loading.folder import VALIDATION, find_files, folder_with_data, parts_of
+from attnreg.experiments.tasks.loading.tables import read_files
+
+_TEXTS = ("text", "sentence", "content", "message", "review", "question", "title")
+_LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment")
+_ROWS = ("train", *VALIDATION)  # splits of a folder that are fitted
+_WORDS = 2.5  # of a text, on average; a column of names has fewer
+_LETTERS = 25  # of a text in a script without spaces
+Columns = dict[str, list[Any]]
+
+
+class Labelled(NamedTuple):
+    """Rows of a file that have a label: their columns, texts, labels, groups if any, and places in the file."""
+
+    columns: Columns
+    texts: list[tuple[str, ...]]
+    labels: list[Any]
+    groups: list[Any] | None
+    left_out: dict[str, list[int]]  #: rows that are not fitted, counted from 1, by the reason
+
+
+def read_table(place: Path) -> Columns:
+    """Read a file, or the splits train and validation of a folder, as columns."""
+    folder = folder_with_data(place, _ROWS)
+    found = find_files(folder, _ROWS)
+    if not found:
+        raise InputError(f"No train file in {place}: give one file of rows, or a folder with train.csv or the like.")
+    tables = [read_files(parts_of(name, files), ()) for name, files in found.items()]
+    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+    for table in tables:
+        if missing := [name for name in names if name not in table.column_names]:
+            raise InputError(f"The splits of {place} have different columns: one lacks {missing[0]}.")
+    return {name: [value for table in tables for value in table[name][:]] for name in names}
+
+
+def choose_columns(columns: Columns, texts: str | None, label: str | None, group: str | None) -> tuple[list[str], str]:
+    """Return the columns of texts and of labels: those that are given, else the only ones that look like it.
+
+    Raises:
+        UsageError: if a column does not exist, or several or none look like it.
+    """
+    given = [] if texts is None else [name.strip() for name in texts.split(",")]
+    for flag, name in [
+        *(("--text-columns", each) for each in given),
+        ("--label-column", label),
+        ("--group-column", group),
+    ]:
+        if name is not None and name not in columns:
+            known = ", ".join(map(repr, columns))
+            raise UsageError(f"{flag}: there is no column {name!r}, only {known}.{did_you_mean(name, columns)}")
+    others = [name for name in columns if name not in (*given, label, group)]
+    if label is None:
+        label = _only("labels", "--label-column", [n for n in others if _is_label(columns[n])], _LABELS, columns)
+    if not given:
+        found = [name for name in others if name != label and _is_text(columns[name])]
+        given = [_only("texts", "--text-columns", found, _TEXTS, columns)]
+    if label in given:
+        raise UsageError(f"Column {label} cannot hold texts and labels: use --text-columns and --label-column.")
+    return given, label
+
+
+def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str | None) -> Labelled:
+    """Return the rows with text and label, and which are left out."""
+    kept, left_out = list[int](), dict[str, list[int]]()
+    of_rows = texts_of_rows(columns, texts)
+    for row, (each, answer) in enumerate(zip(of_rows, columns[label], strict=True)):
+        why = "no label" if answer is None or answer != answer or str(answer).strip() == "" else None
+        why = "no text" if why is None and not any(text.strip() for text in each) else why
+        if why is None:
+            kept.append(row)
+        else:
+            left_out.setdefault(why, []).append(row + 1)
+    return Labelled(
+        {name: [values[row] for row in kept] for name, values in columns.items()},
+        [of_rows[row] for row in kept],
+        [str(plain_label(columns[label][row])) for row in kept],
+        None if group is None else [str(columns[group][row]) for row in kept],
+        left_out,
+    )
+
+
+def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the texts of each row; a missing one is empty."""
+    for name in names:
+        for row, value in enumerate(columns[name], 1):
+            if not (value is None or isinstance(value, str) or value != value):
+                raise InputError(f"Expected text in column {name}, got {value!r} in row {row}.")
+    values = [[value if isinstance(value, str) else "" for value in columns[name]] for name in names]
+    return list(zip(*values, strict=True))
+
+
+def _only(what: str, flag: str, found: list[str], usual: Sequence[str], columns: Columns) -> str:
+    """Return the only column found, or the only one with a usual name, or ask for it."""
+    named = [name for name in found if name.strip().lower() in usual]
+    for some in (found, named):
+        if len(some) == 1:
+            return some[0]
+    several = f"{listed(found, 5)} could" if found else f"none of {listed([*map(repr, columns)], 8)} seems to"
+    raise UsageError(f"Which column holds the {what}? Of the data's columns, {several}: use {flag} NAME.")
+
+
+def _is_label(values: Sequence[Any]) -> bool:
+    """Whether a column has few values, each of them several times."""
+    there = [str(plain_label(value)) for value in values if value is not None and value != ""]
+    different = len(set(there))
+    return 2 <= different <= len(there) / 3 and not any(isinstance(value, (list, dict)) for value in values)
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    """Whether a column has many different texts of several words."""
+    there = [value for value in values if isinstance(value, str) and value.strip()]
+    if not there or len(set(there)) < len(there) / 3:
+        return False
+    words, letters = (sum(map(size, there)) / len(there) for size in (lambda text: len(text.split()), len))
+    return words >= _WORDS or letters >= _LETTERS

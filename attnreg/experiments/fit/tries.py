@@ -1,0 +1,159 @@
+"""What a fit tries: a linear probe, and ways of fine-tuning, each trained on some rows and asked about others."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from numpy.typing import NDArray
+from scipy import special
+from torch import nn
+
+from attnreg import AttributionProvider, CrossTuning
+from attnreg.experiments.results.evaluation import predict
+from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
+from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
+from attnreg.training import FineTuning, RDropLoss
+from attnreg.training.start import adamw
+
+_WARMUP = 0.1  # of the steps
+_AHEAD = 256  # rows of a batch that is only read
+_MEASURED = 5  # steps
+Logits = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Try:
+    """A way to make a classifier of the pretrained model. Without epochs, only its head is fitted (a linear probe)."""
+
+    epochs: int = 0
+    learning_rate: float = 0.0
+    penalty: float = 1.0  #: of the logistic regression that fits the head, as its inverse, C
+    fits_head: bool = False  #: whether the head is fitted before fine-tuning, too (LP-FT)
+    ad_drop: bool = False
+    r_drop: bool = False
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether only the head is fitted."""
+        return not self.epochs
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is fine-tuning and nothing else."""
+        return not (self.is_probe or self.fits_head or self.ad_drop or self.r_drop)
+
+    @property
+    def passes(self) -> float:
+        """Passes over the rows, as multiples of a plain epoch."""
+        with_ad_drop = self.epochs // 2 if self.ad_drop else 0  # a pass more in every other epoch
+        return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0)
+
+    def __str__(self) -> str:
+        if self.is_probe:
+            return f"linear probe (C {self.penalty:g})"
+        name = "LP-FT" if self.fits_head else "fine-tuning"
+        more = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
+        return f"{name}{more} ({self.epochs} epochs, {self.learning_rate:g})"
+
+
+class Bench:
+    """A pretrained model and rows, encoded once, on which tries are trained. The model itself stays as it is."""
+
+    seconds = math.nan  #: of a row in an epoch of plain fine-tuning, measured
+
+    def __init__(
+        self, model: Any, kind: Kind, rows: Dataset, batch_size: int, accelerator: Accelerator, seed: int
+    ) -> None:
+        self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
+        self.batch_size, self.seed = batch_size, seed
+        batches = in_order(rows, _AHEAD, kind, accelerator.device)
+        _, features, labels = head_and_features(self.model, batches)
+        states = features.double().cpu().numpy()
+        # Of one scale, so that one penalty fits all models.
+        self.center, self.scale = states.mean(0), np.maximum(states.std(), 1e-6)
+        self.features, self.labels = (states - self.center) / self.scale, labels.cpu().numpy()
+
+    def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
+        """Fit logistic regression to the features of some rows."""
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression(C=penalty, max_iter=300, tol=1e-3).fit(self.features[train], self.labels[train])
+
+    def out_of_fold(
+        self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
+    ) -> Logits:
+        """Train on some rows; return the logits of others, ``(n, classes)``."""
+        if which.is_probe:
+            fitted = self.probed(which.penalty, train)
+            logits = np.full((len(held), len(self.kind.task.labels)), -50.0)  # of classes that have no row in train
+            scores = fitted.decision_function(self.features[held])
+            scores = scores if scores.ndim == 2 else np.stack([-scores, scores], 1) / 2
+            logits[:, fitted.classes_] = special.log_softmax(scores, axis=1)
+            return logits
+        network = self.trained(which, train, seed, tick)
+        return self.logits(network, self.rows.select(held))
+
+    def trained(self, which: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
+        """Return a copy of the model that was trained on some rows; ``tick`` is called after each step."""
+        torch.manual_seed(seed)
+        network = copy.deepcopy(self.model)
+        if which.is_probe or which.fits_head:
+            self._fit_head(network, which.penalty, train)
+        if which.is_probe:
+            return network.eval()
+        rows, began = self.rows.select(train), time.perf_counter()
+        batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
+        optimizer, steps = adamw(network, which.learning_rate), which.epochs * len(batches)
+        warmup = max(1, int(_WARMUP * steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+        )
+        provider = CrossTuning(AttributionProvider(p=0.3, q=0.5, layers=[0]), 2, 1) if which.ad_drop else None
+        objective = RDropLoss(alpha=1.0) if which.r_drop else None
+        method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
+        for epoch in range(which.epochs):
+            method.on_epoch(epoch)
+            for batch in batches.epoch(epoch):
+                method.step(batch)
+                tick()
+        if method.handle is not None:
+            method.handle.detach()
+        now = (time.perf_counter() - began) / (which.passes * len(train))
+        self.seconds = now if math.isnan(self.seconds) else (self.seconds + now) / 2  # machines are busy at times
+        return network.eval()
+
+    def logits(self, network: nn.Module, rows: Dataset) -> Logits:
+        """Return the logits of encoded rows, ``(n, classes)``."""
+        labelled = to_score(rows, _AHEAD // 4, self.kind, self.accelerator.device)
+        return np.array([record["logits"] for record in predict(network, labelled, self.kind).records])
+
+    def measure(self) -> None:
+        """Measure the seconds of a row in training, by steps on batches of all lengths; the first is left out."""
+        network = copy.deepcopy(self.model)
+        batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
+        method, spent, rows = FineTuning(network, adamw(network, 1e-5)), 0.0, 0
+        some = batches[:: max(1, len(batches) // _MEASURED)]
+        for number, batch in enumerate([some[-1], *some]):
+            began = time.perf_counter()
+            float(method.step(batch).loss)
+            if number:
+                spent, rows = spent + time.perf_counter() - began, rows + len(batch["labels"])
+        self.seconds = spent / rows
+
+    def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
+        fitted = self.probed(penalty, train)
+        weight = fitted.coef_ / self.scale
+        bias = fitted.intercept_ - weight @ self.center
+        two = in_order(self.rows.select(train[:2]), 2, self.kind, self.accelerator.device)
+        head, _, _ = head_and_features(network, two)
+        put_into_head(head, weight, bias, fitted.classes_)

@@ -1,0 +1,241 @@
+"""`attnreg fit` and `predict`, and the classifier that they are made of, with a tiny model."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import transformers as hf
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, temperature_of
+from attnreg.experiments.fit.rows import Rows
+from attnreg.experiments.tasks import get_task, load_data, load_model
+from tests.commands import assert_sentence, ran, read_csv
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folder of a tiny BERT."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    for each in load_model(get_task("agreement")):
+        each.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Sentences, and whether they begin with "the"."""
+    _, splits = load_data(get_task("agreement"))
+    texts = list(dict.fromkeys(splits["train"]["sentence"][:]))[:120]
+    return texts, ["the" if text.split()[0] == "the" else "no" for text in texts]
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny, rows, tmp_path_factory):
+    """A command that has ended, in the folder that it was called in, with odd columns and rows."""
+    from tests.commands import invoke
+
+    place = tmp_path_factory.mktemp("fitted")
+    texts, labels = rows
+    lines = [
+        [number, text, f" {label}" if number == 7 else label]
+        for number, (text, label) in enumerate(zip(*rows, strict=True))
+    ]
+    lines[3][1], lines[4][1], lines[5][1] = "", 'the "boy" sleeps', " ".join(texts[:30])
+    lines[7][2] = labels[7]
+    lines[8][2] = ""
+    with (place / "my rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["Nr.", "What, they said", "Begins?"], *lines])
+    done = ran(invoke("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s", "--output-dir", place / "out"))
+    return place, done.output
+
+
+def test_fit_makes_a_model_a_number_and_a_report(fitted):
+    place, output = fitted
+    assert "118 rows: texts in What, they said, labels in Begins?." in output
+    assert "Left out, with no text: 1 (row 4)." in output
+    assert "will score" in output
+    assert "majority class" in (place / "out" / "report.md").read_text()
+    assert "<html" in (place / "out" / "report.html").read_text()
+
+
+def test_transformers_loads_the_model_alone(fitted, rows):
+    place, _ = fitted
+    folder, texts = place / "out" / "model", rows[0][:5]
+    model, tokenizer = (
+        each.from_pretrained(folder) for each in (hf.AutoModelForSequenceClassification, hf.AutoTokenizer)
+    )
+    logits = model.eval()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    loaded = attnreg.TextClassifier.load(place / "out")
+    expected = (logits / loaded.temperature_).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(loaded.predict_proba(texts), expected, atol=1e-5)
+    assert model.config.id2label == {0: "no", 1: "the"}
+
+
+def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
+    place, _ = fitted
+    texts = ["the boy sleeps", "", " ".join(["the boys sleep"] * 60), "qqq www zzz"]
+    with (place / "new.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["What, they said", "other"], *([text, "x"] for text in texts)])
+    output = ran(cli("predict", place / "out", place / "new.csv")).output
+    assert "1 rows: no text." in output
+    made = read_csv(place / "new.predicted.csv")
+    assert [row["cannot_judge"] for row in made] == [
+        "",
+        "no text",
+        "cut at 64 tokens",
+        "most of it is unknown to the tokenizer",
+    ]
+    assert all(row["prediction"] in ("no", "the") for row in made)
+    for row in made:
+        assert float(row["probability of no"]) + float(row["probability of the"]) == pytest.approx(1, abs=2e-4)
+    assert made[0]["other"] == "x"
+
+
+def test_the_same_command_again_trains_nothing_again(fitted, tiny, cli):
+    place, _ = fitted
+    files = {path: path.stat().st_mtime_ns for path in (place / "out" / "folds").iterdir()}
+    assert files
+    done = ran(cli("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s", "--output-dir", place / "out"))
+    assert files.items() <= {path: path.stat().st_mtime_ns for path in (place / "out" / "folds").iterdir()}.items()
+    again = cli(
+        "fit", place / "my rows.csv", "--model", tiny, "--budget", "1s", "--output-dir", place / "out", "--seed", 1
+    )
+    assert "holds a fit with seed" in again.output
+    assert (place / "out-2" / "model").is_dir()
+    assert "will score" in done.output
+
+
+def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):
+    from sklearn.base import clone
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    texts, labels = np.array(rows[0]), np.array(rows[1]) == "the"
+    classifier = attnreg.TextClassifier(tiny, budget="2s")
+    assert clone(classifier).get_params() == classifier.get_params()
+    scores = cross_val_score(make_pipeline(FunctionTransformer(), classifier), texts, labels, cv=2)
+    assert scores.mean() > 0.5
+    classifier.fit(texts, labels)
+    assert classifier.classes_.tolist() == [False, True]
+    assert set(classifier.predict(texts[:4]).tolist()) <= {True, False}
+    low, score, high = classifier.score_[1], classifier.score_[0], classifier.score_[2]
+    assert low <= score <= high
+
+
+def test_pairs_of_texts(tiny, rows):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": rows[0], "b": rows[0][::-1]})
+    classifier = attnreg.TextClassifier(tiny, budget="1s").fit(frame, rows[1])
+    assert classifier.predict_proba(frame[:3]).shape == (3, 2)
+    with pytest.raises(InputError, match="Expected 2 texts in each row, got 1"):
+        classifier.predict(["one"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "says"),
+    [
+        (["a", "b"], ["x", "x"], "All 2 rows have the label x"),
+        ([f"{n} a" for n in range(9)], ["x"] * 6 + ["y"] * 3, r"at least 4 rows that differ, but too few have y \(3\)"),
+        (["a b"] * 9, ["x"] * 5 + ["y"] * 4, r"too few have x \(1\), y \(1\)"),
+        (["a", 3], ["x", "y"], "Expected texts, got 3 in row 1"),
+        (["a", "b"], ["x", None], "Row 1 has no label"),
+        (["a", "b"], [0.5, 1.5], "fractions, not classes"),
+        ("text", ["x"], "Expected a list of texts"),
+        (["a", ("a", "b")], ["x", "y"], "Expected one text or two in each row, got 2"),
+    ],
+)
+def test_what_has_no_answer_is_refused(texts, labels, says):
+    with pytest.raises(InputError, match=says):
+        Rows.checked(texts, labels)
+
+
+def test_folds_part_no_group_and_no_repeated_text():
+    texts = [f"text {n % 37}" for n in range(120)]
+    rows = Rows.checked(texts, [n % 37 % 2 for n in range(120)], [n % 37 // 3 for n in range(120)])
+    for folds in rows.repeats(0):
+        assert sorted(row for _, held in folds for row in held) == list(range(120))
+        for train, held in folds:
+            assert not {*rows.units[train]} & {*rows.units[held]}
+            assert {*rows.labels[train]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "says"),
+    [
+        (["a", "b", "c"], [], "Which column holds the labels. Of the data's columns, b, c could: use --label-column"),
+        (["a", "b", "c"], ["--label-column", "bb"], "there is no column 'bb', only 'a', 'b', 'c'. Did you mean b"),
+        (["a", "b", "c"], ["--label-column", "c", "--text-columns", "c"], "cannot hold texts and labels"),
+    ],
+)
+def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        lines = [[text, label, number % 3] for number, (text, label) in enumerate(zip(*rows, strict=True))]
+        csv.writer(file).writerows([header, *lines])
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny, *options), 2, says)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--budget", "soon"], "Expected a budget such as 15m"),
+        (["--model", "nowhere"], "No model nowhere"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_path, rows):
+    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(*rows, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    result = cli("fit", tmp_path / "rows.jsonl", "--model", tiny, *options)
+    assert result.exit_code != 0
+    assert says in result.output
+
+
+def slow_estimate(labels, tries, draws):
+    """The estimate of BBC-CV, written out."""
+    scores = []
+    for drawn in draws:
+        inside = [row for row, times in enumerate(drawn) for _ in range(times)]
+        outside = [row for row, times in enumerate(drawn) if not times]
+        right = [[sum(each[row] == labels[row] for row in some) for some in (inside, outside)] for each in tries]
+        best = max(range(len(tries)), key=lambda number: right[number][0])
+        scores.append(right[best][1] / len(outside))
+    return sum(scores) / len(scores)
+
+
+def test_the_estimate_is_that_of_a_slow_loop():
+    draw = np.random.default_rng(3)
+    labels = draw.integers(0, 3, 40)
+    tries = np.where(draw.random((5, 40)) < 0.6, labels, draw.integers(0, 3, (5, 40)))
+    estimate, chosen = bias_corrected("accuracy", labels, tries[:, None], 3, resamples=50, seed=4)
+    draws = np.random.default_rng(4).multinomial(40, np.full(40, 1 / 40), 50)
+    assert estimate.score == pytest.approx(slow_estimate(labels, tries, draws))
+    assert sum(chosen) == pytest.approx(1)
+
+
+def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
+    truth, naive, corrected, covered = 0.7, [], [], []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        labels = draw.integers(0, 2, 100)
+        tries = np.where(draw.random((15, 1, 100)) < truth, labels, 1 - labels)  # all equally good
+        naive.append(max(score_of("accuracy", labels, each[0], 2) for each in tries))
+        estimate, _ = bias_corrected("accuracy", labels, tries, 2, resamples=100, seed=seed)
+        corrected.append(estimate.score)
+        covered.append(estimate.low <= truth <= estimate.high)
+    noise = 3 * np.std(corrected) / np.sqrt(len(corrected))
+    assert np.mean(naive) > truth + 0.05
+    assert abs(np.mean(corrected) - truth) < max(noise, 0.015)
+    assert np.mean(covered) > 0.9
+
+
+def test_temperature_and_decay():
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(4000, 3))
+    labels = np.array([draw.choice(3, p=np.exp(row) / np.exp(row).sum()) for row in logits])
+    assert temperature_of(5 * logits, labels) == pytest.approx(5, rel=0.1)
+    assert decay_of([10, 40], [0.5, 0.75]) == pytest.approx(0.5)
+    assert decay_of([10, 40], [0.75, 0.5]) == 0
