@@ -94,18 +94,19 @@ def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     assert made[0]["other"] == "x"
 
 
-def test_the_same_command_again_trains_nothing_again(fitted, tiny, cli):
+def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     place, _ = fitted
-    files = {path: path.stat().st_mtime_ns for path in (place / "out" / "folds").iterdir()}
-    assert files
-    done = ran(cli("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s", "--output-dir", place / "out"))
-    assert files.items() <= {path: path.stat().st_mtime_ns for path in (place / "out" / "folds").iterdir()}.items()
-    again = cli(
-        "fit", place / "my rows.csv", "--model", tiny, "--budget", "1s", "--output-dir", place / "out", "--seed", 1
-    )
-    assert "holds a fit with seed" in again.output
+    out, command = place / "out", ("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s")
+    assert "This fit has ended" in ran(cli(*command, "--output-dir", out)).output
+    (out / "result.json").unlink()
+    files = sorted((out / "folds").glob("*.npz"))
+    files.pop().unlink()
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert "will score" in ran(cli(*command, "--output-dir", out)).output
+    assert before == {path: path.stat().st_mtime_ns for path in files}
+    other = ran(cli(*command, "--output-dir", out, "--seed", 1)).output
+    assert "holds a fit with seed" in other
     assert (place / "out-2" / "model").is_dir()
-    assert "will score" in done.output
 
 
 def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):

@@ -18,7 +18,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from attnreg._files import replaced_folder
 from attnreg.errors import InputError
-from attnreg.experiments.fit.race import Clock, Outcome, Race
+from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench
 from attnreg.experiments.results.evaluation import predict
@@ -34,7 +35,7 @@ from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest
 METRICS = ("accuracy", "macro_f1")
 _CLASSES, _TEMPERATURE, _LENGTH = "attnreg_classes", "attnreg_temperature", "attnreg_max_length"  # in config.json
 _UNKNOWN = 1 / 2  # of a text's tokens
-_FEW = 300  # rows, below which batches are smaller
+_FEW = 1000  # rows, below which batches are smaller
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 

@@ -13,7 +13,7 @@ import torch
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.fit.classifier import TextClassifier
-from attnreg.experiments.fit.report import report_blocks
+from attnreg.experiments.fit.report import Report, promised
 from attnreg.experiments.fit.table import Columns, Labelled, choose_columns, read_table, texts_of_rows
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
@@ -21,7 +21,7 @@ from attnreg.experiments.results.document import save
 from attnreg.experiments.results.saved_model import _table
 
 _MOST_COLUMNS = 20  # of probabilities
-_SETUP = "fit.json"
+_SETUP, _RESULT = "fit.json", "result.json"
 
 
 def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **options: Any) -> None:
@@ -36,6 +36,10 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
     if told:
         print(told)
     with locked(folder, f"Another process is writing to {folder}."):
+        if (done := _finished(folder, options["budget"])) is not None:
+            print(f"{done}\nThis fit has ended. With a larger --budget, it goes on.")
+            return
+        (folder / _RESULT).unlink(missing_ok=True)
         write_text(folder / _SETUP, json.dumps({**setup, "budget": options["budget"]}, indent=2) + "\n")
         given = {**asked, "budget": options["budget"], "device": options["device"]}
         classifier = TextClassifier(**given, folder=folder / "folds", verbose=True)
@@ -44,9 +48,11 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
         classifier.save(folder / "model")
-        blocks = report_blocks(classifier, rows, folder)
-        save(blocks, folder)
-        print(f"\n{blocks[1]}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
+        report = Report(classifier, rows, folder)
+        save(report.blocks(), folder)
+        said = report.promise.replace("**", "")
+        write_text(folder / _RESULT, json.dumps({"promise": said, **promised(classifier.outcome_)}, indent=2) + "\n")
+        print(f"\n{said}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
 
 def predict_file(model: Path, data: Path, text_columns: str | None, output: Path, device: str | None) -> Iterator[str]:
@@ -78,6 +84,13 @@ def predict_file(model: Path, data: Path, text_columns: str | None, output: Path
     yield f"Predictions of {len(texts)} rows saved to {output}"
     for doubt in dict.fromkeys(filter(None, doubts)):
         yield f"{doubts.count(doubt)} rows: {doubt}."
+
+
+def _finished(folder: Path, budget: str) -> str | None:
+    """Return what a fit in a folder has promised, if it has ended and had the same budget."""
+    if not (folder / _RESULT).is_file() or json.loads((folder / _SETUP).read_text())["budget"] != budget:
+        return None
+    return str(json.loads((folder / _RESULT).read_text(encoding="utf-8"))["promise"])
 
 
 def _differs(folder: Path, setup: dict[str, Any]) -> str | None:

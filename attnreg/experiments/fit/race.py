@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from attnreg._files import write_text
 from attnreg.experiments.fit.choice import (
     Estimate,
     bias_corrected,
@@ -20,41 +22,23 @@ from attnreg.experiments.fit.choice import (
     scores_of,
     temperature_of,
 )
+from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.rows import Numbers, Rows
 from attnreg.experiments.fit.tries import Bench, Logits, Try
-from attnreg.experiments.results.document import duration
 
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
 LOSING = 0.05  # a try that is the best with less than this probability is dropped
-_ROW_EPOCHS = 5000  # of a fine-tuning: fewer rows are seen more often
+_ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 2500, 5, 20  # of a fine-tuning: fewer rows are seen more often
+PART = 1 / 6  # of the time, that a fine-tuning on all rows takes at most
 _PARTS = (0.25, 0.5, 1.0)  # of the rows of a fold, for the learning curve
-Say = Callable[[str], None]
 
-
-class Clock:
-    """The budget of a fit, in seconds of this machine, of which an earlier part of the fit may have spent some."""
-
-    def __init__(self, budget: float, say: Say) -> None:
-        self.budget, self.say, self._began, self._said = budget, say, time.monotonic(), time.monotonic()
-
-    def resume(self, seconds: float) -> None:
-        """Count seconds that an earlier process has spent."""
-        self._began -= seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left."""
-        return self.budget - (time.monotonic() - self._began)
-
-    def tick(self, doing: str) -> None:
-        """Say what is being done and how much time is left, every half a minute."""
-        if time.monotonic() - self._said > 30:
-            self.tell(doing)
-
-    def tell(self, what: str) -> None:
-        """Say something, and how much time is left."""
-        self._said = time.monotonic()
-        self.say(f"{what}  (at most {duration(max(0.0, self.left))} left)")
+#: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
+LATER: Sequence[Callable[[Try], Mapping[str, Any]]] = (
+    lambda leader: {"ad_drop": True},
+    lambda leader: {"epochs": 2 * leader.epochs},
+    lambda leader: {"learning_rate": leader.learning_rate / 2},
+    lambda leader: {"r_drop": True},
+)
 
 
 @dataclass
@@ -74,7 +58,10 @@ class Outcome:
     decay: float  #: the power with which errors fall with the number of rows
     trained_on: float  #: share of all rows that tries were trained on
     trainings: int
-    untried: list[Try] = field(default_factory=list)
+    curve: dict[int, float]  #: scores of a linear probe by the number of rows
+    since: dict[Try, float]  #: seconds before each try was first trained
+    seconds: float  #: of the race
+    ended: str  #: why the race ended, as a sentence
 
 
 class Race:
@@ -84,7 +71,8 @@ class Race:
         self.bench, self.rows, self.clock, self.metric, self.seed = bench, rows, clock, metric, seed
         self.folder, self.repeats = folder, list(rows.repeats(seed))
         self.done: dict[Try, dict[tuple[int, int], Logits]] = {}
-        self.trainings = 0
+        self.since: dict[Try, float] = {}
+        self.folds, self.trainings = len(self.repeats[0]), 0
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             clock.resume(sum(float(np.load(each)["seconds"]) for each in folder.glob("*.npz")))
@@ -92,60 +80,58 @@ class Race:
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
         for penalty in PENALTIES:
-            for fold in self._folds(0):
+            for fold in range(self.folds):
                 self.train(Try(penalty=penalty), 0, fold)
         probes = [*self.done]
-        best_probe = self.leader(probes)
-        self.clock.tell(f"{best_probe}: {self.score(best_probe):.1%} out of fold")
+        probe = self.leader(probes)
+        self.clock.tell(f"{probe}: {self.score(probe):.1%} out of fold")
         self.bench.measure()
-        alive, later = self._entrants(best_probe)
-        dropped: dict[Try, float] = {}
-        for repeat, fold in self._places(alive):
-            if not all(self.train_in_time(each, repeat, fold, alive) for each in alive):
+        alive, later, dropped = self._entrants(probe), [*LATER], dict[Try, float]()
+        folds = len(self.repeats) * self.folds
+        ended = f"All {folds} folds were used."
+        for repeat, fold in itertools.product(range(len(self.repeats)), range(self.folds)):
+            rounds = 1 if repeat == 0 or fold else self.folds  # a repeat is of use only as a whole
+            if not alive:
+                ended = "No way of fine-tuning was left in the race."
                 break
+            if not self.is_time_for(alive, rounds, alive):
+                ended = f"Time ended the race after {fold + repeat * self.folds} of at most {folds} folds."
+                break
+            for each in alive:
+                self.train(each, repeat, fold)
             for each in self._losing([*alive, *probes]):
                 dropped[each] = self.score(each)
                 self.clock.tell(f"dropped {each}: {dropped[each]:.1%}")
-                alive, probes = ([every for every in some if every != each] for some in (alive, probes))
-            if later and alive and (idea := later.pop(0)(self.leader(alive))) not in {*self.done}:
-                places = [*self.done[alive[0]]]
-                if self.cost(idea) * (len(places) + 1) <= self.clock.left - self.reserve([*alive, idea]):
+                alive, probes = ([other for other in some if other != each] for some in (alive, probes))
+            while alive and later:  # one way more, which first makes up for the folds that others have done
+                leader, places = self.leader(alive), [*self.done[alive[0]]]
+                idea = replace(leader, **later.pop(0)(leader))
+                if idea not in self.done and self.is_time_for([idea], len(places) + 1, [*alive, idea]):
                     for place in places:
                         self.train(idea, *place)
                     alive.append(idea)
-            if not alive:
-                break
-        return self._conclude([*probes, *alive], dropped, best_probe)
+                    break
+        return self._conclude([*probes, *alive], dropped, probe, ended)
 
-    def _entrants(self, probe: Try) -> tuple[list[Try], list[Callable[[Try], Try]]]:
-        """Return the ways of fine-tuning that begin the race, as many as there is time for, and what may join later."""
-        epochs = int(np.clip(round(_ROW_EPOCHS / len(self.rows)), 3, 20))
+    def _entrants(self, probe: Try) -> list[Try]:
+        """Return the ways of fine-tuning that begin the race, as long as there is time for."""
+        each_epoch = self.bench.seconds * len(self.rows)
+        most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(_ROW_EPOCHS / len(self.rows))))
+        epochs = int(np.clip(self.clock.left * PART / each_epoch, 1, most))
+        if self.folder is not None:  # a fit that goes on must have the same tries
+            plan = self.folder / "epochs"
+            epochs = int(plan.read_text()) if plan.is_file() else epochs
+            write_text(plan, str(epochs))
         plain = Try(epochs, 1e-4)
         with_head = Try(-(-epochs // 2), 1e-4, penalty=probe.penalty, fits_head=True)
-        wanted = [with_head, plain]
-        while epochs > 1 and self.cost(with_head) + self.reserve([with_head]) > self.clock.left:
-            epochs -= 1
-            with_head = replace(with_head, epochs=epochs)
-            wanted = [with_head]
-        admitted: list[Try] = []
-        for each in wanted:
-            some = [*admitted, each]
-            if (1 if not admitted else 2) * sum(map(self.cost, some)) + self.reserve(some) <= self.clock.left:
-                admitted = some
-        return admitted, [
-            lambda leader: replace(leader, ad_drop=True),
-            lambda leader: replace(leader, epochs=2 * leader.epochs),
-            lambda leader: replace(leader, learning_rate=leader.learning_rate / 2),
-            lambda leader: replace(leader, r_drop=True),
-        ]
+        for some in ([with_head, plain], [with_head]):
+            if self.is_time_for(some, 2 if len(some) > 1 else 1, some):
+                return some
+        return []
 
-    def _folds(self, repeat: int) -> range:
-        return range(len(self.repeats[repeat]))
-
-    def _places(self, alive: list[Try]) -> Iterator[tuple[int, int]]:
-        """Yield repeats and folds; a repeat after the first only if there is time for all of it."""
-        for repeat in range(len(self.repeats)):
-            yield from ((repeat, fold) for fold in self._folds(repeat))
+    def is_time_for(self, tries: list[Try], rounds: int, alive: list[Try]) -> bool:
+        """Whether tries can be trained on some folds, and then the longest of the others on all rows."""
+        return rounds * sum(map(self.cost, tries)) <= self.clock.left - self.reserve(alive)
 
     def cost(self, which: Try) -> float:
         """Estimate the seconds of training a try on a fold."""
@@ -156,40 +142,39 @@ class Race:
         """Estimate the seconds of training one of some tries on all rows, with some to spare."""
         return 1.2 * self.bench.seconds * len(self.rows) * max((each.passes for each in alive), default=0.0) + 2.0
 
-    def train_in_time(self, which: Try, repeat: int, fold: int, alive: list[Try]) -> bool:
-        """Train a try on a fold if there is time for it, and say whether there was."""
-        if self.cost(which) > self.clock.left - self.reserve(alive):
-            return False
-        self.train(which, repeat, fold)
-        return True
-
     def train(self, which: Try, repeat: int, fold: int) -> None:
         """Train a try on a fold and keep its logits of the rows held out, unless they are there."""
         train, held = self.repeats[repeat][fold]
-        number = repeat * len(self.repeats[0]) + fold
+        number = repeat * self.folds + fold
         path = None if self.folder is None else self.folder / f"{str(which).replace(' ', '-')} {number}.npz"
         if path is not None and path.is_file():
-            logits: Logits = np.load(path)["logits"]
+            kept = np.load(path)
+            logits: Logits = kept["logits"]
+            at = float(kept["at"])
         else:
-            began, doing = time.perf_counter(), f"{which}, fold {number + 1}"
+            began = at = self.clock.spent
+            doing = f"{which}, fold {number + 1}"
             logits = self.bench.out_of_fold(which, train, held, self.seed + number, lambda: self.clock.tick(doing))
             self.trainings += not which.is_probe
             if path is not None:
                 new = path.with_suffix(".new")
                 with new.open("wb") as file:
-                    np.savez(file, logits=logits, seconds=time.perf_counter() - began)
+                    np.savez(file, logits=logits, at=at, seconds=self.clock.spent - began)
                 new.replace(path)
+        self.since[which] = min(at, self.since.get(which, at))
         self.done.setdefault(which, {})[repeat, fold] = logits
         if not which.is_probe:
-            right = score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes))
-            self.clock.tell(f"{which}, fold {number + 1}: {right:.1%}")
+            self.clock.tell(f"{which}, fold {number + 1}: {self._right(held, logits):.1%}")
+
+    def _right(self, held: Numbers, logits: Logits) -> float:
+        return score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes))
 
     def table(self, tries: list[Try]) -> tuple[NDArray[np.int64], Numbers, NDArray[np.float64]]:
         """Return predictions ``(tries, repeats, n)``, the rows, and logits, of the folds that all of them have done."""
         shared = set.intersection(*(set(self.done[each]) for each in tries))
-        whole = [r for r in range(len(self.repeats)) if all((r, fold) in shared for fold in self._folds(r))]
+        whole = [r for r in range(len(self.repeats)) if all((r, fold) in shared for fold in range(self.folds))]
         repeats = whole or [0]
-        places = [[(r, fold) for fold in self._folds(r) if (r, fold) in shared] for r in repeats]
+        places = [[(r, fold) for fold in range(self.folds) if (r, fold) in shared] for r in repeats]
         rows = np.sort(np.concatenate([self.repeats[r][fold][1] for r, fold in places[0]]))
         logits = np.empty((len(tries), len(repeats), len(rows), len(self.rows.classes)))
         for number, each in enumerate(tries):
@@ -220,7 +205,7 @@ class Race:
         shares = probability_best(self.metric, labels, predictions, classes, seed=self.seed)
         return [each for each, share in zip(tries, shares, strict=True) if share < LOSING]
 
-    def _conclude(self, tries: list[Try], dropped: dict[Try, float], probe: Try) -> Outcome:
+    def _conclude(self, tries: list[Try], dropped: dict[Try, float], probe: Try, ended: str) -> Outcome:
         """Choose the best try, and estimate its score on new rows."""
         predictions, rows, logits = self.table(tries)
         labels, classes = self.rows.labels[rows], len(self.rows.classes)
@@ -230,32 +215,30 @@ class Race:
             self.metric, labels, predictions, classes, self.rows.units[rows], seed=self.seed
         )
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
-        decay = self._decay(probe)
+        curve = self._curve(probe)
+        decay = decay_of([*curve], [*curve.values()])
         # With all rows instead of those of a fold, errors fall as the learning curve says.
         whole = Estimate(*(1 - (1 - each) * share**decay for each in in_folds))
         of_best = logits[best].mean(0)
         return Outcome(
             tries[best], whole, in_folds, tries, scores, chosen, dropped, rows, of_best,
-            temperature_of(of_best, labels), decay, share, self.trainings,
+            temperature_of(of_best, labels), decay, share, self.trainings, curve, self.since, self.clock.spent, ended,
         )  # fmt: skip
 
-    def _decay(self, probe: Try) -> float:
-        """Return how fast errors fall with the number of rows, by the learning curve of a linear probe."""
-        draw, sizes, scores = np.random.default_rng(self.seed), [], []
+    def _curve(self, probe: Try) -> dict[int, float]:
+        """Return the scores of a linear probe by the number of rows that it was fitted to."""
+        draw, curve = np.random.default_rng(self.seed), dict[int, float]()
         for part in _PARTS:
-            found = []
-            for fold, (train, held) in enumerate(self.repeats[0]):
-                if part == 1.0:
-                    logits = self.done[probe][0, fold]
-                else:
-                    some = draw.permutation(train)[: max(2, round(part * len(train)))]
-                    if len({*self.rows.labels[some].tolist()}) < 2:
-                        continue
+            scores = []
+            for train, held in self.repeats[0]:
+                some = draw.permutation(train)[: max(2, round(part * len(train)))]
+                if len({*self.rows.labels[some].tolist()}) > 1:
                     logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
-                found.append(score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes)))
-            sizes.append(round(part * len(self.repeats[0][0][0])))
-            scores.append(float(np.mean(found)))
-        return decay_of(sizes, scores)
+                    scores.append(
+                        score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes))
+                    )
+            curve[round(part * len(self.repeats[0][0][0]))] = float(np.mean(scores))
+        return curve
 
     def final(self, best: Try) -> nn.Module:
         """Train the best try on all rows."""

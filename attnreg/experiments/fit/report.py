@@ -1,89 +1,223 @@
-"""The report of a fit."""
+"""The report of a fit: what was chosen and what it will score, what to do next, and where it errs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.ticker import PercentFormatter
 from scipy import special
 from sklearn import metrics as sk
 
 from attnreg.experiments.fit.choice import score_of
 from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.race import Outcome
 from attnreg.experiments.fit.table import Labelled
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Table
-from attnreg.experiments.tasks.metrics import calibration_error
+from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Table, duration
+from attnreg.experiments.results.plots.style import COLORS, picture
+from attnreg.experiments.tasks.metrics import BINS, calibration_error
 
-_WORST = 15  # rows that are shown
+_SHOWN = 15  # rows, or pairs of classes
 _LETTERS = 160  # of a text
+_SURE = 0.9  # a probability
+_MOST_CELLS = 25  # classes of a picture of confusions
 
 
-def report_blocks(classifier: TextClassifier, rows: Labelled, folder: Path) -> list[Block]:
-    """Return the report: title, the sentence that says what will be, and all else."""
-    found, names = classifier.outcome_, [str(name) for name in classifier.classes_]
-    metric, classes = classifier.metric, len(names)
-    numbers = {name: number for number, name in enumerate(names)}
-    everything = np.array([numbers[str(label)] for label in rows.labels])
-    labels, predicted = everything[found.rows], found.logits.argmax(1)
-    majority = np.full(len(everything), np.bincount(everything).argmax())
-    trivial = score_of(metric, everything, majority, classes)
-    plain = max(
-        ((s, t) for t, s in zip(found.tries, found.scores, strict=True) if t.is_plain), default=None, key=lambda x: x[0]
-    )
-    beside = "plain fine-tuning was not tried" if plain is None else f"plain fine-tuning {plain[0]:.1%}"
-    score, low, high = found.estimate
-    what = metric.replace("_", " ")
-    blocks: list[Block] = [
-        Heading(f"The best classifier of {folder.name}"),
-        Paragraph(
-            f"**{found.best}** will score {score:.1%} {what} on new rows like these ({low:.1%} to {high:.1%}); "
-            f"the majority class scores {trivial:.1%}, {beside}."
-        ),
-        Heading("What was tried"),
-        Table.of([
-            {"try": str(t), what: f"{s:.1%}", "chosen in": f"{c:.0%}"}
-            for t, s, c in sorted(zip(found.tries, found.scores, found.chosen, strict=True), key=lambda x: -x[1])
-        ] + [{"try": f"{t} (dropped early)", what: f"{s:.1%}", "chosen in": ""} for t, s in found.dropped.items()]),
-        Heading("Classes"),
-        _by_class(labels, predicted, names),
-        Heading("Rows that it is most wrong about"),
-        Paragraph("Each was predicted by a model that had not seen it. Wrong labels are found here."),
-        _worst(found.logits / found.temperature, labels, found.rows, rows, names),
-    ]  # fmt: skip
-    before, after = (
-        calibration_error(torch.softmax(torch.tensor(found.logits / t), -1), torch.tensor(labels))
-        for t in (1.0, found.temperature)
-    )
-    blocks += [Heading("Calibration"), Paragraph(
-        f"Logits are divided by the temperature {found.temperature:.2f}, fitted to rows held out: their mean gap "
-        f"to the share that is right is {after:.1%} with it, {before:.1%} without."
-    )]  # fmt: skip
-    return blocks
+class Report:
+    """The blocks of the report of a fitted classifier, whose rows come from a table."""
+
+    def __init__(self, classifier: TextClassifier, rows: Labelled, folder: Path) -> None:
+        self.classifier, self.rows, self.folder, self.found = classifier, rows, folder, classifier.outcome_
+        self.names = [str(name) for name in classifier.classes_]
+        self.metric = classifier.metric.replace("_", " ")
+        number = {name: number for number, name in enumerate(self.names)}
+        self.all_labels = np.array([number[str(label)] for label in rows.labels])
+        self.labels = self.all_labels[self.found.rows]
+        self.probabilities = special.softmax(self.found.logits / self.found.temperature, axis=1)
+        self.predicted = self.probabilities.argmax(1)
+
+    @property
+    def promise(self) -> str:
+        """What was chosen and what it will score, beside what is simpler."""
+        found = self.found
+        score, low, high = found.estimate
+        plain = max((s for t, s in zip(found.tries, found.scores, strict=True) if t.is_plain), default=None)
+        beside = (
+            "plain fine-tuning was not in the race to the end" if plain is None else f"plain fine-tuning {plain:.1%}"
+        )
+        majority = np.full(len(self.all_labels), np.bincount(self.all_labels).argmax())
+        trivial = score_of(self.classifier.metric, self.all_labels, majority, len(self.names))
+        return (
+            f"**{found.best}** was chosen. On new rows like these it will score {score:.1%} {self.metric} (95 % "
+            f"interval {low:.1%} to {high:.1%}). The majority class scores {trivial:.1%}; {beside}, on "
+            f"{found.trained_on:.0%} of the rows."
+        )
+
+    def blocks(self) -> list[Block]:
+        """Return the whole report."""
+        found = self.found
+        made: list[Block] = [
+            Heading(f"A classifier of {len(self.rows.texts)} rows: {self.folder.name}"),
+            Paragraph(self.promise),
+            Contents(),
+            Heading("What to do next"),
+            *map(Paragraph, self._advice()),
+            self._curve(),
+            Heading("What was tried"),
+            Paragraph(
+                f"Each try was trained on {found.trained_on:.0%} of the rows and scored on rows that it had not seen, "
+                f"{len(found.rows)} in all. The last column says how often it would have been chosen from other rows."
+            ),
+            self._tries(),
+            Heading("Classes"),
+            self._classes(),
+            Heading("What is taken for what"),
+            self._confusions(),
+            Heading("Rows that it is most wrong about"),
+            Paragraph("Each was predicted by a network that had not seen it. Look for wrong labels here."),
+            self._worst(),
+            Heading("Probabilities"),
+            *self._calibration(),
+            Heading("How it was made"),
+            *map(Paragraph, self._made()),
+        ]
+        return made
+
+    def _advice(self) -> list[str]:
+        found, score = self.found, self.found.estimate.score
+        twice = 1 - (1 - score) * 0.5**found.decay
+        said = [f"**More rows:** twice as many would score about {twice:.1%}, by the learning curve of a linear probe."]
+        half = max((s for t, s in zip(found.tries, found.scores, strict=True) if found.since[t] < found.seconds / 2))
+        gain = max(found.scores) - half
+        said.append(
+            f"**More time:** ways that were first tried in the second half of {duration(found.seconds)} gained "
+            f"{100 * gain:.1f} points. {found.ended}"
+        )
+        sure = int(((self.predicted != self.labels) & (self.probabilities.max(1) > _SURE)).sum())
+        if sure:
+            said.append(
+                f"**Labels:** {sure} of {len(self.labels)} rows have another label than what is predicted with more "
+                f"than {_SURE:.0%} probability: check those that are shown below."
+            )
+        return said
+
+    def _tries(self) -> Table:
+        found = self.found
+        ranked = sorted(zip(found.tries, found.scores, found.chosen, strict=True), key=lambda each: -each[1])
+        rows = [{"try": str(t), self.metric: f"{s:.1%}", "chosen": f"{c:.0%}"} for t, s, c in ranked]
+        rows += [{"try": f"{t}, dropped", self.metric: f"{s:.1%}", "chosen": ""} for t, s in found.dropped.items()]
+        return Table.of(rows)
+
+    def _classes(self) -> Table:
+        every = range(len(self.names))
+        scores = sk.precision_recall_fscore_support(self.labels, self.predicted, labels=every, zero_division=0.0)
+        counts = np.bincount(self.all_labels, minlength=len(self.names))
+        return Table(
+            ["class", "rows", "precision", "recall", "F1"],
+            [[self.names[n], str(counts[n]), *(f"{each[n]:.1%}" for each in scores[:3])] for n in every],
+        )
+
+    def _confusions(self) -> Block:
+        if len(self.names) <= _MOST_CELLS:
+            path, counts = self.folder / "plots" / "confusions.png", sk.confusion_matrix(self.labels, self.predicted)
+            side = 2.2 + 0.42 * len(self.names)
+            with picture(path, width=side + 1, height=side) as (axes,):
+                axes.imshow(counts / np.maximum(1, counts.sum(1, keepdims=True)), cmap="Blues", vmin=0, vmax=1)
+                for row, column in np.argwhere(counts > 0):
+                    color = "white" if counts[row, column] > counts[row].sum() / 2 else "black"
+                    axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color)
+                axes.set_xticks(range(len(self.names)), self.names, rotation=45, ha="right")
+                axes.set_yticks(range(len(self.names)), self.names)
+                axes.set_xlabel("predicted")
+                axes.set_ylabel("label")
+            return Picture(path, "Rows by label and predicted class; darker is a larger share of the label's rows.")
+        pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
+        return Table(
+            ["label", "predicted", "rows"],
+            [[self.names[a], self.names[b], str(count)] for (a, b), count in pairs.most_common(_SHOWN)],
+            texts=(0, 1),
+        )
+
+    def _worst(self) -> Table:
+        of_label = self.probabilities[np.arange(len(self.labels)), self.labels]
+        wrong = [n for n in np.argsort(of_label) if self.predicted[n] != self.labels[n]][:_SHOWN]
+        rows = []
+        for n in wrong:
+            text = " / ".join(self.rows.texts[self.found.rows[n]])
+            cut = text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
+            shown = self.names[self.labels[n]], self.names[self.predicted[n]], f"{self.probabilities[n].max():.0%}"
+            rows.append([str(self.rows.places[self.found.rows[n]]), " ".join(cut.split()), *shown])
+        return Table(["row", "text", "label", "predicted", "probability"], rows, texts=(1, 2, 3))
+
+    def _calibration(self) -> list[Block]:
+        right, sure = self.predicted == self.labels, self.probabilities.max(1)
+        gaps = [
+            calibration_error(torch.tensor(self.found.logits / t).softmax(-1), torch.tensor(self.labels))
+            for t in (1.0, self.found.temperature)
+        ]
+        path = self.folder / "plots" / "calibration.png"
+        with picture(path, width=5.0, height=3.6, grid="both") as (axes,):
+            bins = np.clip(np.ceil(sure * BINS), 1, BINS)
+            there = [number for number in range(1, BINS + 1) if (bins == number).sum() >= len(sure) / 50]
+            points = [(sure[bins == number].mean(), right[bins == number].mean()) for number in there]
+            axes.plot([0, 1], [0, 1], "--", color="#888888", lw=1)
+            axes.plot(*zip(*points, strict=True), "o-", color=COLORS[1])
+            axes.set_xlabel("probability of the predicted class")
+            axes.set_ylabel("share that is right")
+        return [
+            Paragraph(
+                f"Logits are divided by the temperature {self.found.temperature:.2f}, fitted to rows held out. The "
+                f"mean gap between probability and the share that is right is {gaps[1]:.1%}; without it, {gaps[0]:.1%}."
+            ),
+            Picture(path, "Where the line is below the diagonal, predictions are less often right than they say."),
+        ]
+
+    def _curve(self) -> Picture:
+        found, path = self.found, self.folder / "plots" / "rows.png"
+        n = len(self.rows.texts)
+        with picture(path, width=5.4, height=3.4, grid="both") as (axes,):
+            sizes = np.geomspace(min(found.curve), 4 * n, 50)
+            axes.plot(sizes, 1 - (1 - found.estimate.score) * (n / sizes) ** found.decay, "--", color=COLORS[1])
+            low, high = ([each] for each in found.estimate[1:])
+            score = found.estimate.score
+            axes.errorbar([n], [score], [[score - low[0]], [high[0] - score]], fmt="o", color=COLORS[1], label="chosen")
+            axes.plot(*zip(*sorted(found.curve.items()), strict=True), "s-", color=COLORS[2], label="linear probe")
+            axes.set_xscale("log")
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.set_xlabel("rows to train on")
+            axes.set_ylabel(self.metric)
+            axes.legend()
+        return Picture(
+            path, "Scores by the number of rows: measured for a linear probe, extrapolated for the chosen try."
+        )
+
+    def _made(self) -> list[str]:
+        found, given = self.found, self.classifier
+        inner = found.in_folds
+        said = [
+            f"Model {given.model}, seed {given.seed}, {found.trainings} trainings in {duration(found.seconds)}.",
+            f"Tries raced over folds of the rows; those that were hardly the best were dropped. The score is that of "
+            f"BBC-CV (Tsamardinos et al., 2018), {inner.score:.1%} ({inner.low:.1%} to {inner.high:.1%}) for training "
+            f"on {found.trained_on:.0%} of the rows; training on all of them lowers errors by the power "
+            f"{found.decay:.2f} of the number of rows, as a linear probe's learning curve has it.",
+        ]
+        return said + [f"Rows left out, with {why}: {len(rows)}." for why, rows in self.rows.left_out.items()]
 
 
-def _by_class(labels: np.ndarray, predicted: np.ndarray, names: list[str]) -> Table:
-    precision, recall, f1, support = sk.precision_recall_fscore_support(
-        labels, predicted, labels=range(len(names)), zero_division=0.0
-    )
-    rows = [
-        {"class": name, "rows": str(support[n]), "precision": f"{precision[n]:.1%}", "recall": f"{recall[n]:.1%}",
-         "F1": f"{f1[n]:.1%}"}
-        for n, name in enumerate(names)
-    ]  # fmt: skip
-    return Table.of(rows)
-
-
-def _worst(logits: np.ndarray, labels: np.ndarray, places: np.ndarray, rows: Labelled, names: list[str]) -> Table:
-    probabilities = special.softmax(logits, axis=1)
-    of_label = probabilities[np.arange(len(labels)), labels]
-    wrong = [n for n in np.argsort(of_label) if probabilities[n].argmax() != labels[n]][:_WORST]
-    return Table(
-        ["text", "label", "prediction", "probability"],
-        [
-            [" / ".join(rows.texts[places[n]])[:_LETTERS], names[labels[n]], names[int(probabilities[n].argmax())],
-             f"{probabilities[n].max():.0%}"]
-            for n in wrong
-        ],
-        texts=(0, 1, 2),
-    )  # fmt: skip
+def promised(found: Outcome) -> dict[str, object]:
+    """Return what ``result.json`` holds."""
+    return {
+        "best": str(found.best),
+        "score": found.estimate._asdict(),
+        "in_folds": found.in_folds._asdict(),
+        "temperature": found.temperature,
+        "decay": found.decay,
+        "curve": {str(size): score for size, score in found.curve.items()},
+        "tries": {str(t): s for t, s in zip(found.tries, found.scores, strict=True)},
+        "dropped": {str(t): s for t, s in found.dropped.items()},
+        "rows_scored": len(found.rows),
+        "seconds": round(found.seconds, 1),
+        "trainings": found.trainings,
+    }

@@ -26,6 +26,7 @@ class Labelled(NamedTuple):
     texts: list[tuple[str, ...]]
     labels: list[Any]
     groups: list[Any] | None
+    places: list[int]  #: of rows in the file, from 1
     left_out: dict[str, list[int]]  #: rows that are not fitted, counted from 1, by the reason
 
 
@@ -85,6 +86,7 @@ def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str
         [of_rows[row] for row in kept],
         [str(plain_label(columns[label][row])) for row in kept],
         None if group is None else [str(columns[group][row]) for row in kept],
+        [row + 1 for row in kept],
         left_out,
     )
 

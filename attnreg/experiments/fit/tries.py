@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from scipy import special
 from torch import nn
 
 from attnreg import AttributionProvider, CrossTuning
+from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -81,13 +81,13 @@ class Bench:
         states = features.double().cpu().numpy()
         # Of one scale, so that one penalty fits all models.
         self.center, self.scale = states.mean(0), np.maximum(states.std(), 1e-6)
-        self.features, self.labels = (states - self.center) / self.scale, labels.cpu().numpy()
+        self.features, self.labels = ((states - self.center) / self.scale).astype(np.float32), labels.cpu().numpy()
 
     def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
         """Fit logistic regression to the features of some rows."""
         from sklearn.linear_model import LogisticRegression
 
-        return LogisticRegression(C=penalty, max_iter=300, tol=1e-3).fit(self.features[train], self.labels[train])
+        return LogisticRegression(C=penalty, max_iter=2000, tol=1e-6).fit(self.features[train], self.labels[train])
 
     def out_of_fold(
         self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
@@ -111,7 +111,7 @@ class Bench:
             self._fit_head(network, which.penalty, train)
         if which.is_probe:
             return network.eval()
-        rows, began = self.rows.select(train), time.perf_counter()
+        rows, began = self.rows.select(train), Clock.now()
         batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
         optimizer, steps = adamw(network, which.learning_rate), which.epochs * len(batches)
         warmup = max(1, int(_WARMUP * steps))
@@ -128,7 +128,7 @@ class Bench:
                 tick()
         if method.handle is not None:
             method.handle.detach()
-        now = (time.perf_counter() - began) / (which.passes * len(train))
+        now = (Clock.now() - began) / (which.passes * len(train))
         self.seconds = now if math.isnan(self.seconds) else (self.seconds + now) / 2  # machines are busy at times
         return network.eval()
 
@@ -144,10 +144,10 @@ class Bench:
         method, spent, rows = FineTuning(network, adamw(network, 1e-5)), 0.0, 0
         some = batches[:: max(1, len(batches) // _MEASURED)]
         for number, batch in enumerate([some[-1], *some]):
-            began = time.perf_counter()
+            began = Clock.now()
             float(method.step(batch).loss)
             if number:
-                spent, rows = spent + time.perf_counter() - began, rows + len(batch["labels"])
+                spent, rows = spent + Clock.now() - began, rows + len(batch["labels"])
         self.seconds = spent / rows
 
     def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
