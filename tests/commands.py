@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 
@@ -39,3 +40,16 @@ def read_lines(path):
 def read_csv(path):
     """The rows of a table, by column."""
     return [*csv.DictReader(Path(path).read_text().splitlines())]
+
+
+def assert_close(a, b, within=1e-5):
+    if isinstance(a, float):
+        assert a == pytest.approx(b, abs=within)
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y, within)
+    elif isinstance(a, dict):
+        assert_close(sorted(a.items()), sorted(b.items()), within)
+    else:
+        assert a == b

@@ -86,6 +86,43 @@ def real_data():
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory):
+    """Folders of a tiny BERT and a tiny Llama, which know the words of ``tests.helpers.trainers``."""
+    import torch
+    import transformers as hf
+
+    from tests.cases import SMALL, TEXT, tiny_bert
+    from tests.helpers.trainers import WORDS
+
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    tiny_bert(WORDS, folder / "bert")
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "bert")
+    tokenizer.add_special_tokens({"eos_token": "[END]"})
+    tokenizer.save_pretrained(folder / "llama")
+    hf.LlamaForCausalLM(hf.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 500})).save_pretrained(folder / "llama")
+    return folder
+
+
+@pytest.fixture
+def eager_flex(monkeypatch):
+    """FlexAttention is not compiled: that takes seconds, and is not ours to test."""
+    from torch.nn.attention import flex_attention as torchs
+    from transformers.integrations import flex_attention as kernels
+
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: torchs.flex_attention)
+
+
+@pytest.fixture
+def trainable_flex(monkeypatch):
+    """Torch's check that keeps FlexAttention from computing gradients on a CPU is taken away."""
+    from torch.nn.attention import flex_attention as torchs
+
+    monkeypatch.setattr(torchs, "_validate_device", lambda *args: None)
+
+
 LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "stopping")  # fmt: skip
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnreg.injection import discover
+
 C, H, D = 16, 4, 4
 
 
@@ -318,3 +320,21 @@ class Layers(nn.Module):
         out = self.layers[0](x, y)
         x = x + out if out.shape == x.shape else out
         return x + self.layers[1](x)
+
+
+def ids(batch=2, length=7):
+    return torch.randint(1, 20, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def layers(form, **options):
+    torch.manual_seed(0)
+    return Layers(form, **options).double()
+
+
+INPUTS = {"input_ids": ids()}
+
+
+def first(form, inputs=INPUTS):
+    """The attention of the first layer."""
+    found = discover(layers(form), inputs)
+    return [site for site in found.sites if site.info.name.startswith("layers.0")], found

@@ -10,8 +10,9 @@ import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
-from tests import test_integrations
-from tests.test_functional_region import slow_region
+from tests.helpers.formulas import slow_region
+from tests.helpers.regularizers import Watch
+from tests.helpers.trainers import bert as bert_of_trainers
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 9, 3], [9, 8, 7, 4, 0, 0]]),
@@ -21,21 +22,8 @@ BATCH = {
 VALID = BATCH["attention_mask"].bool()[:, None, None, :].expand(2, 4, 6, 6)
 
 
-class Watch(attnreg.MaskProvider):
-    """Notes each site, and what another provider drops there."""
-
-    def __init__(self, provider):
-        super().__init__()
-        self.provider, self.seen = provider, {}
-
-    def forward(self, site):
-        mask = self.provider(site)
-        self.seen[site.label] = site, ~mask.scores
-        return mask
-
-
 def bert(dropout=0.1, **options):
-    return test_integrations.bert(dropout, initializer_range=0.4, **options).train()
+    return bert_of_trainers(dropout, initializer_range=0.4, **options).train()
 
 
 @pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention", "random"])

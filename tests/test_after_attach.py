@@ -12,13 +12,8 @@ from torch import nn
 
 import attnreg
 from attnreg.errors import NoAttentionError
-from tests.cases import NO_DROPOUT, SMALL, TEXT
-
-
-def small():
-    config = hf.BertConfig(**{**TEXT, **SMALL, **NO_DROPOUT, "num_hidden_layers": 3})
-    return hf.BertModel(config, add_pooling_layer=False).train()
-
+from tests.cases import SMALL, TEXT
+from tests.helpers.models import small
 
 IDS = torch.arange(12).view(2, 6)
 

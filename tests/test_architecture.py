@@ -6,15 +6,13 @@ import re
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import attnreg
-from attnreg._lazy import listed_names
 from attnreg.regularizer.saving import built_in
+from tests.helpers.repository import MODULES, ROOT, TEXTS, imports
 
-ROOT = Path(__file__).parent.parent
 # Each room may import from itself and from those before it; "injection" and its like hold folders of their own.
 LIBRARY = [
     *("attnreg.errors", "attnreg.arguments", "attnreg._lazy", "attnreg._files"),
@@ -50,32 +48,6 @@ NEED_TRITON = "attnreg.kernels.device."  # which torch brings along where it can
 OTHERS = ["click", "datasets", "evaluate", "markdown_it", "matplotlib", "peft", "rich", "sacrebleu", "seqeval", "sklearn"]  # fmt: skip
 
 
-def modules():
-    """Every module of the package: its path by its name."""
-    found = {}
-    for path in sorted([*(ROOT / "attnreg").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if not name.startswith("attnreg.recipes"):  # a link to the folder above, in some checkouts
-            found[f"attnreg.{name}" if name.startswith("recipes") else name] = path
-    return found
-
-
-MODULES = modules()
-TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
-HOMES = {f"attnreg.{name}": module for name, module in listed_names(attnreg.__file__).items()}  # of public names
-
-
-def imports(name):
-    """The modules that a file imports anywhere: at its top, late, or for type checkers only."""
-    for node in ast.walk(ast.parse(TEXTS[name])):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else HOMES.get(whole, node.module)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
 def room_of(module):
     parents = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)]
     return next((name for name in parents if name in ROOMS), None) if module != "attnreg" else "attnreg"
@@ -96,6 +68,15 @@ def test_imports_point_one_way(name):
             root = module.partition(".")[0]
             needed = NEEDED | {"triton"} if name.startswith(NEED_TRITON) else NEEDED
             assert root in needed or root in sys.stdlib_module_names, f"{name} imports {module}"
+
+
+def test_no_test_module_imports_another():
+    files = [*(ROOT / "tests").rglob("*.py")]
+    assert len(files) > 150
+    for path in files:
+        assert not re.search(
+            r"(from|import) tests\.[\w.]*\btest_|from tests[\w.]* import .*\btest_", path.read_text()
+        ), path
 
 
 def test_there_are_no_circles():

@@ -15,7 +15,7 @@ from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
 from attnreg.training import FineTuning
 from tests.cases import BERT
-from tests.test_integrations import Rows, arguments
+from tests.helpers.trainers import Rows, arguments
 
 
 def train(model, steps, *, after=lambda: None):

@@ -13,8 +13,8 @@ import attnreg
 from attnreg.injection import NoAttentionError, discover
 from tests.cases import BERT, SMALL, TEXT, bert_in_float64, model_case, output
 from tests.handwritten import Layers, plain
+from tests.helpers.passes import Recorder, Traces, run
 from tests.sweep.checks import Answer
-from tests.test_contract import Recorder, Traces, run
 
 
 @pytest.mark.parametrize(

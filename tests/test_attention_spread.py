@@ -9,7 +9,7 @@ import torch
 import attnreg
 from attnreg import AttentionEntropy, Mask, RelaxedAttention, functional
 from tests.cases import BERT, MODELS, output, shown_attentions
-from tests.test_contract import under_both_kernels, without_dropout, wrap_in_checkpoints
+from tests.helpers.passes import under_both_kernels, without_dropout, wrap_in_checkpoints
 
 
 def test_the_entropy_is_that_of_a_loop():

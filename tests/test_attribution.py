@@ -1,6 +1,5 @@
 """The first pass: what captum gives against gradients by hand, and that nobody notices it."""
 
-import functools
 from contextlib import nullcontext
 
 import pytest
@@ -12,14 +11,12 @@ from transformers.models.bert import modeling_bert
 
 import attnreg
 from attnreg.attribution import explain
-from tests.cases import bert_in_float64, keep_few_activations, model_case
-from tests.test_contract import Traces
+from tests.cases import keep_few_activations, model_case
+from tests.helpers.models import TEXTS as BATCH
+from tests.helpers.models import bert_of_three_layers as bert
+from tests.helpers.passes import Traces
 
 LABELS = ["encoder.0", "encoder.1", "encoder.2"]
-BATCH = {"input_ids": torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])}  # fmt: skip
-
-
-bert = functools.partial(bert_in_float64, num_hidden_layers=3)
 
 
 def attached(model, **options):

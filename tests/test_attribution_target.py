@@ -10,7 +10,8 @@ from attnreg.attribution import Target, explain
 from attnreg.errors import InputError
 from attnreg.outputs import labels_of
 from tests.cases import SMALL, model_case
-from tests.test_attribution import BATCH, bert
+from tests.helpers.models import TEXTS as BATCH
+from tests.helpers.models import bert_of_three_layers as bert
 
 CLASSES = torch.tensor([1, 0])
 TOKENS = torch.tensor([[1, -100, 2, 0, 2], [0, 1, -100, -100, -100]])

@@ -11,8 +11,8 @@ import torch
 
 import attnreg
 from tests.commands import ran
+from tests.helpers.trainers import EXTRA
 from tests.task_data import write_rows
-from tests.test_trainers import EXTRA
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "docs" / "results"

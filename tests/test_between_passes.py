@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests import handwritten
-from tests.test_own_draws import Recomputing
+from tests.helpers.passes import Recomputing
 
 IDS = torch.randint(1, 20, (3, 6), generator=torch.Generator().manual_seed(0))
 INPUTS = {"input_ids": IDS}

@@ -8,8 +8,8 @@ import torch
 
 import attnreg
 from attnreg.training import ChildTuning, FineTuning
+from tests.helpers.objectives import BATCH, IDS
 from tests.method_cases import bert, sgd, weights
-from tests.test_r_drop import BATCH, IDS
 
 DATA = [{name: value[:2] for name, value in BATCH.items()}, {name: value[2:] for name, value in BATCH.items()}]
 

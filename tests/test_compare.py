@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -19,6 +18,7 @@ from sklearn.metrics import matthews_corrcoef
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
 from tests.commands import assert_sentence, invoke, ran, read_csv, read_lines
+from tests.helpers.comparisons import started_by
 from tests.warm import DEV_ROWS
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
@@ -31,11 +31,6 @@ def results(folder):
     """What every run measured, without what the clock and the memory say."""
     rows = read_csv(folder / "results.csv")
     return [{name: value for name, value in row.items() if not re.search("seconds|memory", name)} for row in rows]
-
-
-def started_by(warm):
-    """What stands for ``subprocess`` where the runs of a comparison are to be spared their imports."""
-    return SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -152,7 +147,8 @@ def has_ended(process):
 WITH_WARM_RUNS = """
 import os, signal, sys
 from attnreg.experiments.cli.main import main
-from tests.test_compare import launch, started_by
+from attnreg.experiments.compare import launch
+from tests.helpers.comparisons import started_by
 from tests.warm import Warm
 
 launch.subprocess = started_by(Warm("fork"))

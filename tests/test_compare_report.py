@@ -19,10 +19,9 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
 from tests.commands import ran, read_csv, read_lines
+from tests.helpers.comparisons import LABELS, comparison_of, reported, started_by, table, write, written
+from tests.helpers.runs import keeping
 from tests.task_data import write_rows
-from tests.test_compare import started_by
-from tests.test_compare_study import LABELS, comparison_of, reported, table, write, written
-from tests.test_plots import keeping
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SEEDS = 3

@@ -10,63 +10,15 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.folder.reader import locked
 from tests.commands import read_csv, read_lines
+from tests.helpers.comparisons import comparison_of, reported, table, write, written
 from tests.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-def comparison_of(tmp_path, *methods, **options):
-    options = {"options": {}, "seeds": 2, "folder": tmp_path / "study", "search_rows": 10, **options}
-    chosen = [Method.parse(text) for text in methods]
-    return Comparison(chosen, chosen[0], **options)
-
-
-LABELS = [0, 1] * 50
-
-
-def write(run, score, seconds=10.0, **changes):
-    """A finished run whose accuracy on a hundred dev rows is the score."""
-    run.folder.mkdir(parents=True)
-    (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
-    result = {
-        "metric": "accuracy", "scored_on": "dev", "best_epoch": {"epoch": 1, "accuracy": score},
-        "dev": {"accuracy": score, "loss": 1 - score, "calibration_error": 0.1},
-        "train": {"accuracy": 0.9, "loss": 0.25}, "train_rows_scored": 40, "rows": 40, "steps": 20,
-        "seconds": seconds, "training_seconds": seconds, "peak_memory_bytes": 100,
-        "forward_rows": 400, "backward_rows": 300, "drop_rates": {}, "active_steps": 0,
-        "held_out": None, "environment": {"device": "cpu", "threads": 1},
-    }  # fmt: skip
-    (run.folder / "result.json").write_text(json.dumps({**result, **changes}))
-    wrong = round(100 * (1 - score))
-    rows = [{"label": label, "prediction": label ^ (n < wrong)} for n, label in enumerate(LABELS)]
-    write_rows(run.folder / "predictions.jsonl", rows)
-
-
-def written(comparison, score=lambda run: 0.5 + 0.1 * run.seed, of_run=lambda run: {}, **changes):
-    """A comparison whose missing runs are written down with these scores and changes, of all or of each."""
-    for run in comparison.runs():
-        if not run.finished:
-            write(run, score(run) if callable(score) else score, **changes, **of_run(run))
-    return comparison
-
-
-def reported(comparison, *given, **changes):
-    """The report of a comparison, whose missing runs are written down."""
-    write_report(written(comparison, *given, **changes))
-    return (comparison.folder / "report.md").read_text()
-
-
-def table(report, heading):
-    """The first table below a heading, as dicts by column."""
-    lines = re.search(r"(?:^\|.*\n)+", report[report.index(f"## {heading}") :], re.M)[0].splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_every_number_of_the_report(tmp_path):

@@ -13,8 +13,7 @@ from attnreg.experiments.compare.scoring import Scoring, score_further
 from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.runs import run as runs
 from tests.commands import ran
-from tests.test_compare_study import comparison_of, reported, table, write, written
-from tests.test_study_file import file_of, reported_study
+from tests.helpers.comparisons import comparison_of, file_of, reported, reported_study, table, write, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TIMES = {"finetune": 10.0, "ad-drop": 20.0, "sam": 20.0}

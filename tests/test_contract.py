@@ -3,86 +3,39 @@
 from __future__ import annotations
 
 import copy
-import functools
-import io
 import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from attnreg.injection.attachment import handles
 from tests.cases import MODELS, output, pairs, refusal, shown_attentions
+from tests.helpers.passes import (
+    Recorder,
+    Traces,
+    checkpointed,
+    models,
+    run,
+    same,
+    saved,
+    under_both_kernels,
+    without_dropout,
+)
 from tests.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
 some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))
 portable = pytest.mark.parametrize(("case", "provider_case"), pairs(lambda p: p.portable, on_few=True), ids=lambda x: str(x))  # fmt: skip
-models = pytest.mark.parametrize("case", MODELS, ids=str)
 
 
 def count_calls(module, args, out):
     module.__dict__["seen"] = module.__dict__.get("seen", 0) + 1
 
 
-def without_dropout(model):
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, float) and (isinstance(module, nn.Dropout) or "drop" in name):
-                setattr(module, name, 0.0)
-
-
-def wrap_in_checkpoints(case, model):
-    for block in case.blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def unwrap(case, model):
-    for block in case.blocks(model):
-        block.forward = block.forward.args[0]
-
-
 def pop_counts(model):
     return [module.__dict__.pop("seen", 0) for module in model.modules()]
-
-
-class Traces:
-    """What a model looks like from outside, to be compared before and after."""
-
-    def __init__(self, model):
-        self.keys = list(model.state_dict())
-        self.parameters = [(name, id(p)) for name, p in model.named_parameters()]
-        self.classes = [(name, type(m)) for name, m in model.named_modules()]
-        self.modes = [m.training for m in model.modules()]
-        self.requires_grad = [p.requires_grad for p in model.parameters()]
-        self.attributes = [sorted(vars(m)) for m in model.modules()]
-        self.hooks = [
-            [list(getattr(m, kind)) for kind in vars(m) if "hooks" in kind and getattr(m, kind) is not None]
-            for m in model.modules()
-        ]
-
-
-def run(model, batch, seed=3):
-    """Output and gradients under a seed."""
-    model.zero_grad()
-    for handle in handles(model):
-        handle.provider.attribute(model, batch)  # some look at the batch first; the others do nothing
-    torch.manual_seed(seed)
-    out = output(model, batch)
-    torch.manual_seed(seed)
-    loss = (out * torch.randn_like(out)).sum()
-    for handle in handles(model):
-        penalty = handle.provider.penalty()
-        loss = loss if penalty is None else loss + penalty
-    loss.backward()
-    return out, [p.grad for p in model.parameters()]
-
-
-def same(a, b):
-    return torch.equal(a[0], b[0]) and all(x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
 
 
 @some_rows
@@ -158,13 +111,6 @@ def test_disabled_is_bitwise_the_plain_model(case, provider_case):
         assert same(run(model, batch), plain)
 
 
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 @some_rows
 def test_copies_are_attached_to_a_copy_of_the_provider(case, provider_case):
     model, batch = case.build(), case.batch()
@@ -178,20 +124,6 @@ def test_copies_are_attached_to_a_copy_of_the_provider(case, provider_case):
             assert not same(run(clone, batch), expected)
         assert handle.attached
         assert same(run(model, batch), expected)
-
-
-def checkpointed(case, make, seed=3):
-    """What a model gives attached; with its blocks in checkpoints within the attached model, and around it."""
-    model, batch = case.build(), case.batch()
-    provider = make(model)
-    with attnreg.attach(model, provider):
-        expected = run(model, batch, seed)
-        wrap_in_checkpoints(case, model)
-        within = run(model, batch, seed)
-        unwrap(case, model)
-    wrap_in_checkpoints(case, model)
-    with attnreg.attach(model, provider):
-        return expected, within, run(model, batch, seed)
 
 
 @some_rows
@@ -291,19 +223,6 @@ def test_an_exception_in_the_middle_leaves_no_trace(case, provider, error):
     assert same(run(model, batch), plain)
 
 
-class Recorder(attnreg.MaskProvider):
-    def __init__(self):
-        super().__init__()
-        self.sites = []
-        self.prepared = []
-
-    def forward(self, site):
-        self.sites.append(site)
-
-    def prepare(self, inputs):
-        self.prepared.append(dict(inputs))
-
-
 @models
 def test_a_provider_that_keeps_everything_changes_nothing_and_is_asked_once_a_site(case):
     model, batch = case.build(), case.batch()
@@ -361,22 +280,6 @@ class DropFirstKey(attnreg.MaskProvider):
         keep[:, 0] = False
         keep[1] = False
         return attnreg.Mask(scores=keep)
-
-
-def under_both_kernels(case, provider, *, std=None, **where):
-    """A plain output, and outputs and gradients under a provider, of attention that is fused and written out."""
-    model, batch = case.build().double(), case.batch()
-    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    without_dropout(model)
-    for weight in model.parameters():
-        if std is not None and weight.dim() > 1:
-            nn.init.normal_(weight, std=std)
-    plain, found = output(model, batch), []
-    for kernel in ("sdpa", "eager"):
-        model.set_attn_implementation(kernel)
-        with attnreg.attach(model, provider, stacks=list(case.stacks), **where):
-            found.append(run(model, batch))
-    return plain, *found
 
 
 @pytest.mark.parametrize("case", [c for c in MODELS if c.eager], ids=str)

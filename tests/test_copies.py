@@ -9,8 +9,8 @@ from torch import nn
 
 import attnreg
 from attnreg.injection.attachment import handles
-from tests.test_after_attach import IDS, small
-from tests.test_contract import saved
+from tests.helpers.models import small
+from tests.helpers.passes import saved
 
 
 def test_a_copy_of_a_part_is_plain():
@@ -74,7 +74,7 @@ def test_a_copy_of_the_whole_is_attached_to_a_copy(whole, model_of, again):
     assert other is not handle
     assert copied is not model
     for _ in range(2):
-        copied(input_ids=IDS)
+        copied(input_ids=torch.arange(12).view(2, 6))
         rates = {name: rate for name, rate in other.drop_rates().items() if "output" not in name}
         assert rates == {f"encoder.{layer}": 1.0 for layer in range(3)}
     assert handle.drop_rates() == {}

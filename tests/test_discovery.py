@@ -10,27 +10,9 @@ import attnreg
 from attnreg.attribution import METHODS, explain
 from attnreg.injection import CoverageWarning, NoAttentionError, discover
 from tests import handwritten
-from tests.handwritten import Layers
+from tests.handwritten import INPUTS, first, ids, layers
 from tests.sweep.checks import CHECKS, attached
 from tests.sweep.trace import no_trace
-
-
-def ids(batch=2, length=7):
-    return torch.randint(1, 20, (batch, length), generator=torch.Generator().manual_seed(0))
-
-
-def layers(form, **options):
-    torch.manual_seed(0)
-    return Layers(form, **options).double()
-
-
-INPUTS = {"input_ids": ids()}
-
-
-def first(form, inputs=INPUTS):
-    """The attention of the first layer."""
-    found = discover(layers(form), inputs)
-    return [site for site in found.sites if site.info.name.startswith("layers.0")], found
 
 
 @pytest.mark.parametrize("form", handwritten.SAME, ids=lambda form: form.__name__)

@@ -9,9 +9,8 @@ from torch import nn
 import attnreg
 from attnreg.injection import NoAttentionError
 from tests import handwritten
-from tests.handwritten import Layers
+from tests.handwritten import INPUTS, Layers, first, ids, layers
 from tests.sweep.checks import Answer
-from tests.test_discovery import INPUTS, first, ids, layers
 
 
 class Scripted(nn.Module):

@@ -12,7 +12,7 @@ import transformers as hf
 from safetensors.torch import load_file
 
 from attnreg.experiments.tasks import get_task, load_model
-from tests.commands import assert_sentence, read_lines
+from tests.commands import assert_close, assert_sentence, read_lines
 
 CPU = ["--device", "cpu"]
 RECIPES = {"ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}
@@ -48,19 +48,6 @@ def stop(folder, *words):
 def assert_same_records(one, two):
     for file in ("telemetry.jsonl", "metrics.jsonl", "predictions.jsonl"):
         assert_close(read_lines(one / file), read_lines(two / file))
-
-
-def assert_close(a, b, within=1e-5):
-    if isinstance(a, float):
-        assert a == pytest.approx(b, abs=within)
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_close(x, y, within)
-    elif isinstance(a, dict):
-        assert_close(sorted(a.items()), sorted(b.items()), within)
-    else:
-        assert a == b
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from tests import tables
 from tests.cases import MODELS, tiny_bert
 from tests.commands import assert_sentence, invoke, ran
 from tests.families import NAMES
+from tests.helpers.repository import ROOT, run_script, script_of
 from tests.provider_cases import PROVIDERS
 from tests.task_data import write_rows
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]  # the site, if it was built
 BLOCKS = {page: re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S) for page in PAGES}
@@ -75,18 +75,6 @@ def test_the_method_of_your_own_runs_as_a_recipe(tmp_path, monkeypatch):
     Path("plain.py").write_text(text.replace("run.train(Anchored", "run.train(FineTuning"))
     says = r"Cannot make FineTuning for anchored: .* got an unexpected keyword argument 'strength'\."
     assert_sentence(invoke("recipe", "plain.py", "--output-dir", "plain", *quick), 1, says)
-
-
-def script_of(page, name):
-    return re.search(rf"^```python {name}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S).group(1)
-
-
-def run_script(warm, page, name, *args, cwd, processes=1):
-    script = script_of(page, name)
-    assert len(script.splitlines()) < 45
-    code, output = warm.run("-c", script, *args, cwd=cwd, timeout=1800, processes=processes)
-    assert code == 0, output
-    return output
 
 
 def test_the_trainer_script_runs(real_data, warm, tmp_path):

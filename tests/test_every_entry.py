@@ -13,16 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
 from tests.handwritten import Layers, plain
-
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-def clip():
-    """Return a model of texts and images, with the arguments of its methods."""
-    text = {**SIZES, "vocab_size": 30, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1}
-    vision = {**SIZES, "image_size": 8, "patch_size": 4}
-    model = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=vision)).train()
-    return model, torch.randint(5, 30, (3, 6)), torch.randn(3, 3, 8, 8)
+from tests.helpers.models import SIZES, clip
 
 
 def features(layers, ids):

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, fused
-from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
-from tests.test_ad_drop import Watch
+from tests.helpers.flex import deprecated
+from tests.helpers.regularizers import Watch
 
 module = importlib.import_module("attnreg.attribution")
-eager, trainable, theirs = test_flex.eager, test_flex.trainable, test_flex.theirs
+pytestmark = pytest.mark.usefixtures("eager_flex")
 
 PADDED = torch.tensor([[1] * 9, [1] * 5 + [0] * 4, [1] * 8 + [0]])
 IDS = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(0)).masked_fill(PADDED == 0, 0)
@@ -57,10 +57,10 @@ def written_out(model, batch, monkeypatch):
         return found
 
 
-@theirs
+@deprecated
 @pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_TORCH_2_13), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)
-def test_candidates_are_those_of_written_out_weights(name, kernel, region, trainable, monkeypatch):
+def test_candidates_are_those_of_written_out_weights(name, kernel, region, trainable_flex, monkeypatch):
     for dtype, share, tolerance in ((torch.float64, 1.0, 1e-12), (torch.float32, 0.999, 1e-4)):
         model, batch = build(name, kernel)
         model = model.to(dtype)
@@ -124,7 +124,7 @@ def test_weights_that_are_dropped_are_written_out(first_pass, monkeypatch):
         assert len(calls) == expected
 
 
-@theirs
+@deprecated
 @NEEDS_TORCH_2_13
 def test_a_kernel_without_gradients_is_written_out(monkeypatch):
     model, batch = build("bert", "flex_attention")

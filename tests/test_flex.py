@@ -11,88 +11,37 @@ import types
 import pytest
 import torch
 import transformers as hf
-from torch import nn
 from torch.nn.attention import flex_attention as torchs
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.backends import flex
 from tests.cases import NEEDS_TORCH_2_13, NO_DROPOUT, SMALL, TEXT
+from tests.helpers.flex import (
+    ALL,
+    FACTOR,
+    GROUPED,
+    KEEP,
+    WAYS,
+    D,
+    H,
+    Model,
+    N,
+    capped,
+    dense,
+    deprecated,
+    qkv,
+)
+from tests.helpers.passes import Traces
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
-from tests.test_contract import Traces
 
-pytestmark = NEEDS_TORCH_2_13
-B, H, N, D = 2, 4, 5, 4
-generator = torch.Generator().manual_seed(0)
-SLOPES = torch.rand(H, generator=generator, dtype=torch.float64)
-RELATIVE = torch.randn(H, N, N, generator=generator, dtype=torch.float64)
-DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
-Q, K = torch.arange(N)[:, None], torch.arange(N)[None, :]
+pytestmark = [NEEDS_TORCH_2_13, pytest.mark.usefixtures("eager_flex")]
 LOWEST = torch.finfo(torch.float64).min
-ALL = torch.ones(B, H, N, N, dtype=torch.bool)
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch):
-    """Nothing is compiled: that takes seconds, and is not ours to test."""
-    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    monkeypatch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
-
-
-@pytest.fixture
-def trainable(monkeypatch):
-    monkeypatch.setattr(torchs, "_validate_device", lambda *args: None)
-
-
-class Model(nn.Module):
-    """An attention module whose forward is one call of the kernel."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.options = options
-
-    def forward(self, q, k, v):
-        return flex_attention(q, k, v, **self.options)
-
-
-def blocks(mask_mod, batch=None):
-    return create_block_mask(mask_mod, batch, None, N, N, device="cpu")
-
-
-def capped(score, b, h, q, k):
-    return 2 * torch.tanh(score / 2)
-
-
-WAYS = {
-    # name: arguments, the same for all scores at once, what is valid
-    "plain": ({}, lambda s: s, ALL),
-    "scale": ({"scale": 0.3}, lambda s: s * 0.3 * math.sqrt(D), ALL),
-    "alibi": ({"score_mod": lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs()},
-              lambda s: s - SLOPES[:, None, None] * (Q - K).abs(), ALL),
-    "relative bias": ({"score_mod": lambda s, b, h, q, k: s + RELATIVE[h][q][k]}, lambda s: s + RELATIVE, ALL),
-    "softcap": ({"score_mod": capped}, lambda s: 2 * torch.tanh(s / 2), ALL),
-    "causal": ({"block_mask": blocks(lambda b, h, q, k: q >= k)}, lambda s: s, ALL & (Q >= K)),
-    "sliding window, a row of nothing": (
-        {"block_mask": blocks(lambda b, h, q, k: (q >= k) & (q - k < 2) & (q > 0))},
-        lambda s: s, ALL & (Q >= K) & (Q - K < 2) & (Q > 0),
-    ),
-    "documents and a bias": (
-        {"block_mask": blocks(lambda b, h, q, k: DOCUMENTS[b, q] == DOCUMENTS[b, k], B),
-         "score_mod": lambda s, b, h, q, k: s + RELATIVE[h, q, k], "scale": 1.0},
-        lambda s: s * math.sqrt(D) + RELATIVE, ALL & (DOCUMENTS[:, None, :, None] == DOCUMENTS[:, None, None, :]),
-    ),
-    "forbidden by scores": (
-        {"score_mod": lambda s, b, h, q, k: torch.where(DOCUMENTS[b, k] == 0, s, -torch.inf)},
-        lambda s: s, ALL & (DOCUMENTS == 0)[:, None, None],
-    ),
-}  # fmt: skip
-GROUPED = "grouped queries, documents and a bias"
-WAYS[GROUPED] = ({**WAYS["documents and a bias"][0], "enable_gqa": True}, *WAYS["documents and a bias"][1:])
-KEEP = torch.rand(B, H, N, N, generator=generator) < 0.4
-FACTOR = torch.rand(B, H, N, N, generator=generator, dtype=torch.float64)
 MASKS = {
     "nothing": {},
     "scores": {"scores": KEEP},
@@ -105,35 +54,6 @@ MASKS = {
     "relaxed rows of scores": {"scores": KEEP, "relaxed": FACTOR[..., :1]},
     "all of it": {"scores": KEEP, "weights": FACTOR[:, :1], "normalized": KEEP.roll(1, -1)},
 }
-
-
-def dense(q, k, v, change, valid, scores=None, weights=None, normalized=None, relaxed=None):
-    """Output and log-sum-exp, from the formulas."""
-    k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
-    before = change(torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(D)).masked_fill(~valid, -torch.inf)
-    if scores is not None:
-        before = before.masked_fill(~scores, -torch.inf)
-        all_dropped = (before == -torch.inf).all(-1, keepdim=True)
-        before = torch.where(all_dropped & valid, 0.0, before)
-    lse = before.logsumexp(-1)
-    a = before.exp() / before.exp().sum(-1, keepdim=True).clamp(min=1e-300)
-    if relaxed is not None:
-        spread = (before > -torch.inf).double()  # over the kept keys; in a row without any, over its valid ones
-        mixed = (1 - relaxed) * a + relaxed * spread / spread.sum(-1, keepdim=True).clamp(min=1)
-        a = torch.where(valid.any(-1, keepdim=True), mixed, a)
-    if normalized is not None:
-        a = a * normalized
-        total = a.sum(-1, keepdim=True)
-        uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
-        a = torch.where(total > 0, a / total.clamp(min=1e-300), uniform)
-    return torch.einsum("bhqk,bhkd->bhqd", a if weights is None else a * weights, v), lse
-
-
-def qkv(*, enable_gqa=False, **options):
-    """Queries, keys and values for a way with these options."""
-    generator = torch.Generator().manual_seed(2)
-    shared = H // 2 if enable_gqa else H
-    return [torch.randn(B, h, N, D, dtype=torch.float64, generator=generator) for h in (H, shared, shared)]
 
 
 def attached(model, inputs, mask):
@@ -161,7 +81,7 @@ EVERY_WAY = [
 
 
 @pytest.mark.parametrize(("options", "change", "valid", "mask"), EVERY_WAY)
-def test_every_way(options, change, valid, mask, trainable):
+def test_every_way(options, change, valid, mask, trainable_flex):
     inputs = [x.requires_grad_() for x in qkv(**options)]
     model = Model(**options)
     with attached(model, inputs, attnreg.Mask(**mask)) as handle:
@@ -259,7 +179,6 @@ def test_older_versions_of_torch_are_refused(monkeypatch):
         attnreg.attach(Model(), attnreg.DropKey(0.1), example_inputs=qkv())
 
 
-theirs = pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 MODELS = {
     "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT, **SMALL, **NO_DROPOUT), add_pooling_layer=False), "encoder"),
     "llama": (
@@ -284,9 +203,9 @@ def hidden(model):
     return model(**BATCH).last_hidden_state
 
 
-@theirs
+@deprecated
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_models_are_the_same_under_both_kernels(name, trainable):
+def test_transformers_models_are_the_same_under_both_kernels(name, trainable_flex):
     flex, fused = twins(name)
     stack = MODELS[name][1]
     real = PADDED.bool()
@@ -313,9 +232,9 @@ def test_transformers_models_are_the_same_under_both_kernels(name, trainable):
             assert torch.allclose(a.scores().exp()[rows], b.scores().exp()[rows], atol=1e-5)
 
 
-@theirs
+@deprecated
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_is_left_behind(name, trainable):
+def test_nothing_is_left_behind(name, trainable_flex):
     model, _ = twins(name)
     names = torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention
     before, plain = Traces(model), hidden(model)

@@ -9,16 +9,13 @@ import attnreg
 from attnreg.draws import Drawn, Draws
 from attnreg.injection.backends.allowed import LazySite
 from attnreg.injection.running.passes import Passes
-from tests import test_flex
 from tests.cases import NEEDS_TORCH_2_13
+from tests.helpers.flex import ALL, FACTOR, KEEP, WAYS, B, H, Model, N, dense, deprecated, qkv
+from tests.own_dropout_cases import MASKED, check_the_side_of_padding
 from tests.reference import assert_same
 from tests.sweep.checks import Answer
-from tests.test_flex import ALL, FACTOR, KEEP, WAYS, B, H, Model, N, dense, qkv
-from tests.test_own_dropout import MASKED, check_the_side_of_padding
 
-pytestmark = NEEDS_TORCH_2_13
-eager, trainable = test_flex.eager, test_flex.trainable
-
+pytestmark = [NEEDS_TORCH_2_13, pytest.mark.usefixtures("eager_flex")]
 
 DRAWING = {
     "scores": lambda: attnreg.AttentionDropout(0.4, placement="scores"),
@@ -53,7 +50,7 @@ DRAWING_EVERY_WAY = [
 
 
 @pytest.mark.parametrize(("options", "change", "valid", "make"), DRAWING_EVERY_WAY)
-def test_decisions_within_the_kernel(options, change, valid, make, trainable, monkeypatch):
+def test_decisions_within_the_kernel(options, change, valid, make, trainable_flex, monkeypatch):
     inputs = [x.requires_grad_() for x in qkv(**options)]
     model, provider = Model(**options), make()
     monkeypatch.setattr(Passes, "draws_at", lambda *args: Draws(9))
@@ -84,7 +81,7 @@ def test_decisions_within_the_kernel_are_not_in_memory(name, monkeypatch):
     assert 0 < handle.drop_rates()["cross.0"] <= 1
 
 
-def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable):
+def test_rows_that_are_dropped_have_good_gradients_in_single_precision(trainable_flex):
     inputs = [x.float().requires_grad_() for x in qkv()]
     with attnreg.attach(Model(), attnreg.DropKey(1.0), stacks=["cross"], example_inputs=inputs) as handle:
         out = handle._passes.model(*inputs)
@@ -118,8 +115,8 @@ def test_decisions_in_the_kernel_of_some_rows_are_those_of_the_whole():
         assert torch.equal(found, whole)
 
 
-@test_flex.theirs
+@deprecated
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("text", MASKED[:3])
-def test_padding_on_the_left_does_not_count(text, trainable):
+def test_padding_on_the_left_does_not_count(text, trainable_flex):
     check_the_side_of_padding("llama with lora", "flex_attention", text)

@@ -9,8 +9,8 @@ import transformers as hf
 import attnreg
 from attnreg.errors import InputError
 from attnreg.training import SAM, FineTuning, FreeLBLoss
+from tests.helpers.objectives import IDS, MASK, PADDED, heads
 from tests.method_cases import assert_stepped, bert, sgd
-from tests.test_r3f import BATCH, IDS, MASK, heads
 
 SIZES = {"vocab_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
 
@@ -51,7 +51,7 @@ def check_step(model, batch, objective, delta, slow):
 def test_a_step_follows_the_gradient_of_the_algorithm(head, options, labels):
     slow = {"steps": 4, "step_size": 0.5, "radius": 0.9}
     none = torch.zeros(3, 4, 16, dtype=torch.float64)
-    check_step(bert(head, 0.0, **options), {**BATCH, "labels": labels}, FreeLBLoss(**slow, start=0.0), none, slow)
+    check_step(bert(head, 0.0, **options), {**PADDED, "labels": labels}, FreeLBLoss(**slow, start=0.0), none, slow)
 
 
 def test_a_causal_model_with_tied_embeddings():
@@ -59,7 +59,7 @@ def test_a_causal_model_with_tied_embeddings():
     config = hf.LlamaConfig(**SIZES, tie_word_embeddings=True, max_position_embeddings=8)
     model = hf.LlamaForCausalLM(config).double()
     slow = {"steps": 2, "step_size": 0.5, "radius": 0.5}
-    batch = {**BATCH, "labels": torch.where(MASK == 1, IDS, -100)}
+    batch = {**PADDED, "labels": torch.where(MASK == 1, IDS, -100)}
     check_step(model, batch, FreeLBLoss(2, 0.5, 0.5, start=0), torch.zeros(3, 4, 8, dtype=torch.float64), slow)
 
 
@@ -69,11 +69,11 @@ def test_it_begins_anywhere_near_the_embeddings_but_not_at_padding(monkeypatch):
     drawn.append(torch.rand(3, 4, 16))
     delta = (2 * drawn[0].double() - 1) * 0.3 / (16 * MASK.sum(1)).sqrt()[:, None, None] * MASK[..., None]
     slow = {"steps": 3, "step_size": 0.2, "radius": 0.25}
-    check_step(bert(dropout=0.0, num_labels=3), BATCH, FreeLBLoss(**slow, start=0.3), delta, slow)
+    check_step(bert(dropout=0.0, num_labels=3), PADDED, FreeLBLoss(**slow, start=0.3), delta, slow)
     assert (delta.flatten(1).norm(dim=1) <= 0.3).all()
 
 
-def losses_of_passes(model, objective, batch=BATCH, provider=None):
+def losses_of_passes(model, objective, batch=PADDED, provider=None):
     seen = []
 
     def noted(forward, batch):
@@ -104,7 +104,7 @@ def test_each_sequence_has_its_own_ball_also_where_a_model_transposes_them():
     config = hf.XLNetConfig(**sizes, dropout=0.0, summary_last_dropout=0.0)
     torch.manual_seed(0)
     model = hf.XLNetForSequenceClassification(config).double()
-    alone = [{name: value[[row]] for name, value in BATCH.items()} for row in range(3)]
+    alone = [{name: value[[row]] for name, value in PADDED.items()} for row in range(3)]
     objective = FreeLBLoss(3, step_size=0.5, radius=0.8, start=0.0)
     together = losses_of_passes(copy.deepcopy(model), objective)
     each = [losses_of_passes(copy.deepcopy(model), objective, batch) for batch in alone]
@@ -121,12 +121,12 @@ def test_gradient_checkpointing_changes_nothing():
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(1)
         method = FineTuning(model, sgd(model), attnreg.DropKey(0.3), objective=FreeLBLoss(3, step_size=0.5))
-        losses = [method.step(BATCH).loss for _ in range(2)]
+        losses = [method.step(PADDED).loss for _ in range(2)]
         ends.append(torch.cat([*(p.detach().flatten() for p in model.parameters()), torch.stack(losses)]))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(InputError, match="FreeLB needs gradient checkpointing with `use_reentrant=False`"):
-        FineTuning(model, sgd(model), objective=FreeLBLoss()).step(BATCH)
+        FineTuning(model, sgd(model), objective=FreeLBLoss()).step(PADDED)
 
 
 def test_frozen_embeddings_are_perturbed_too():
@@ -138,7 +138,7 @@ def test_frozen_embeddings_are_perturbed_too():
 
 def test_it_trains_in_other_methods():
     model = bert(dropout=0.1, num_labels=3)
-    assert SAM(model, sgd(model), attnreg.DropKey(0.1), objective=FreeLBLoss()).step(BATCH).loss.isfinite()
+    assert SAM(model, sgd(model), attnreg.DropKey(0.1), objective=FreeLBLoss()).step(PADDED).loss.isfinite()
 
 
 def test_a_loss_that_does_not_depend_on_the_embeddings_is_refused():
@@ -146,4 +146,4 @@ def test_a_loss_that_does_not_depend_on_the_embeddings_is_refused():
     method = FineTuning(model, sgd(model), objective=FreeLBLoss())
     model.bert.embeddings.LayerNorm.register_forward_hook(lambda *args: args[-1].detach())
     with pytest.raises(ValueError, match="FreeLB needs a loss that depends on the token embeddings"):
-        method.step(BATCH)
+        method.step(PADDED)

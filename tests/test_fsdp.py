@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from tests.helpers.repository import ROOT, run_script
 from tests.provider_cases import PROVIDERS
-from tests.test_documents import ROOT, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import attnreg
-from tests.test_integrations import bert
+from tests.helpers.trainers import bert
 
 folder, method = sys.argv[1:]
 rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -63,7 +63,7 @@ from torch.distributed.fsdp import fully_shard
 import attnreg
 from attnreg.regularizer.abilities import effects, that_look_at_batches
 from tests.provider_cases import PROVIDERS
-from tests.test_integrations import bert
+from tests.helpers.trainers import bert
 
 def loss(output, batch):
     return output.loss

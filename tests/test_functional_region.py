@@ -1,32 +1,14 @@
 """The candidate region against a slow loop over sample, head and row."""
 
-import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnreg.functional import candidate_region
-
-
-def slow_region(attribution, valid, p, region):
-    """By the definition: sort, look up the value at a rank; the high region is at or above it, the low one below it."""
-    result = torch.zeros(attribution.shape, dtype=torch.bool)
-    for b, h, i in np.ndindex(*attribution.shape[:3]):
-        keys = [j for j in range(attribution.shape[3]) if valid[b, h, i, j]]
-        values = [float(attribution[b, h, i, j]) for j in keys]
-        n = len(keys)
-        rank = math.floor((1 - p if region == "high" else p) * n)
-        if len(set(values)) < 2 or (region == "high" and rank == n):
-            continue
-        threshold = ([*sorted(values), math.inf])[rank]
-        for j, value in zip(keys, values, strict=True):
-            result[b, h, i, j] = value >= threshold if region == "high" else value < threshold
-    return result
-
+from tests.helpers.formulas import slow_region
 
 shares = st.integers(0, 20).map(lambda k: Fraction(k, 20)) | st.fractions(0, 1, max_denominator=12)
 

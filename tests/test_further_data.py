@@ -11,10 +11,8 @@ from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran
+from tests.helpers.comparisons import file_of, started_by, table, write
 from tests.task_data import write_rows
-from tests.test_compare import started_by
-from tests.test_compare_study import table, write
-from tests.test_study_file import file_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -11,7 +11,7 @@ from torch import nn
 import attnreg
 from attnreg.attendout.sizes import embedding_tables
 from tests.cases import BERT, bert_in_float64, model_case, output
-from tests.test_ad_drop import Watch
+from tests.helpers.regularizers import Watch
 
 
 def small(**options):

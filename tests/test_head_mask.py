@@ -7,8 +7,8 @@ from transformers.models.bert import modeling_bert
 import attnreg
 from tests.cases import NO_DROPOUT
 from tests.cases import bert_in_float64 as bert
+from tests.helpers.models import TEXTS
 from tests.reference import close
-from tests.test_attribution import BATCH as TEXTS
 
 BATCH = {**TEXTS, "labels": torch.tensor([1, 0])}
 

@@ -11,22 +11,10 @@ from torch import nn
 import attnreg
 from attnreg.errors import AttnRegWarning
 from tests.cases import BERT, TRANSFORMERS, model_case, output
-from tests.test_contract import models, run, same, without_dropout
+from tests.helpers.passes import models, run, same, without_dropout
+from tests.helpers.regularizers import Scale
 
 BLOCKS = ["embeddings", "input", "output"]
-
-
-class Scale(attnreg.HiddenProvider):
-    """Multiplies states by a factor, and remembers what it was asked."""
-
-    def __init__(self, where, factor=1.0):
-        super().__init__()
-        self.where, self.factor = where, factor
-        self.seen = []
-
-    def forward(self, site, states):
-        self.seen.append((site, states.detach().clone()))
-        return None if self.factor == 1 else states * self.factor
 
 
 def blocks_by_label(case, model):

@@ -10,8 +10,8 @@ import attnreg
 from attnreg import HiddenCut, HiddenDropout, HiddenSite, functional
 from attnreg.regularizer.base import Container
 from tests.cases import BERT, MODELS, output, refused, shown_attentions
+from tests.helpers.passes import without_dropout
 from tests.reference import close
-from tests.test_contract import without_dropout
 
 P = 0.3
 

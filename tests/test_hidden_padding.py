@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests import handwritten
-from tests.test_every_entry import clip
-from tests.test_hidden import Scale
+from tests.helpers.models import clip
+from tests.helpers.regularizers import Scale
 
 PADDING = torch.tensor([[False] * 2 + [True] * 4, [False] * 5 + [True]])
 LENGTHS = [2, 5]

@@ -11,52 +11,18 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running import forward_pass
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import MODELS, SMALL, TEXT
+from tests.cases import MODELS
+from tests.helpers.games import make_game
+from tests.helpers.trainers import Rows, arguments, bert, column, regularized
 from tests.method_cases import weights
-from tests.test_attacker_defender import make_game
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
-
-
-class Rows(Dataset):
-    def __init__(self, size=16, pair=False):
-        generator = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(2, 40, (size, 6), generator=generator)
-        self.labels = torch.randint(3, 40, (size, 5), generator=generator) if pair else self.ids[:, 0] % 2
-
-    def __len__(self):
-        return len(self.ids)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.ids[index], "attention_mask": torch.ones(6).long(), "labels": self.labels[index]}
-
-
-def bert(dropout=0.1, **options):
-    torch.manual_seed(0)
-    options = {**TEXT, **SMALL, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, **options}
-    return hf.BertForSequenceClassification(hf.BertConfig(**options))
-
-
-def arguments(folder, cls=hf.TrainingArguments, **options):
-    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1}
-    usual |= {"lr_scheduler_type": "constant", "save_strategy": "no", "report_to": "none"}
-    return cls(str(folder), **{**usual, "disable_tqdm": True, "use_cpu": True, **options})
-
-
-def regularized(folder, provider, model=None, rows=None, kind=RegularizedTrainer, **options):
-    """A trainer of a provider, with options of its arguments."""
-    model, rows = bert() if model is None else model, rows or Rows()
-    return kind(model, arguments(folder, **options), train_dataset=rows, provider=provider)
-
-
-def column(trainer, name):
-    return [record[name] for record in trainer.state.log_history if name in record]
 
 
 def ad_drop(p=0.5, q=0.5, **options):
@@ -323,7 +289,7 @@ BY_NAME = r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"
         (lambda args: RegularizedTrainer(args=args, model_init=lambda: bert(), provider=attnreg.attach(bert(), ad_drop())), r"`model_init` makes a new model .*: pass the provider instead"),
         (lambda args: RegularizedTrainer(make_game(), args), GAME),
         (lambda args: RegularizedTrainer(bert(), args, provider=make_game()), GAME),
-        (lambda args: AttnRegCallback(attnreg.attach(bert(), attnreg.DropHead())).add_to(Rows()), r"a transformers Trainer, got a Rows from tests\.test_integrations\. "),
+        (lambda args: AttnRegCallback(attnreg.attach(bert(), attnreg.DropHead())).add_to(Rows()), r"a transformers Trainer, got a Rows from tests\.helpers\.trainers\. "),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, make, sentence):

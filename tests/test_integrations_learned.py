@@ -1,7 +1,6 @@
 """What a provider learns by the loss, in the Hugging Face Trainer."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -9,24 +8,11 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.test_integrations import Rows, arguments, bert, column, regularized, weights
+from tests.helpers.regularizers import Learned, Priced
+from tests.helpers.trainers import Gradients, Rows, Sentences, arguments, bert, column, regularized
+from tests.method_cases import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
-
-
-class Learned(attnreg.MaskProvider):
-    """Weighs attention by a number that it learns and that has a price."""
-
-    def __init__(self, price=1.0):
-        super().__init__()
-        self.price = price
-        self.factor = torch.nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, site):
-        return attnreg.Mask(weights=self.factor)
-
-    def penalty(self):
-        return self.price * self.factor**2
 
 
 def test_what_a_provider_learns_is_learned(tmp_path):
@@ -44,33 +30,6 @@ def test_what_a_provider_learns_is_learned(tmp_path):
     assert evaluated < 5  # without the price
 
 
-class Priced(attnreg.MaskProvider):
-    """Drops nothing; has two numbers at a constant price, the second in the first process only."""
-
-    def __init__(self):
-        super().__init__()
-        self.everywhere = torch.nn.Parameter(torch.tensor(0.5))
-        self.in_first = torch.nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, site):
-        return None
-
-    def penalty(self):
-        rank = int(os.environ.get("RANK", 0))
-        return self.everywhere * (1 + 2 * rank) + (0 if rank else self.in_first)
-
-
-class Gradients(hf.TrainerCallback):
-    """Keeps a parameter's gradient at each optimizer step."""
-
-    def __init__(self, *parameters):
-        self.parameters = parameters
-        self.seen = []
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.seen.append([None if p.grad is None else p.grad.item() for p in self.parameters])
-
-
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_the_gradients_of_a_provider_are_of_one_step(tmp_path, accumulated):
     provider = Priced()
@@ -86,11 +45,6 @@ def language_model():
     torch.manual_seed(0)
     dropout = dict.fromkeys(["resid_pdrop", "attn_pdrop", "embd_pdrop"], 0.0)
     return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=8, n_layer=2, n_head=2, **dropout))
-
-
-class Sentences(Rows):
-    def __getitem__(self, index):
-        return {"input_ids": self.ids[index], "labels": self.ids[index]}
 
 
 def divided(output, labels, num_items_in_batch):
@@ -137,8 +91,9 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
 IN_TWO_PROCESSES = """
 import json, os, sys
 import torch
-from tests.test_integrations import bert, regularized, weights
-from tests.test_integrations_learned import Gradients, Learned, Priced
+from tests.helpers.regularizers import Learned, Priced
+from tests.helpers.trainers import Gradients, bert, regularized
+from tests.method_cases import weights
 
 folder, batch_size = sys.argv[1], int(sys.argv[2])
 options = {"optim": "sgd", "per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 2}

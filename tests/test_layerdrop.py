@@ -13,7 +13,8 @@ import attnreg
 from attnreg.injection import discover
 from tests.cases import FEW, MODELS, model_case, output, refused
 from tests.handwritten import Attention, fused, merge
-from tests.test_contract import checkpointed, models, run, same, without_dropout
+from tests.helpers.models import encoder
+from tests.helpers.passes import checkpointed, models, run, same, without_dropout
 
 CROSS = [case for case in MODELS if "cross" in case.stacks]
 
@@ -146,12 +147,6 @@ def test_a_shared_block_counts_one_call_for_two_attentions_of_a_module():
             for stack in ("encoder", "cross"):
                 assert [rates[f"{stack}.{layer}"] for layer in (0, 2, 3)] == [1, 1, 0]
                 assert 0 < rates[f"{stack}.1"] < 1
-
-
-def encoder(depth=3):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).train()
 
 
 def rates_of(model, provider, **options):

@@ -12,22 +12,12 @@ import attnreg
 from attnreg.training import FineTuning, LoRADropout
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
+from tests.helpers.models import adapted
+from tests.helpers.objectives import BATCH
 from tests.method_cases import bert, sgd
-from tests.test_r_drop import BATCH
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"
-
-
-def adapted(targets=("query", "value"), model=None, **options):
-    """A tiny model whose adapters have learned something."""
-    torch.manual_seed(0)
-    options = {"r": 4, "lora_alpha": 8, **options}
-    model = peft.get_peft_model(model or bert(dropout=0.0), peft.LoraConfig(target_modules=targets, **options))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_()
-    return model.double()
 
 
 @torch.no_grad()

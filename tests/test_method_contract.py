@@ -13,6 +13,7 @@ import attnreg
 from attnreg.experiments.runs.checkpoint import read_state, write_state
 from attnreg.training import AttackerDefender, Averaged, FineTuning
 from tests.cases import NEEDS_TORCH_2_13
+from tests.commands import assert_close
 from tests.method_cases import (
     ARGUMENTS,
     BATCH,
@@ -29,7 +30,6 @@ from tests.method_cases import (
     weights,
     without_chance,
 )
-from tests.test_distributed import assert_close
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 splitting = pytest.mark.parametrize("case", [case for case in CASES if case.takes_micro_batches], ids=str)

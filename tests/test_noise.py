@@ -11,7 +11,7 @@ from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
 from tests.cases import BERT, model_case, output
 from tests.commands import ran
-from tests.test_contract import run, same, without_dropout
+from tests.helpers.passes import run, same, without_dropout
 
 DROPS_NOTHING = "EmbeddingNoise adds noise; it drops nothing by design."
 VALID = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [False] * 5 + [True]])

@@ -9,9 +9,9 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
-from tests.method_cases import sgd, without_chance
-from tests.test_integrations import Rows, arguments, bert, column, weights
-from tests.test_own_loss import Priced
+from tests.helpers.regularizers import Costly
+from tests.helpers.trainers import Rows, arguments, bert, column
+from tests.method_cases import sgd, weights, without_chance
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -52,7 +52,7 @@ def as_batch(rows):
 def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     without_chance(monkeypatch)
     methods = bert(dropout=0.0)
-    method = FineTuning(methods, sgd(methods), Priced(), objective=OBJECTIVES[name], max_grad_norm=None)
+    method = FineTuning(methods, sgd(methods), Costly(), objective=OBJECTIVES[name], max_grad_norm=None)
     loss = float(method.step(as_batch(rows())).loss)
     trainers = bert(dropout=0.0)
 
@@ -65,7 +65,7 @@ def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
         trainers,
         arguments(tmp_path, **options),
         train_dataset=rows(),
-        provider=Priced(),
+        provider=Costly(),
         objective=OBJECTIVES[name],
         compute_loss_func=summed if counts else None,
     )

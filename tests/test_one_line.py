@@ -11,11 +11,10 @@ import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import RDropLoss
 from tests.cases import model_case
-from tests.test_integrations import Rows, arguments, bert, column, weights
-from tests.test_integrations_learned import Sentences
-from tests.test_trainers import EXTRA, WORDS, of_trl, pytestmark  # noqa: F401 (what trl warns of)
-from tests.test_trainers import models as models
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column, of_trl
+from tests.method_cases import weights
 
+pytestmark = QUIET
 llama = model_case("llama").build
 LABELS = ["decoder.0", "decoder.1", "decoder.0.output", "decoder.1.output"]
 HIDDEN = [
@@ -123,12 +122,12 @@ def test_lora_gradients_replay_saving_and_merging(tmp_path, first):
     assert torch.allclose(merged(**batch).logits, plain, atol=1e-5)
 
 
-def in_sft(folder, models, callback, **options):
+def in_sft(folder, tiny_models, callback, **options):
     """An SFTTrainer, on top of which options of a RegularizedTrainer act."""
     trl = pytest.importorskip("trl", reason=EXTRA)
     from datasets import Dataset
 
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     rows = Dataset.from_dict({"text": WORDS * 4})
     kind = type("Both", (RegularizedTrainer, trl.SFTTrainer), {}) if options else trl.SFTTrainer
@@ -137,9 +136,9 @@ def in_sft(folder, models, callback, **options):
 
 
 @pytest.mark.slow
-def test_one_argument_of_sft(tmp_path, models):
+def test_one_argument_of_sft(tmp_path, tiny_models):
     callback = AttnRegCallback(attnreg.HiddenKey(0.3))
-    trainer = in_sft(tmp_path, models, callback)
+    trainer = in_sft(tmp_path, tiny_models, callback)
     trainer.train()
     assert [site.label for site in callback.handle.sites] == LABELS
     for label in LABELS:
@@ -150,30 +149,30 @@ def test_one_argument_of_sft(tmp_path, models):
 
 
 @pytest.mark.slow
-def test_entropy_in_sft(tmp_path, models):
+def test_entropy_in_sft(tmp_path, tiny_models):
     losses = []
     for alpha in (0.0, 0.5):
-        trainer = in_sft(tmp_path, models, hf.TrainerCallback(), provider=attnreg.AttentionEntropy(alpha))
+        trainer = in_sft(tmp_path, tiny_models, hf.TrainerCallback(), provider=attnreg.AttentionEntropy(alpha))
         trainer.train()
         losses.append(column(trainer, "loss")[0])
     assert losses[1] < losses[0] - 0.1
 
 
 @pytest.mark.slow
-def test_r_drop_is_refused_in_sft(tmp_path, models):
-    trainer = in_sft(tmp_path, models, AttnRegCallback(attnreg.HiddenKey(0.3)), objective=RDropLoss())
+def test_r_drop_is_refused_in_sft(tmp_path, tiny_models):
+    trainer = in_sft(tmp_path, tiny_models, AttnRegCallback(attnreg.HiddenKey(0.3)), objective=RDropLoss())
     with pytest.raises(ValueError, match=r"R-Drop needs `logits` in the output of \w+, with gradients, but found none"):
         trainer.train()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
-def test_one_argument_of_sentence_transformers(tmp_path, models, adapter):
+def test_one_argument_of_sentence_transformers(tmp_path, tiny_models, adapter):
     st = pytest.importorskip("sentence_transformers", reason=EXTRA)
     from datasets import Dataset
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = st.SentenceTransformer(str(models / "llama"))
+    model = st.SentenceTransformer(str(tiny_models / "llama"))
     if adapter:
         model.add_adapter(peft.LoraConfig(peft.TaskType.FEATURE_EXTRACTION, r=2, target_modules=["q_proj"]))
     callback = AttnRegCallback(attnreg.HiddenKey(0.3))

@@ -10,8 +10,9 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback
 from tests.cases import CACHE, SMALL, TEXT, tiny_bert
-from tests.test_trainers import EXTRA, WORDS, of_trl, pytestmark  # noqa: F401 (what trl warns of)
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, of_trl
 
+pytestmark = QUIET
 trl = pytest.importorskip("trl", reason=EXTRA)
 LORA = {"target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.3}
 

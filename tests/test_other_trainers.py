@@ -8,60 +8,42 @@ from datasets import Dataset
 import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import RegularizedTrainer
-from tests.cases import MODELS, SMALL, TEXT, tiny_bert
-from tests.test_integrations import Rows, arguments, weights
+from tests.cases import MODELS
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments
+from tests.method_cases import weights
 from tests.trainer_cases import KINDS, made
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning"),
-]
-EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
-WORDS = ["red green blue", "blue red green red", "green", "red blue"]
+pytestmark = QUIET
 OPTIONS = {"max_steps": 4, "gradient_accumulation_steps": 2}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of a tiny BERT and a tiny Llama."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny_bert(WORDS, folder / "bert")
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "bert")
-    tokenizer.add_special_tokens({"eos_token": "[END]"})
-    tokenizer.save_pretrained(folder / "llama")
-    torch.manual_seed(0)
-    hf.LlamaForCausalLM(hf.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 500})).save_pretrained(folder / "llama")
-    return folder
-
-
-def seq2seq(folder, models):
+def seq2seq(folder, tiny_models):
     torch.manual_seed(0)
     model = next(case for case in MODELS if case.name == "bart").build()
     given = arguments(folder, hf.Seq2SeqTrainingArguments, **OPTIONS)
     return hf.Seq2SeqTrainer, {"model": model, "args": given, "train_dataset": Rows(pair=True)}
 
 
-def sft(folder, models):
+def sft(folder, tiny_models):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     given = arguments(folder, trl.SFTConfig, bf16=False, **OPTIONS)
     return trl.SFTTrainer, {"model": model, "args": given, "train_dataset": Dataset.from_dict({"text": WORDS * 4})}
 
 
-def dpo(folder, models):
+def dpo(folder, tiny_models):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     rows = Dataset.from_dict({"prompt": ["red"] * 16, "chosen": [" green"] * 16, "rejected": [" blue red"] * 16})
     given = arguments(folder, trl.DPOConfig, bf16=False, **OPTIONS)
     return trl.DPOTrainer, {"model": model, "args": given, "train_dataset": rows}
 
 
-def sentences(folder, models):
+def sentences(folder, tiny_models):
     st = pytest.importorskip("sentence_transformers", reason=EXTRA)
     from sentence_transformers.sentence_transformer import losses
 
-    model = st.SentenceTransformer(str(models / "bert"))
+    model = st.SentenceTransformer(str(tiny_models / "bert"))
     rows = Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
     given = arguments(folder, st.SentenceTransformerTrainingArguments, **OPTIONS)
     loss = losses.MultipleNegativesRankingLoss(model)
@@ -82,11 +64,11 @@ REFUSED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [seq2seq, sft, dpo, sentences])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_acts_or_is_refused(tmp_path, models, start, kind):
-    base, given = start(tmp_path, models)
+def test_every_kind_acts_or_is_refused(tmp_path, tiny_models, start, kind):
+    base, given = start(tmp_path, tiny_models)
     plain = base(**given)
     plain.train()
-    base, given = start(tmp_path, models)
+    base, given = start(tmp_path, tiny_models)
     both = type("Both", (RegularizedTrainer, base), {})
     options = made(kind)
     if (start.__name__, kind) in REFUSED:

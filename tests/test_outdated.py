@@ -13,8 +13,8 @@ from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options import content
 from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran
+from tests.helpers.comparisons import written
 from tests.task_data import write_rows
-from tests.test_compare_study import written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

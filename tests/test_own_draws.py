@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running.own_draws import OwnDraws
+from tests.helpers.passes import Recomputing
 from tests.own_dropout_cases import OPTIONS, SEED, Drawing, assert_same, batch_of, build
 
 
@@ -89,22 +90,6 @@ def followed(options):
 @pytest.mark.parametrize("options", [each for each in OPTIONS if each["preserve_rng_state"]], ids=str)
 def test_what_follows_a_model_in_a_checkpoint_draws_the_same_from_torch(options):
     assert_same([X, gradients(followed(None), None)], [X, gradients(followed(options), None)])
-
-
-class Recomputing(torch.autograd.Function):
-    """A checkpoint of another library."""
-
-    @staticmethod
-    def forward(ctx, run, x):
-        ctx.run = run
-        ctx.save_for_backward(x)
-        return run(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad():
-            return None, torch.autograd.grad(ctx.run(x), x, grad)[0]
 
 
 REFUSED = {

@@ -13,7 +13,20 @@ from transformers import DynamicCache, StaticCache
 import attnreg
 from attnreg.errors import InputError
 from tests.cases import CACHE, keep_few_activations
-from tests.own_dropout_cases import EVERY, FAMILIES, OPTIONS, SEED, assert_same, batch_of, build, outputs, pass_of
+from tests.own_dropout_cases import (
+    EVERY,
+    FAMILIES,
+    MASKED,
+    OPTIONS,
+    SEED,
+    assert_same,
+    batch_of,
+    build,
+    check_the_side_of_padding,
+    outputs,
+    pass_of,
+    seeded,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -112,46 +125,12 @@ def test_rows_are_refused_where_samples_are_unknown():
         model(**batch)
 
 
-MASKED = [
-    "DropKey(0.4)",
-    "DropKey(0.4, share_queries=True)",
-    "AttentionDropout(0.3) & HiddenDropout(0.3)",
-    "DropAttention(0.3)",
-]
 MASKED += ["DropHead(0.4) & HiddenNoise(0.1)"]
 SIDES = [
     ("gpt2", "eager", None),
     ("llama with lora", "sdpa", None),
     *(("llama with lora", "sdpa", text) for text in MASKED),
 ]
-
-
-def seeded(model, text):
-    if text is None:
-        return attnreg.seeded(model)
-    return attnreg.attach(model, attnreg.parse_provider(text, model), own_dropout="seeded")
-
-
-def check_the_side_of_padding(family, kernel, text):
-    model, ids = build(family, kernel), torch.randint(2, 40, (3, 6), generator=torch.Generator().manual_seed(1))
-    for module in model.modules():
-        if kernel == "flex_attention" and hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # the kernel has none
-    handle, found = seeded(model, text), []
-    lengths = torch.tensor([6, 4, 3])
-    mask = (torch.arange(6) < lengths[:, None]).long()
-    for left in (False, True):
-        order = torch.stack([torch.arange(6).roll(6 - n) if left else torch.arange(6) for n in lengths.tolist()])
-        given = {name: value.gather(1, order) for name, value in {"input_ids": ids, "attention_mask": mask}.items()}
-        positions = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
-        with handle.replay(SEED):
-            logits = model(**given, position_ids=positions).logits
-        found.append([row[kept.bool()] for row, kept in zip(logits, given["attention_mask"], strict=True)])
-    for right, left in zip(*found, strict=True):
-        torch.testing.assert_close(right, left, rtol=1e-4, atol=1e-5)
-    with handle.replay(SEED + 1):
-        other = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
-    assert not torch.allclose(other[0], found[0][0], atol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "kernel", "text"), SIDES)

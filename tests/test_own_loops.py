@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import attnreg
 from attnreg.errors import AsleepWarning
 from attnreg.regularizer.abilities import PATIENCE
-from tests.test_integrations import Rows, bert
+from tests.helpers.trainers import Rows, bert
 
 EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
 PAGE = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text(encoding="utf-8")

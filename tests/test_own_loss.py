@@ -10,8 +10,9 @@ import transformers as hf
 import attnreg
 from attnreg.training import FineTuning
 from tests.commands import ran, read_lines
+from tests.helpers.objectives import BATCH, IDS
+from tests.helpers.regularizers import Costly
 from tests.method_cases import assert_stepped, bert, sgd
-from tests.test_r_drop import BATCH, IDS
 
 WITHOUT_LABELS = {"input_ids": IDS}
 
@@ -25,19 +26,9 @@ def unlabelled(outputs, batch):
     return outputs.logits.square().mean()
 
 
-class Priced(attnreg.MaskProvider):
-    """Masks nothing, and costs a quarter."""
-
-    def forward(self, site):
-        return None
-
-    def penalty(self):
-        return torch.tensor(0.25)
-
-
 @pytest.mark.parametrize(
     ("batch", "loss_function", "provider"),
-    [(BATCH, squared, None), (WITHOUT_LABELS, unlabelled, None), (BATCH, squared, Priced())],
+    [(BATCH, squared, None), (WITHOUT_LABELS, unlabelled, None), (BATCH, squared, Costly())],
 )
 def test_a_step_follows_the_gradient_of_the_loss_with_the_penalty(batch, loss_function, provider):
     model = bert(dropout=0.0)

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from tests.cases import MODELS, output
 from tests.handwritten import Attention, Layers, plain, split
+from tests.helpers.passes import without_dropout
 from tests.sweep.checks import Answer, dropped
-from tests.test_contract import without_dropout
 
 BERT = next(case for case in MODELS if case.name == "bert")
 

@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
@@ -18,6 +16,7 @@ from attnreg.experiments.results.plots.style import COLORS, styles
 from attnreg.experiments.runs.run import Run
 from tests import task_data
 from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.runs import keeping
 from tests.learning import bert
 from tests.warm import DRAWN
 
@@ -36,20 +35,6 @@ def runs(tmp_path_factory):
     for name, (options, _) in RECIPES.items():
         ran(invoke("recipe", name, *SMALL, *options, "--output-dir", folder / name))
     return folder
-
-
-@contextmanager
-def keeping():
-    """The figures that are saved within the block, by file name."""
-    saved, save = {}, Figure.savefig
-
-    def keep(self, path, **options):
-        saved[path.stem] = self
-        save(self, path, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", keep)
-        yield saved
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score
 import attnreg
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from tests.commands import invoke, ran
-from tests.test_plots import keeping
+from tests.helpers.runs import keeping
 
 
 @pytest.fixture(scope="module")

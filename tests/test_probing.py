@@ -12,8 +12,8 @@ import attnreg
 from attnreg.injection import handle_of
 from attnreg.training import FineTuning
 from tests.cases import MODELS, TRANSFORMERS, output
+from tests.helpers.passes import without_dropout
 from tests.provider_cases import CASES, COMPILED, MATRIX, VARIANT
-from tests.test_contract import without_dropout
 
 BERT = MODELS[0]
 SCORES = next(case for case in CASES if case.name == "scores-dropout")

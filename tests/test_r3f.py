@@ -8,10 +8,9 @@ import transformers as hf
 from torch import nn
 
 from attnreg.training import FineTuning, R3FLoss
+from tests.helpers.formulas import slow_symmetric_kl
+from tests.helpers.objectives import IDS, MASK, PADDED, Recorder, heads
 from tests.method_cases import assert_stepped, bert, sgd
-from tests.test_r_drop import IDS, MASK, Recorder, heads, slow_symmetric_kl
-
-BATCH = {"input_ids": IDS, "attention_mask": MASK, "labels": torch.tensor([0, 2, 1])}
 
 
 def noise_like(embedded, kind, eps):
@@ -25,7 +24,7 @@ def noise_like(embedded, kind, eps):
 def test_a_step_follows_the_gradient_of_the_papers_loss(kind, head, options, labels):
     model = bert(head, **options)
     before = copy.deepcopy(model).train()
-    batch = {**BATCH, "labels": labels}
+    batch = {**PADDED, "labels": labels}
     torch.manual_seed(1)
     clean = before(**batch)
     embedded = before.get_input_embeddings()(IDS)
@@ -96,14 +95,14 @@ def test_other_layouts_of_the_tokens():
     config = hf.XLNetConfig(vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)
     (noise,) = added(hf.XLNetForSequenceClassification(config).eval(), {"input_ids": IDS, "attention_mask": MASK})
     assert ((noise != 0).any(-1) == (MASK.T == 1)).all()
-    choices = {name: BATCH[name].view(1, 3, 4).repeat(2, 1, 1) for name in ("input_ids", "attention_mask")}
+    choices = {name: PADDED[name].view(1, 3, 4).repeat(2, 1, 1) for name in ("input_ids", "attention_mask")}
     (noise,) = added(bert(hf.BertForMultipleChoice).eval(), choices)
     assert ((noise != 0).any(-1) == (MASK == 1).repeat(2, 1)).all()
 
 
 def test_the_penalty_is_that_of_the_pass_without_noise():
     model, provider = bert(dropout=0.0, num_labels=3), Recorder()
-    loss = FineTuning(model, sgd(model), provider, objective=R3FLoss(weight=0.0)).step(BATCH).loss
+    loss = FineTuning(model, sgd(model), provider, objective=R3FLoss(weight=0.0)).step(PADDED).loss
     assert provider.prepared == 2
     assert 2 < loss < 2 + 2  # the masks of two layers, and a cross-entropy
 
@@ -118,6 +117,6 @@ def test_what_has_no_place_for_the_noise_is_refused():
         method.step({"inputs_embeds": torch.zeros(1, 2, 16).double(), "labels": torch.tensor([1])})
     model.get_input_embeddings().register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     with pytest.raises(ValueError, match="did not look up the batch's `input_ids`"):
-        method.step(BATCH)
+        method.step(PADDED)
     with pytest.raises(ValueError, match="pass `input_ids`, and an `attention_mask` of their shape"):
-        method.step({**BATCH, "attention_mask": MASK[:, None, None].bool()})
+        method.step({**PADDED, "attention_mask": MASK[:, None, None].bool()})

@@ -1,41 +1,18 @@
 """R-Drop against its formula, written out slowly in float64."""
 
 import copy
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 import attnreg
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.objective import disagreement
+from tests.helpers.formulas import slow_symmetric_kl
+from tests.helpers.objectives import BATCH, IDS, Recorder, heads
 from tests.method_cases import assert_stepped, bert, sgd, weights
-
-IDS = torch.arange(1, 13).view(3, 4)
-MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
-BATCH = {"input_ids": IDS, "labels": torch.tensor([0, 1, 1])}
-heads = pytest.mark.parametrize(
-    ("head", "options", "labels"),
-    [
-        (hf.BertForSequenceClassification, {"num_labels": 3}, torch.tensor([0, 2, 1])),
-        (hf.BertForSequenceClassification, {"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)),
-        (hf.BertForTokenClassification, {"num_labels": 3}, torch.where(MASK == 1, IDS % 3, -100)),
-    ],
-)
-
-
-def slow_symmetric_kl(a, b):
-    total = 0.0
-    for row_a, row_b in zip(a.tolist(), b.tolist(), strict=True):
-        p = [math.exp(x) / sum(map(math.exp, row_a)) for x in row_a]
-        q = [math.exp(x) / sum(map(math.exp, row_b)) for x in row_b]
-        there = sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
-        back = sum(y * math.log(y / x) for x, y in zip(p, q, strict=True))
-        total += (there + back) / 2
-    return total / len(a)
 
 
 def test_disagreement_of_classes():
@@ -79,23 +56,6 @@ def test_a_step_follows_the_gradient_of_half_the_papers_loss(head, options, labe
     torch.manual_seed(1)
     assert method.step(batch).loss.item() == pytest.approx(loss.item() / 2, abs=1e-12)
     assert_stepped(model, reference, loss / 2)
-
-
-class Recorder(attnreg.AttentionDropout):
-    def __init__(self):
-        super().__init__(0.5)
-        self.masks = []
-        self.prepared = 0
-
-    def prepare(self, inputs):
-        self.prepared += 1
-
-    def forward(self, site):
-        self.masks.append(super().forward(site))
-        return self.masks[-1]
-
-    def penalty(self):
-        return torch.tensor(float(len(self.masks)))
 
 
 def test_the_providers_masks_differ_between_the_passes_and_its_penalty_is_their_mean():

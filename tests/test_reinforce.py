@@ -11,8 +11,8 @@ from attnreg.errors import InputError
 from attnreg.masks import pack, unpack
 from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.method import Updater
+from tests.helpers.games import make_batches, make_game
 from tests.method_cases import adamw, bert, weights
-from tests.test_attacker_defender import make_batches, make_game
 
 
 def generator(**options):

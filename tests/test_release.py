@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import attnreg
-from tests.test_architecture import MODULES, imports
+from tests.helpers.repository import MODULES, imports
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-import transformers as hf
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -12,18 +11,9 @@ from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from tests.cases import MODELS, keep_few_activations, output
+from tests.helpers.passes import without_dropout
+from tests.helpers.repeated import IDS, SEED, bert, composed
 from tests.provider_cases import MATRIX, PROVIDERS
-from tests.test_contract import without_dropout
-
-IDS = torch.arange(1, 13).view(2, 6)
-SEED = 5
-
-
-def bert(attention="sdpa"):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8}
-    config = hf.BertConfig(vocab_size=20, **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return hf.AutoModelForSequenceClassification.from_config(config, attn_implementation=attention).train()
 
 
 class Recording(attnreg.MaskProvider):
@@ -38,10 +28,6 @@ class Recording(attnreg.MaskProvider):
         mask = self.provider(site)
         self.masks.setdefault(site.label, []).append(mask.units_kept.expand(site.shape).clone())
         return mask
-
-
-def composed():
-    return attnreg.AttentionDropout(0.3, placement="scores") & attnreg.DropKey(0.2, share_queries=True)
 
 
 def expected(seed):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.test_repeating import IDS, SEED, bert, composed
+from tests.helpers.repeated import IDS, SEED, bert, composed
 
 
 def checkpointing(model, *, preserve):

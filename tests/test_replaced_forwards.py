@@ -11,10 +11,12 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 import attnreg
 from attnreg.training import LoRADropout, Mixout
+from tests.helpers.models import adapted
+from tests.helpers.objectives import BATCH
+from tests.helpers.passes import Traces
 from tests.method_cases import bert, moved, sgd
-from tests.test_contract import Traces
-from tests.test_lora_dropout import adapted, pytestmark  # noqa: F401 (what peft warns of)
-from tests.test_r_drop import BATCH
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 
 
 def mixed(model):

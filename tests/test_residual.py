@@ -12,7 +12,7 @@ from attnreg import functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
 from tests.cases import MODELS, model_case, output
-from tests.test_contract import models, run, same, without_dropout, wrap_in_checkpoints
+from tests.helpers.passes import models, run, same, without_dropout, wrap_in_checkpoints
 
 # The last modules of what each block adds to its hidden states.
 ADDED = {

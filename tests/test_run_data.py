@@ -9,19 +9,11 @@ import pytest
 import torch
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments import Run
-from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.sampling import stratified
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.training import FineTuning
 from tests.commands import assert_sentence, ran, read_lines
-
-DEFAULTS = {"recipe": "finetune", "task": "agreement", "epochs": 4, "batch_size": 32, "learning_rate": 1e-3}
-
-
-def make(tmp_path, **options):
-    usual = {**DEFAULTS, "max_length": 32, "train_size": 200, "device": "cpu", "output_dir": tmp_path / "run"}
-    return Run(Settings(**{**usual, **options}))
+from tests.helpers.runs import make, texts, trained_on
 
 
 def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_path):
@@ -33,14 +25,6 @@ def test_a_method_without_the_runs_accelerator_is_refused_where_it_matters(tmp_p
         run.accelerator = SimpleNamespace(**{**plain, **other})
         with pytest.raises(InputError, match=r"Expected FineTuning to be made with accelerator=run.accelerator"):
             run.fit(method)
-
-
-def texts(rows):
-    return [tuple(ids) for ids in rows["input_ids"]]
-
-
-def trained_on(run, epoch):
-    return sum(len(batch["labels"]) for batch in run.train_batches(epoch).epoch(epoch))
 
 
 @pytest.mark.parametrize(("epochs", "rows"), [(3, [160, 160, 160, 200]), (None, [160] * 4)])

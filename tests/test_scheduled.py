@@ -12,9 +12,9 @@ import torch
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
 from tests.cases import refused
+from tests.helpers.models import encoder
 from tests.provider_cases import BUILT_IN
 from tests.reference import close
-from tests.test_layerdrop import encoder
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
 

@@ -6,12 +6,10 @@ import os
 import random
 import re
 import resource
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,13 +20,11 @@ import attnreg
 from attnreg.experiments.compare import launch
 from attnreg.experiments.folder.history import best_of
 from attnreg.experiments.runs.checkpoint import read_state
-from attnreg.experiments.runs.loop import Progress
 from attnreg.experiments.runs.run import Run
 from attnreg.experiments.setup.stopping import Selection
 from attnreg.training import StepResult
 from tests.commands import invoke, ran, read_lines
-from tests.method_cases import same
-from tests.test_run_data import make, texts, trained_on
+from tests.helpers.runs import assert_goes_on, at_step, make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
 SMALL += ["--keep-checkpoints", "--output-dir", "out"]
@@ -41,33 +37,6 @@ def listen_to_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def at_step(monkeypatch, number, what):
-    """Do something at the end of a step."""
-    original = Progress.step
-
-    def step(self, history, telemetry):
-        if history.step == number:
-            what()
-        original(self, history, telemetry)
-
-    monkeypatch.setattr(Progress, "step", step)
-
-
-def assert_goes_on(cli, monkeypatch, args, step, folder, number=signal.SIGINT):
-    """Stopped by a signal at a step, a run in ``out`` goes on to the end of the one in a folder, which was not stopped."""
-    with monkeypatch.context() as patched:
-        at_step(patched, step, lambda: signal.raise_signal(number))
-        stopped = cli(*args)
-    assert read_state(Path("out/checkpoints"))["history"]["step"] == step
-    command = re.search(r"^To continue: (.*--resume.*)$", stopped.stderr, re.M)[1]
-    ran(cli(*shlex.split(command)[1:]))
-    for file in ("metrics.jsonl", "telemetry.jsonl", "predictions.jsonl"):
-        assert read_lines(Path("out", file)) == read_lines(folder / file)
-    mine, theirs = (read_state(run / "checkpoints") for run in (Path("out"), folder))
-    assert all(same(mine[key], theirs[key]) for key in ("best", "method"))
-    return stopped
 
 
 def assert_stopped(result, code, says):

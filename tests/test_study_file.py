@@ -4,41 +4,18 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.options.catalogue import study_files
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_data
 from tests.commands import assert_sentence, ran, read_csv
+from tests.helpers.comparisons import STUDY, file_of, reported_study, table, write, written
 from tests.task_data import write_rows
-from tests.test_compare_study import table, write, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-STUDY = {
-    "methods": {"plain": "finetune", "high": "ad-drop --p 0.3", "random": "ad-drop --p 0.3 --method random"},
-    "baseline": "plain",
-    "tasks": [{"task": "agreement", "train-size": [64, 96]}, {"name": "few", "train_size": 32, "learning_rate": 1e-3}],
-    "options": {"epochs": 2, "device": "cpu"},
-    "seeds": 3,
-    "first_seed": 7,
-    "primary": ["high", "random"],
-}
-
-
-def file_of(tmp_path, **changes):
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
-    return path
-
-
-def reported_study(study):
-    write_study_report(study)
-    return (study.folder / "report.md").read_text()
 
 
 def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from attnreg.experiments.tasks import get_task, load_model
 from tests import task_data as made
 from tests.commands import assert_sentence, ran, read_lines
-from tests.test_stopping import assert_goes_on
+from tests.helpers.runs import assert_goes_on
 
 SCORES = {  # the metrics, and the least score by the first of them
     "mnli": (["accuracy"], 0.5),

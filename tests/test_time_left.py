@@ -10,8 +10,7 @@ from attnreg.experiments.compare import launch, make
 from attnreg.experiments.compare.estimate import Clock
 from attnreg.experiments.runs import loop
 from tests.commands import ran
-from tests.test_compare import started_by
-from tests.test_compare_study import comparison_of, write
+from tests.helpers.comparisons import comparison_of, started_by, write
 
 SMALL = ["--train-size", 64, "--batch-size", 8, "--device", "cpu"]
 

@@ -15,19 +15,12 @@ from torch.utils.data import DataLoader
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import MODELS, SMALL, TEXT, tiny_bert
+from tests.cases import MODELS
 from tests.commands import assert_sentence, ran
-from tests.test_documents import ROOT, run_script
-from tests.test_integrations import Rows, arguments, bert
+from tests.helpers.repository import ROOT, run_script
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments, bert, of_trl
 
-# What trl, peft and sentence-transformers do on a CPU and with the latest transformers; ours are UserWarnings.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning"),
-]
-EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
-WORDS = ["red green blue", "blue red green red", "green", "red blue"]
+pytestmark = QUIET
 
 
 class Spied(attnreg.BernoulliScheduleProvider):
@@ -50,36 +43,19 @@ class Spied(attnreg.BernoulliScheduleProvider):
         self.epochs.append(epoch)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of a tiny BERT and a tiny Llama."""
-    folder = tmp_path_factory.mktemp("models")
-    tiny_bert(WORDS, folder / "bert")
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "bert")
-    tokenizer.add_special_tokens({"eos_token": "[END]"})
-    tokenizer.save_pretrained(folder / "llama")
-    hf.LlamaForCausalLM(hf.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 500})).save_pretrained(folder / "llama")
-    return folder
-
-
 def added(trainer, handle):
     AttnRegCallback(handle).add_to(trainer)
     return handle, trainer.train, trainer.evaluate
 
 
-def of_trl(kind, folder, **options):
-    options = {"gradient_accumulation_steps": 2, "bf16": False, **options}
-    return arguments(folder, kind, **options)
-
-
-def in_trainer(provider, folder, models):
+def in_trainer(provider, folder, tiny_models):
     model = bert()
     options = arguments(folder, gradient_accumulation_steps=2)
     trainer = hf.Trainer(model, options, train_dataset=Rows(), eval_dataset=Rows())
     return added(trainer, attnreg.attach(model, provider))
 
 
-def in_seq2seq_trainer(provider, folder, models):
+def in_seq2seq_trainer(provider, folder, tiny_models):
     model = next(case for case in MODELS if case.name == "bart").build()
     options = {"gradient_accumulation_steps": 2, "predict_with_generate": True, "generation_max_length": 4}
     options = arguments(folder, hf.Seq2SeqTrainingArguments, **options)
@@ -87,9 +63,9 @@ def in_seq2seq_trainer(provider, folder, models):
     return added(trainer, attnreg.attach(model, provider, stacks=["encoder", "decoder", "cross"]))
 
 
-def in_sft_trainer(provider, folder, models):
+def in_sft_trainer(provider, folder, tiny_models):
     trl = pytest.importorskip("trl", reason=EXTRA)
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     rows = Dataset.from_dict({"text": WORDS * 4})
     trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, folder), train_dataset=rows, eval_dataset=rows)
     return added(trainer, attnreg.attach(model, provider))
@@ -101,17 +77,17 @@ def dpo_trainer(model, folder, **options):
     return trl.DPOTrainer(model, args=of_trl(trl.DPOConfig, folder), train_dataset=rows, eval_dataset=rows, **options)
 
 
-def in_dpo_trainer(provider, folder, models):
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+def in_dpo_trainer(provider, folder, tiny_models):
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     handle = attnreg.attach(model, provider)
     return added(dpo_trainer(model, folder), handle)
 
 
-def sentence_trainer(provider, folder, models, kind="MultipleNegativesRankingLoss", on_top=False):
+def sentence_trainer(provider, folder, tiny_models, kind="MultipleNegativesRankingLoss", on_top=False):
     st = pytest.importorskip("sentence_transformers", reason=EXTRA)
     from sentence_transformers.sentence_transformer import losses
 
-    model = st.SentenceTransformer(str(models / "bert"))
+    model = st.SentenceTransformer(str(tiny_models / "bert"))
     handle = attnreg.attach(model[0].auto_model, provider)
     rows = Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
     options = {"train_dataset": rows, "eval_dataset": rows, "loss": getattr(losses, kind)(model)}
@@ -123,15 +99,15 @@ def sentence_trainer(provider, folder, models, kind="MultipleNegativesRankingLos
     return trainer(model, given, **options), handle
 
 
-def in_sentence_transformers(provider, folder, models):
-    trainer, handle = sentence_trainer(provider, folder, models)
+def in_sentence_transformers(provider, folder, tiny_models):
+    trainer, handle = sentence_trainer(provider, folder, tiny_models)
     handle, train, evaluate = added(trainer, handle)
     return handle, train, lambda: (evaluate(), trainer.model.encode(WORDS))
 
 
-def in_setfit(provider, folder, models):
+def in_setfit(provider, folder, tiny_models):
     setfit = pytest.importorskip("setfit", reason=EXTRA)
-    model = setfit.SetFitModel.from_pretrained(str(models / "bert"))
+    model = setfit.SetFitModel.from_pretrained(str(tiny_models / "bert"))
     options = {"num_epochs": 2, "batch_size": 4, "logging_steps": 1, "max_steps": 4, "report_to": "none"}
     rows = Dataset.from_dict({"text": WORDS, "label": [0, 1, 0, 1]})
     trainer = setfit.Trainer(model, setfit.TrainingArguments(str(folder), **options), train_dataset=rows)
@@ -149,7 +125,7 @@ def in_setfit(provider, folder, models):
     return callback.handle, train, lambda: model.predict(WORDS)
 
 
-def in_lightning(provider, folder, models):
+def in_lightning(provider, folder, tiny_models):
     lightning = pytest.importorskip("lightning", reason=EXTRA)
 
     class Classifier(lightning.LightningModule):
@@ -196,7 +172,7 @@ def in_lightning(provider, folder, models):
     return module.handle, train, lambda: trainer.validate(module, rows, verbose=False)
 
 
-def in_accelerate(provider, folder, models):
+def in_accelerate(provider, folder, tiny_models):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = bert()
     handle = attnreg.attach(model, provider)
@@ -218,7 +194,7 @@ def in_accelerate(provider, folder, models):
     return handle, train, lambda: [model.eval()(**batch) for batch in rows]
 
 
-def in_peft(provider, folder, models):
+def in_peft(provider, folder, tiny_models):
     model = bert()
     handle = attnreg.attach(model, provider)  # before; test_integrations.py attaches after
     model = peft.get_peft_model(model, peft.LoraConfig(peft.TaskType.SEQ_CLS, r=2, target_modules=["query"]))
@@ -239,9 +215,9 @@ BY_EXTRA = [in_sft_trainer, in_dpo_trainer, in_sentence_transformers, in_setfit,
 
 
 @pytest.mark.parametrize("start", [*BY_DEV, *(pytest.param(each, marks=pytest.mark.slow) for each in BY_EXTRA)])
-def test_masks_in_training_and_a_step_for_each_step(tmp_path, models, start):
+def test_masks_in_training_and_a_step_for_each_step(tmp_path, tiny_models, start):
     provider = Spied()
-    handle, train, evaluate = start(provider, tmp_path, models)
+    handle, train, evaluate = start(provider, tmp_path, tiny_models)
     train()
     asked, rates = provider.masks, handle.drop_rates()
     assert asked > 0
@@ -254,8 +230,8 @@ def test_masks_in_training_and_a_step_for_each_step(tmp_path, models, start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["another model", "a copy", "no adapter"])
-def test_reference_passes_are_plain(tmp_path, models, kind):
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+def test_reference_passes_are_plain(tmp_path, tiny_models, kind):
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     plain = copy.deepcopy(model).eval()
     provider = Spied()
     handle = attnreg.attach(model, provider)
@@ -283,13 +259,13 @@ def test_reference_passes_are_plain(tmp_path, models, kind):
 
 
 @pytest.mark.slow
-def test_ad_drop_on_top_of_sft(tmp_path, models):
+def test_ad_drop_on_top_of_sft(tmp_path, tiny_models):
     trl = pytest.importorskip("trl", reason=EXTRA)
 
     class Both(RegularizedTrainer, trl.SFTTrainer):
         pass
 
-    model = hf.AutoModelForCausalLM.from_pretrained(models / "llama")
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
     rows = Dataset.from_dict({"text": WORDS * 4})
     provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
     trainer = Both(model, of_trl(trl.SFTConfig, tmp_path), train_dataset=rows, provider=provider)
@@ -300,30 +276,30 @@ def test_ad_drop_on_top_of_sft(tmp_path, models):
 
 
 @pytest.mark.slow
-def test_a_provider_that_looks_at_batches_is_refused_in_sentence_transformers(tmp_path, models):
-    trainer, handle = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models)
+def test_a_provider_that_looks_at_batches_is_refused_in_sentence_transformers(tmp_path, tiny_models):
+    trainer, handle = sentence_trainer(attnreg.AttributionProvider(), tmp_path, tiny_models)
     says = r"AttributionProvider looks .*, which SentenceTransformerTrainer does not support. Use `class Both\(RegularizedTrainer, SentenceTransformerTrainer\)`"
     with pytest.raises(ValueError, match=says):
         AttnRegCallback(handle).add_to(trainer)
-    trainer, _ = sentence_trainer(attnreg.AttributionProvider(), tmp_path, models, on_top=True)
+    trainer, _ = sentence_trainer(attnreg.AttributionProvider(), tmp_path, tiny_models, on_top=True)
     says = r"Expected the batch to be a dict of arguments of SentenceTransformer.forward\(input\), got no 'input'"
     with pytest.raises(ValueError, match=says):
         trainer.train()
 
 
 @pytest.mark.slow
-def test_a_provider_that_learns_in_sentence_transformers(tmp_path, models):
+def test_a_provider_that_learns_in_sentence_transformers(tmp_path, tiny_models):
     provider = attnreg.ConcreteDropout(2, 0.3)
     before = provider.rates.clone()
-    trainer, handle = sentence_trainer(provider, tmp_path, models, on_top=True)
+    trainer, handle = sentence_trainer(provider, tmp_path, tiny_models, on_top=True)
     trainer.train()
     assert not torch.equal(provider.rates, before)
     assert max(handle.drop_rates().values()) > 0
 
 
 @pytest.mark.slow
-def test_a_cached_loss_is_refused(tmp_path, models):
-    trainer, handle = sentence_trainer(Spied(), tmp_path, models, "CachedMultipleNegativesRankingLoss")
+def test_a_cached_loss_is_refused(tmp_path, tiny_models):
+    trainer, handle = sentence_trainer(Spied(), tmp_path, tiny_models, "CachedMultipleNegativesRankingLoss")
     AttnRegCallback(handle).add_to(trainer)
     with pytest.raises(RuntimeError, match="Spied cannot mask a forward pass that repeats one without gradients"):
         trainer.train()
@@ -341,10 +317,10 @@ BLOCKS = {  # the model and the package that each needs
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_run(warm, tmp_path, models, name):
+def test_blocks_run(warm, tmp_path, tiny_models, name):
     model, package = BLOCKS[name]
     pytest.importorskip(package, reason=EXTRA)
-    args = [] if model is None else [models / model]
+    args = [] if model is None else [tiny_models / model]
     page = "preferences.md" if name in ("grpo.py", "dpo.py") else "trainer.md"
     output = run_script(warm, ROOT / "docs" / page, name, *args, cwd=tmp_path)
     assert "attnreg" not in output, output  # no warning of ours
@@ -359,7 +335,7 @@ def test_all_named_blocks_are_run():
 
 
 @pytest.mark.slow
-def test_the_recipe_of_setfit(cli, tmp_path, models):
+def test_the_recipe_of_setfit(cli, tmp_path, tiny_models):
     """States of a class come closer; the head is that of a linear probe on them; a saved run scores the same."""
     pytest.importorskip("setfit", reason=EXTRA)
     (tmp_path / "data").mkdir()
@@ -367,14 +343,14 @@ def test_the_recipe_of_setfit(cli, tmp_path, models):
         rows = [{"text": WORDS[i % 2] + " " + WORDS[i % 4], "label": i % 2} for i in range(count)]
         (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--task", "custom", "--data-dir", "data", "--text-columns", "text", "--label-column", "label"]
-    options = [*data, "--model", models / "bert", "--device", "cpu", "--learning-rate", 1e-3]
+    options = [*data, "--model", tiny_models / "bert", "--device", "cpu", "--learning-rate", 1e-3]
     ran(cli("recipe", "set-fit", "--pairs", 20, "--pooling", "mean", *options, "--output-dir", "mine"))
     result = json.loads((tmp_path / "mine/result.json").read_text())
     assert result["dev"]["accuracy"] == 1.0
     assert result["training_seconds"] > 0
     ran(cli("evaluate", "mine", "--device", "cpu"))
     states = {}
-    for name, folder in (("before", models / "bert"), ("after", tmp_path / "mine/model")):
+    for name, folder in (("before", tiny_models / "bert"), ("after", tmp_path / "mine/model")):
         body = hf.AutoModel.from_pretrained(folder).eval().requires_grad_(False)
         tokenizer = hf.AutoTokenizer.from_pretrained(folder)
         a, b, c = (body(**tokenizer(text, return_tensors="pt")).last_hidden_state.mean((0, 1)) for text in WORDS[:3])

@@ -6,8 +6,8 @@ import torch
 import attnreg
 from attnreg import AttentionDropout, DropKey, HiddenDropout, HiddenKey, LayerDrop, OnLayers, TokenDropout, UniDrop
 from tests.cases import BERT
+from tests.helpers.passes import run, same
 from tests.reference import close
-from tests.test_contract import run, same
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
 

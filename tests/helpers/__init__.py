@@ -1,0 +1,1 @@
+"""What tests share: models, batches, regularizers, formulas, commands and runs."""
