@@ -123,6 +123,17 @@ def trainable_flex(monkeypatch):
     monkeypatch.setattr(torchs, "_validate_device", lambda *args: None)
 
 
+@pytest.fixture
+def patience(monkeypatch):
+    """A regularizer that has no effect is told after so few training passes, instead of a hundred."""
+    from attnreg.injection.running import changes, passes
+    from attnreg.regularizer import abilities
+
+    for module in (abilities, changes, passes):
+        monkeypatch.setattr(module, "PATIENCE", 12)
+    return 12
+
+
 LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "stopping")  # fmt: skip
 
 

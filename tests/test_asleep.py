@@ -58,19 +58,19 @@ def test_cross_tuning_without_an_epoch():
         pytest.param(lambda: attnreg.DropHead(0.2), False, marks=pytest.mark.slow),
     ],
 )
-def test_a_schedule_that_nobody_steps(make, moves):
+def test_a_schedule_that_nobody_steps(make, moves, patience):
     model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     x = torch.randn(1, 3, 8)
     for stepped in (False, True):
         with attnreg.attach(model, make()) as handle, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for number in range(2 * PATIENCE):
+            for number in range(2 * patience):
                 model(x)
                 if stepped and number % 8 == 7:  # gradients are added up over eight
                     handle.step()
         messages = [str(each.message) for each in caught]
         assert len(messages) == int(moves and not stepped)
-        assert all("has not moved in 100 training passes: call `handle.step()`" in message for message in messages)
+        assert all("has not moved in 12 training passes: call `handle.step()`" in message for message in messages)
 
 
 def test_layers_with_constant_rates_of_their_own_are_no_schedule():
@@ -78,7 +78,7 @@ def test_layers_with_constant_rates_of_their_own_are_no_schedule():
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
-def test_what_is_learned_in_no_optimizer(kind):
+def test_what_is_learned_in_no_optimizer(kind, patience):
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)
     for held in (False, True):
@@ -86,13 +86,13 @@ def test_what_is_learned_in_no_optimizer(kind):
         optimizer = kind(parameters, lr=1e-3)
         with attnreg.attach(model, provider) as handle:
             messages = train(model, 1, after=provider.penalty)
-            messages += train(model, PATIENCE + 5, after=optimizer.step)
+            messages += train(model, patience + 5, after=optimizer.step)
             assert handle.provider.logits.grad is not None
         assert len(messages) == int(not held)
-        assert all("have not changed in 100 training passes" in message for message in messages)
+        assert all("have not changed in 12 training passes" in message for message in messages)
 
 
-def test_what_is_frozen_at_first_is_not_said_to_stand_still():
+def test_what_is_frozen_at_first_is_not_said_to_stand_still(patience):
     model = BERT.build()
     provider = attnreg.ConcreteDropout.for_model(model, 0.1)
     optimizer = torch.optim.SGD([*model.parameters(), *provider.learned_parameters()], lr=1e-3)
@@ -101,7 +101,7 @@ def test_what_is_frozen_at_first_is_not_said_to_stand_still():
         messages = train(model, 1)
         provider.requires_grad_(True)
         provider.penalty()
-        assert not [*messages, *train(model, PATIENCE + 5, after=optimizer.step)]
+        assert not [*messages, *train(model, patience + 5, after=optimizer.step)]
 
 
 class Priced(attnreg.MaskProvider):
@@ -115,14 +115,14 @@ class Priced(attnreg.MaskProvider):
 
 
 @pytest.mark.parametrize("make", [lambda: attnreg.AttentionEntropy(0.1), Priced, lambda: attnreg.CrossTuning(attnreg.DropHead(0.1) & Priced(), offset=0)])  # fmt: skip
-def test_a_penalty_that_nobody_adds(make):
+def test_a_penalty_that_nobody_adds(make, patience):
     model = BERT.build()
     for added in (False, True):
         with attnreg.attach(model, make()) as handle:
             handle.provider.on_epoch(0)
-            [*messages] = train(model, 2 * PATIENCE, after=handle.provider.penalty if added else lambda: None)
+            [*messages] = train(model, 2 * patience, after=handle.provider.penalty if added else lambda: None)
         assert len(messages) == int(not added)
-        assert all("added the penalty of" in message and "in 100 training passes" in message for message in messages)
+        assert all("added the penalty of" in message and "in 12 training passes" in message for message in messages)
 
 
 def test_fine_tuning_refuses_an_optimizer_without_what_is_learned():

@@ -11,7 +11,6 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from attnreg.regularizer.abilities import PATIENCE
 from tests.handwritten import Layers, plain
 from tests.helpers.models import SIZES, clip
 
@@ -82,11 +81,11 @@ def test_only_a_part_is_in_training_mode():
     assert handle.seed != seed
 
 
-def test_probed_passes_are_no_training():
+def test_probed_passes_are_no_training(patience):
     model, ids = Blocks().eval(), torch.randint(0, 20, (2, 4))
     provider = attnreg.Scheduled(attnreg.DropKey(), p=[(0, 0.5), (1, 0)], total_steps=9)
     with attnreg.attach(model, provider, example_inputs=(ids,)) as handle, handle.probing():
-        for _ in range(PATIENCE + 1):  # of training passes without a step would bring a warning
+        for _ in range(patience + 1):  # of training passes without a step would bring a warning
             model(ids)
 
 

@@ -11,12 +11,11 @@ from torch.utils.data import DataLoader
 
 import attnreg
 from attnreg.errors import AsleepWarning
-from attnreg.regularizer.abilities import PATIENCE
 from tests.helpers.trainers import Rows, bert
 
 EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
 PAGE = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text(encoding="utf-8")
-STEPS = PATIENCE + 4  # 26 epochs of four batches
+EPOCHS = 4  # of four batches: more than `patience` training passes
 
 
 def priced():
@@ -25,11 +24,11 @@ def priced():
 
 # What a loop leaves out of the calls in the table, with a regularizer that needs it; and what it is told.
 LEFT_OUT = {
-    "handle.step()": (lambda: attnreg.Scheduled(attnreg.DropKey(), 9, p=[(0, 0.3), (1, 0)]), "has not moved in 100 training passes: call `handle.step()`"),
+    "handle.step()": (lambda: attnreg.Scheduled(attnreg.DropKey(), 9, p=[(0, 0.3), (1, 0)]), "has not moved in 12 training passes: call `handle.step()`"),
     "provider.on_epoch(epoch)": (lambda: attnreg.CrossTuning(attnreg.DropKey(0.3)), "was never told the epoch: call `provider.on_epoch("),
     "provider.attribute(model, batch)": (attnreg.AttributionProvider, "needs `provider.attribute(model, batch)` before each training step"),
-    "provider.penalty()": (lambda: attnreg.AttentionEntropy(0.1), "Nobody has added the penalty of AttentionEntropy to the loss in 100 training passes"),
-    "provider.learned_parameters()": (priced, "have gradients, but have not changed in 100 training passes. Add them to the optimizer"),
+    "provider.penalty()": (lambda: attnreg.AttentionEntropy(0.1), "Nobody has added the penalty of AttentionEntropy to the loss in 12 training passes"),
+    "provider.learned_parameters()": (priced, "have gradients, but have not changed in 12 training passes. Add them to the optimizer"),
 }  # fmt: skip
 NOT_OF_A_STEP = {  # the model's attachment, and what only some loops have
     "attnreg.attach(model, provider)", "provider.to(device)", "provider.save_pretrained(folder)", "handle.detach()",
@@ -48,7 +47,7 @@ def in_a_loop(provider, without):
     handle = attnreg.attach(model, provider)
     learned = [] if without == "provider.learned_parameters()" else provider.learned_parameters()
     optimizer = torch.optim.SGD([*model.parameters(), *learned], lr=1e-3)
-    for epoch in range(STEPS // 4):
+    for epoch in range(EPOCHS):
         if without != "provider.on_epoch(epoch)":
             provider.on_epoch(epoch)
         model.train()
@@ -73,7 +72,7 @@ def in_accelerate(provider, without):
     optimizer = torch.optim.SGD([*model.parameters(), *learned], lr=1e-3)
     prepared, optimizer, rows = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=4))
     provider.to(accelerator.device)
-    for epoch in range(STEPS // 4):
+    for epoch in range(EPOCHS):
         if without != "provider.on_epoch(epoch)":
             provider.on_epoch(epoch)
         prepared.train()
@@ -113,7 +112,7 @@ def in_lightning(provider, without):
     names = {"bert": bert}
     exec(block, names)
     options = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    trainer = lightning.Trainer(max_epochs=STEPS // 4, accelerator="cpu", **options)
+    trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", **options)
     trainer.fit(names["Classifier"](provider), DataLoader(Rows(), batch_size=4))
 
 
@@ -124,6 +123,7 @@ LOOPS = [in_a_loop, *(pytest.param(loop, marks=pytest.mark.slow) for loop in (in
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of lightning
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("call", LEFT_OUT)
+@pytest.mark.usefixtures("patience")
 def test_what_a_loop_leaves_out_is_told(loop, call):
     make, says = LEFT_OUT[call]
     told = []

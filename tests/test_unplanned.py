@@ -59,27 +59,27 @@ class Two(nn.Module):
         return self.second(x) if both else x
 
 
-def test_attention_that_never_runs_is_said_once():
+def test_attention_that_never_runs_is_said_once(patience):
     model, x = Two(), torch.randn(2, 4, 8)
     with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
-        for _ in range(99):
+        for _ in range(patience - 1):
             model(x, both=False)
         with pytest.warns(
-            CoverageWarning, match=r"1 masked module\(s\) did not run in 100 training passes: second\.self_attn\."
+            CoverageWarning, match=r"1 masked module\(s\) did not run in 12 training passes: second\.self_attn\."
         ):
             model(x, both=False)
-        for _ in range(101):
+        for _ in range(patience + 1):
             model(x, both=False)
 
 
-def test_attention_that_runs_no_more_is_said_once():
+def test_attention_that_runs_no_more_is_said_once(patience):
     model, x = Two(), torch.randn(2, 4, 8)
     with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
-        for number in range(199):
-            model(x, both=number < 100)
-        with pytest.warns(CoverageWarning, match=r"did not run in 100 training passes: second\.self_attn\."):
+        for number in range(2 * patience - 1):
+            model(x, both=number < patience)
+        with pytest.warns(CoverageWarning, match=r"did not run in 12 training passes: second\.self_attn\."):
             model(x, both=False)
-        for _ in range(201):
+        for _ in range(2 * patience + 1):
             model(x, both=False)
 
 
