@@ -18,6 +18,7 @@ from attnreg.regularizer.containers import Scheduled as Scheduled
 from attnreg.regularizer.expressions import parse_provider as parse_provider
 from attnreg.regularizer.providers import HiddenProvider as HiddenProvider
 from attnreg.regularizer.providers import MaskProvider as MaskProvider
+from attnreg.regularizers.ad_drop import ADDrop as ADDrop
 from attnreg.regularizers.attention_dropout import AttentionDropout as AttentionDropout
 from attnreg.regularizers.attention_dropout import BernoulliScheduleProvider as BernoulliScheduleProvider
 from attnreg.regularizers.attention_dropout import DropAttention as DropAttention

@@ -68,13 +68,10 @@ def acts(settings: Any) -> None:
     option("--offset", type=click.IntRange(min=0), default=1, help="Which of these N epochs, counted from 0."),
     check=acts,
 )  # fmt: skip
-def ad_drop(
-    run: "attnreg.experiments.Run", layers: str | list[int] | None, every: int, offset: int, **options: Any
-) -> None:
+def ad_drop(run: "attnreg.experiments.Run", layers: str | list[int] | None, **options: Any) -> None:
     """AD-DROP: drop attention positions that the prediction relies on, every other epoch.
 
     Example: attnreg recipe ad-drop --task cola --p 0.3 --q 0.1
     """
     chosen = run.task.ad_drop_layers if layers is None else layers
-    attribution = attnreg.AttributionProvider(layers=None if isinstance(chosen, str) else chosen, **options)
-    run.report(run.train(provider=attnreg.CrossTuning(attribution, every, offset)))
+    run.report(run.train(provider=attnreg.ADDrop(layers=None if isinstance(chosen, str) else chosen, **options)))

@@ -137,6 +137,7 @@ CASES = [
     ProviderCase("adversarial drops all", "AdversarialAttention(initial_keep=1e-6)", EXTREME, needs_queries=True),
     ProviderCase("on-layers", "OnLayers(AttentionDropout(0.4, 'scores'), [-1])"),
     ProviderCase("ad-drop", "AttributionProvider(0.6, 0.6)"),
+    ProviderCase("ad-drop, cross-tuned", "ADDrop(0.6, 0.6, every=1, offset=0)"),
     ProviderCase("ad-drop p=q=1", "AttributionProvider(1.0, 1.0)", EXTREME),
     ProviderCase(
         "ad-drop, integrated", "AttributionProvider(1.0, 1.0, method='integrated_gradients', steps=2)", EXTREME

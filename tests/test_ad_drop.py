@@ -8,6 +8,7 @@ import torch
 
 import attnreg
 from attnreg.errors import AttnRegWarning
+from attnreg.regularizer.abilities import PATIENCE
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
 from tests.helpers.formulas import slow_region
@@ -228,3 +229,32 @@ def test_no_first_pass_in_the_plain_epochs(monkeypatch):
     method.on_epoch(0)
     method.step(BATCH)
     assert method.drop_rates() == {}
+
+
+def test_ad_drop_trains_as_cross_tuned_attribution(tmp_path):
+    def losses(provider):
+        model = bert()
+        method = FineTuning(model, adamw(model, 1e-2), provider)
+        torch.manual_seed(1)
+        for epoch in range(4):
+            method.on_epoch(epoch)
+            yield method.step(BATCH).loss
+
+    short = attnreg.ADDrop(0.5, 0.6, layers=[0], every=2, method="attention")
+    attribution_provider = attnreg.AttributionProvider(0.5, 0.6, layers=[0], method="attention")
+    expected = [*losses(attnreg.CrossTuning(attribution_provider, every=2))]
+    assert torch.equal(torch.stack([*losses(short)]), torch.stack(expected))
+    short.save_pretrained(tmp_path / "saved")
+    restored = attnreg.ADDrop.from_pretrained(tmp_path / "saved")
+    assert restored.config == short.config == {
+        "p": 0.5, "q": 0.6, "layers": [0], "every": 2, "offset": 1, "method": "attention",
+    }  # fmt: skip
+    assert (restored.epoch, restored.active) == (3, True)
+
+
+def test_cross_tuning_in_every_epoch_needs_no_epoch():
+    with warnings.catch_warnings(), attnreg.attach(model := bert(), attnreg.ADDrop(every=1, offset=0)) as handle:
+        warnings.simplefilter("error")
+        for _ in range(PATIENCE + 1):
+            handle.provider.attribute(model, BATCH)
+            model(**BATCH).loss.backward()

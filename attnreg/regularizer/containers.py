@@ -93,11 +93,11 @@ class CrossTuning(Container):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        if self._told:
+        if self._told or self.every == 1:
             return None
         return (
-            "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch(epoch)` at "
-            "the start of each epoch (training methods and AttnRegCallback do)."
+            f"{type(self).__name__} does not alternate, because it was never told the epoch: call "
+            "`provider.on_epoch(epoch)` at the start of each epoch (training methods and AttnRegCallback do)."
         )
 
     @override
