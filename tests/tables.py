@@ -40,7 +40,7 @@ PAGE_OF = _pages()
 
 #: Those that the README names; their overview has all.
 FEATURED = {
-    "AttributionProvider",
+    "ADDrop",
     "GNetProvider",
     "AttentionDropout",
     "AttentionLayerDrop",
