@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from datasets import Dataset, disable_progress_bars
 from numpy.typing import NDArray
@@ -17,13 +19,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from attnreg._files import replaced_folder
-from attnreg.errors import InputError
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
+from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.kinds import kind_class
@@ -106,6 +109,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.folder = folder
         self.verbose = verbose
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.string, tags.non_deterministic = False, True, True
+        return tags
+
     def fit(self, X: Any, y: Any, groups: Any = None) -> TextClassifier:  # noqa: N803 (scikit-learn's name)
         """Fit to texts, or pairs of texts, and their labels; rows of one of the ``groups`` are in one fold."""
         seconds = seconds_of(self.budget)
@@ -113,17 +121,22 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"Expected `metric` to be one of {', '.join(METRICS)}, got {self.metric!r}.")
         rows = Rows.checked(X, y, groups)
         say: Callable[[str], None] = print if self.verbose else lambda text: None
-        clock = Clock(seconds, say)
+        clock, folder = Clock(seconds, say), None if self.folder is None else Path(self.folder)
         self.classes_ = rows.classes
-        self._load(len(rows.texts[0]), str(self.model))
         disable_progress_bars()
-        encoded = self._kind.encode(rows.dataset(self._kind.task.labels))
-        bench = Bench(self.network_, self._kind, encoded, 16 if len(rows) < _FEW else 32, self._accelerator, self.seed)
-        race = Race(bench, rows, clock, self.metric, self.seed, None if self.folder is None else Path(self.folder))
-        self.outcome_ = race.run()
-        self.network_ = race.final(self.outcome_.best)
-        if self._pools:
-            self.network_ = with_mean_layer(self.network_)
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            self._load(len(rows.texts[0]), str(self.model))
+            given = rows.dataset(self._kind.task.labels)
+            for each in input_warnings(self._kind, given, "texts"):
+                warnings.warn(each, AttnRegWarning, stacklevel=2)
+            size = 16 if len(rows) < _FEW else 32
+            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, self._accelerator, self.seed)
+            race = Race(bench, rows, clock, self.metric, self.seed, folder)
+            self.outcome_ = race.run()
+            self.network_ = race.final(self.outcome_.best)
+            if self._pools:
+                self.network_ = with_mean_layer(self.network_)
         self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
         self.temperature_ = self.outcome_.temperature
         return self

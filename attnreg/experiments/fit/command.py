@@ -14,7 +14,7 @@ from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.fit.classifier import TextClassifier
 from attnreg.experiments.fit.report import Report, promised
-from attnreg.experiments.fit.table import Columns, Labelled, choose_columns, read_table, texts_of_rows
+from attnreg.experiments.fit.table import Columns, Labelled, named_columns, read_table, text_column, texts_of_rows
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
 from attnreg.experiments.results.document import save
@@ -60,11 +60,10 @@ def predict_file(model: Path, data: Path, text_columns: str | None, output: Path
     classifier = TextClassifier.load(model, device)
     columns = read_table(data)
     setup = (model if (model / _SETUP).is_file() else model.parent) / _SETUP
-    names: list[str] = [] if text_columns is None else [name.strip() for name in text_columns.split(",")]
+    names = named_columns(columns, "--text-columns", text_columns)
     if not names and setup.is_file():
-        names = json.loads(setup.read_text(encoding="utf-8"))["text_columns"]
-    if not names or not {*names} <= {*columns}:
-        names, _ = choose_columns(columns, text_columns, "", None)
+        names = [name for name in json.loads(setup.read_text(encoding="utf-8"))["text_columns"] if name in columns]
+    names = names or [text_column(columns)]
     texts = texts_of_rows(columns, names)
     probabilities = classifier.predict_proba(texts)
     doubts = [classifier.doubt(row) for row in texts]

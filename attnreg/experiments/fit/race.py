@@ -29,12 +29,12 @@ from attnreg.experiments.fit.tries import Bench, Logits, Try
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
 LOSING = 0.05  # a try that is the best with less than this probability is dropped
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 2500, 5, 20  # of a fine-tuning: fewer rows are seen more often
-PART = 1 / 6  # of the time, that a fine-tuning on all rows takes at most
+PART = 0.2  # of the time, that a fine-tuning on all rows takes at most
 _PARTS = (0.25, 0.5, 1.0)  # of the rows of a fold, for the learning curve
 
 #: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
 LATER: Sequence[Callable[[Try], Mapping[str, Any]]] = (
-    lambda leader: {"ad_drop": True},
+    lambda leader: {"ad_drop": leader.epochs > 1},
     lambda leader: {"epochs": 2 * leader.epochs},
     lambda leader: {"learning_rate": leader.learning_rate / 2},
     lambda leader: {"r_drop": True},
@@ -88,11 +88,10 @@ class Race:
         self.bench.measure()
         alive, later, dropped = self._entrants(probe), [*LATER], dict[Try, float]()
         folds = len(self.repeats) * self.folds
-        ended = f"All {folds} folds were used."
+        ended = f"All {folds} folds were used." if alive else "There was no time for fine-tuning."
         for repeat, fold in itertools.product(range(len(self.repeats)), range(self.folds)):
             rounds = 1 if repeat == 0 or fold else self.folds  # a repeat is of use only as a whole
             if not alive:
-                ended = "No way of fine-tuning was left in the race."
                 break
             if not self.is_time_for(alive, rounds, alive):
                 ended = f"Time ended the race after {fold + repeat * self.folds} of at most {folds} folds."
@@ -103,6 +102,8 @@ class Race:
                 dropped[each] = self.score(each)
                 self.clock.tell(f"dropped {each}: {dropped[each]:.1%}")
                 alive, probes = ([other for other in some if other != each] for some in (alive, probes))
+            if not alive:
+                ended = "A linear probe was better than all fine-tuning."
             while alive and later:  # one way more, which first makes up for the folds that others have done
                 leader, places = self.leader(alive), [*self.done[alive[0]]]
                 idea = replace(leader, **later.pop(0)(leader))
@@ -115,18 +116,20 @@ class Race:
 
     def _entrants(self, probe: Try) -> list[Try]:
         """Return the ways of fine-tuning that begin the race, as long as there is time for."""
-        each_epoch = self.bench.seconds * len(self.rows)
+        plan = None if self.folder is None else self.folder / "epochs"  # a fit that goes on must have the same tries
+        if plan is not None and plan.is_file():
+            affordable = float(plan.read_text())
+        else:
+            affordable = self.clock.left / (self.bench.seconds * len(self.rows))
+        if plan is not None:
+            write_text(plan, str(affordable))
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(_ROW_EPOCHS / len(self.rows))))
-        epochs = int(np.clip(self.clock.left * PART / each_epoch, 1, most))
-        if self.folder is not None:  # a fit that goes on must have the same tries
-            plan = self.folder / "epochs"
-            epochs = int(plan.read_text()) if plan.is_file() else epochs
-            write_text(plan, str(epochs))
-        plain = Try(epochs, 1e-4)
-        with_head = Try(-(-epochs // 2), 1e-4, penalty=probe.penalty, fits_head=True)
-        for some in ([with_head, plain], [with_head]):
-            if self.is_time_for(some, 2 if len(some) > 1 else 1, some):
-                return some
+        plain = Try(min(most, int(affordable * PART)), 1e-4)
+        after_probe = min(-(-most // 2), int(affordable / 4))
+        with_head = Try(max(1, after_probe), 1e-4, penalty=probe.penalty, fits_head=True)
+        some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
+        if self.is_time_for(some, len(some), some):
+            return some
         return []
 
     def is_time_for(self, tries: list[Try], rounds: int, alive: list[Try]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,24 +50,34 @@ def choose_columns(columns: Columns, texts: str | None, label: str | None, group
     Raises:
         UsageError: if a column does not exist, or several or none look like it.
     """
-    given = [] if texts is None else [name.strip() for name in texts.split(",")]
-    for flag, name in [
-        *(("--text-columns", each) for each in given),
-        ("--label-column", label),
-        ("--group-column", group),
-    ]:
-        if name is not None and name not in columns:
-            known = ", ".join(map(repr, columns))
-            raise UsageError(f"{flag}: there is no column {name!r}, only {known}.{did_you_mean(name, columns)}")
-    others = [name for name in columns if name not in (*given, label, group)]
+    given = named_columns(columns, "--text-columns", texts)
+    group_names = named_columns(columns, "--group-column", group, several=False)
+    named_columns(columns, "--label-column", label, several=False)
     if label is None:
+        others = [name for name in columns if name not in (*given, *group_names)]
         label = _only("labels", "--label-column", [n for n in others if _is_label(columns[n])], _LABELS, columns)
-    if not given:
-        found = [name for name in others if name != label and _is_text(columns[name])]
-        given = [_only("texts", "--text-columns", found, _TEXTS, columns)]
+    given = given or [text_column(columns, (label, *group_names))]
     if label in given:
         raise UsageError(f"Column {label} cannot hold texts and labels: use --text-columns and --label-column.")
     return given, label
+
+
+def named_columns(columns: Columns, flag: str, names: str | None, *, several: bool = True) -> list[str]:
+    """Return the columns that an option names, separated by commas unless a column's own name has them."""
+    if names is None:
+        return []
+    found = [names] if names in columns or not several else [name.strip() for name in names.split(",")]
+    for name in found:
+        if name not in columns:
+            known = ", ".join(map(repr, columns))
+            raise UsageError(f"{flag}: there is no column {name!r}, only {known}.{did_you_mean(name, columns)}")
+    return found
+
+
+def text_column(columns: Columns, others: Collection[str] = ()) -> str:
+    """Return the only column that looks like texts, besides some others, or raise."""
+    found = [name for name in columns if name not in others and _is_text(columns[name])]
+    return _only("texts", "--text-columns", found, _TEXTS, columns)
 
 
 def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str | None) -> Labelled:
