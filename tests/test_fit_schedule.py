@@ -2,16 +2,18 @@
 
 import json
 import re
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import attnreg
-from attnreg.errors import InputError
 from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.results.schedule import fit_schedule
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.commands import assert_sentence, ran
 
+ROOT = Path(__file__).parents[1]
+fit_schedule = runpy.run_path(str(ROOT / "docs/results/attendout/schedule.py"))["fit_schedule"]
 KNOWN = [[(0, 0.6), (1, 0.55)], [(0, 0.6), (0.5, 0.2), (1, 0.9)], [(0, 0)]]
 STEPS = 400
 
@@ -65,34 +67,6 @@ def test_steps_without_masks_do_not_count(tmp_path):
     assert [tuple(map(float, knot)) for knot in knots] == [
         (0.1, pytest.approx(constant + 0.1 * slope, abs=0.01)), (1, pytest.approx(constant + slope, abs=0.01))
     ]  # fmt: skip
-
-
-def test_what_cannot_be_fitted_is_refused(tmp_path):
-    run = write(tmp_path, KNOWN, label="pooled{}")
-    with pytest.raises(InputError, match="for the layers of one stack, but this run dropped no attention"):
-        fit_schedule(run, 1)
-    run = write(tmp_path, KNOWN)
-    with pytest.raises(InputError, match=r"of 41 pieces: telemetry.jsonl has too few drop rates \(40\)"):
-        fit_schedule(run, 41)
-    run.telemetry[0]["drop_rate"]["decoder.0"] = 0.1
-    with pytest.raises(InputError, match="one stack, but this run dropped decoder and encoder"):
-        fit_schedule(run, 1)
-    (tmp_path / "result.json").unlink()
-    with pytest.raises(InputError, match="is not finished"):
-        fit_schedule(RunReader(tmp_path), 1)
-
-
-@pytest.mark.slow
-def test_slopes_by_layer_come_back_on_the_command_line(cli, tmp_path):
-    options = ["--epochs", 2, "--train-size", 320, "--start", 0.6, "--slopes", "-0.1,0.3,-0.5"]
-    ran(cli("recipe", "scheduled-bernoulli", *options, "--output-dir", "out"))
-    text = ran(invoke("plot", tmp_path / "out", "--fit-schedule", 1)).stdout.splitlines()[-1]
-    steps = read_lines(tmp_path / "out" / "telemetry.jsonl")[-1]["step"]
-    provider = attnreg.parse_provider(text, total_steps=steps)
-    assert provider.rates.tolist() == pytest.approx([0.6, 0.6, 0.6], abs=0.03)  # what draws leave uncertain
-    for _ in range(steps):
-        provider.step()
-    assert provider.rates.tolist() == pytest.approx([0.5, 0.9, 0.1], abs=0.03)
 
 
 def test_slopes_stop_at_0_and_1_and_exclude_an_end(cli, tmp_path):

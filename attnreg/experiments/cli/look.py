@@ -23,8 +23,6 @@ _OPTIONS = (
            help="Folder with validation or test, or one file (default: the run's own)."),
     option("--split", group=DATA, type=click.Choice(["validation", "test"]),
            help="Split to score (default: validation)."),
-    option("--submission", group=DATA, type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-           help="Instead of scoring, write GLUE's file (such as CoLA.tsv) for the test split into this folder."),
     option("--predict", group=DATA, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
            help="Instead of scoring, write each row, which needs no label, with its prediction to this .csv or .jsonl "
                 "file (of a folder: the test split)."),
@@ -48,7 +46,6 @@ EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-
 def evaluate(
     run: Path,
     split: str | None,
-    submission: Path | None,
     predict: Path | None,
     classes: tuple[str, ...],
     name: str | None,
@@ -61,12 +58,9 @@ def evaluate(
     non-entailment.
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
-    unused = {"--class": classes, "--name": name, "--metric": options["metric"], "--submission": predict and submission}
-    if (predict or submission) and (given := next((each for each in unused if unused[each]), None)):
-        what = "--predict" if predict else "--submission"
-        raise UsageError(f"{what} writes predictions and scores nothing: remove {given}.")
-    if submission is not None and split == "validation":
-        raise UsageError("--submission is for the test split: remove --split validation.")
+    unused = {"--class": classes, "--name": name, "--metric": options["metric"]}
+    if predict and (given := next((each for each in unused if unused[each]), None)):
+        raise UsageError(f"--predict writes predictions and scores nothing: remove {given}.")
     if len(renamed := dict(map(_pair, classes))) < len(classes):
         raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     check_run(run)
@@ -75,10 +69,6 @@ def evaluate(
     from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
 
     saved = SavedModel(run, options, **shared)
-    if submission is not None:
-        for file, rows in saved.submit(submission).items():
-            click.echo(f"Predictions of {rows} rows saved to {file}")
-        return
     if predict is not None:
         rows = saved.predict(predict, split or "test")
         click.echo(f"Predictions of {rows} rows saved to {predict}")
@@ -109,11 +99,8 @@ def check_run(folder: Path) -> None:
 @click.option(
     "--layer", type=click.IntRange(min=0), default=0, show_default=True, help="Layer of the attention plot, from 0."
 )
-@click.option("--fit-schedule", "pieces", type=click.IntRange(min=1), metavar="[PIECES]", is_flag=False, flag_value=2,
-              help="Also print a BernoulliScheduleProvider that follows the drop rate of each layer, for --provider: a "
-                   "line of PIECES equally long pieces (default: 2).")  # fmt: skip
 @click.option("--tokens", metavar="TEXT", help="Also show what the run's regularizer drops of the tokens of this text.")
-def plot(run: Path, layer: int, pieces: int | None, tokens: str | None) -> None:
+def plot(run: Path, layer: int, tokens: str | None) -> None:
     """Plot drop rates, convergence and attention of a run.
 
     RUN is a run folder; the plots are saved in RUN/plots. A run of attendout also has a plot of its game. A plot that
@@ -123,19 +110,15 @@ def plot(run: Path, layer: int, pieces: int | None, tokens: str | None) -> None:
     from attnreg.experiments.folder.reader import RunReader
     from attnreg.experiments.results.plots.attention import show_tokens
     from attnreg.experiments.results.plots.run import plot_run
-    from attnreg.experiments.results.schedule import fit_schedule
 
     if (reader := RunReader(run)).finished:
         reader.check_files()
-    schedule = None if pieces is None else fit_schedule(reader, pieces)
     shown = None if tokens is None else show_tokens(reader, tokens)
     made, left_out = plot_run(run, layer)
     for path in made:
         click.echo(path)
     for name, reason in left_out.items():
         click.echo(f"No {name}: {reason}", err=True)
-    if schedule is not None:
-        click.echo(schedule)
     if shown is not None:
         page = run / "plots" / "tokens.html"
         page.parent.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import nn
 
 from attnreg._files import write_text
-from attnreg.errors import AttnRegWarning, InputError, UsageError
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
@@ -33,15 +33,6 @@ from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names
 from attnreg.experiments.tasks.loading.folder import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.task import Task
-
-# What the server of GLUE takes: the name of the file of each test split.
-_GLUE = {
-    "cola": {"test": "CoLA.tsv"}, "sst2": {"test": "SST-2.tsv"}, "mrpc": {"test": "MRPC.tsv"},
-    "qqp": {"test": "QQP.tsv"}, "stsb": {"test": "STS-B.tsv"},
-    "mnli": {"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-    "qnli": {"test": "QNLI.tsv"}, "rte": {"test": "RTE.tsv"}, "wnli": {"test": "WNLI.tsv"},
-}  # fmt: skip
-_BY_NAME = {"mnli", "qnli", "rte"}  # their classes are submitted as names, those of the others as numbers
 
 
 @dataclass
@@ -118,21 +109,6 @@ class SavedModel:
         write_text(path, json.dumps(result, indent=2) + "\n")
         return path, result
 
-    def submit(self, folder: Path) -> dict[Path, int]:
-        """Write predictions on the test split of a GLUE task, as GLUE's server takes them; return how many by file."""
-        task, source = self._task, self._folder
-        if (files := _GLUE.get(task.name)) is None:
-            raise UsageError(f"--submission is for the tasks of GLUE, {', '.join(_GLUE)}: remove it for {task.name}.")
-        if source is not None and len(files) > 1 and Path(source).is_file():
-            raise InputError(f"{task.name} has {len(files)} test splits, {', '.join(files)}: give a folder with both.")
-        tests = {file: load_inputs(task, split, source) for split, file in files.items()}
-        model, kind = self._load(task)
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, rows in tests.items():
-            found = self._predictions(model, kind, rows, f"test inputs for {file}")
-            write_text(folder / file, _submission(task, rows, found))
-        return {folder / file: len(rows) for file, rows in tests.items()}
-
     def predict(self, file: Path, split: str = "test") -> int:
         """Write all columns but that of labels, and a class name or number as prediction; return how many rows."""
         task = replace(self._task, labels=self._task.labels or self._classes)
@@ -153,7 +129,8 @@ class SavedModel:
         if of_run or (self._folder is not None and file.resolve().is_relative_to(Path(self._folder).resolve())):
             raise InputError(f"{file} would become part of the {'run' if of_run else 'data'}: choose another place.")
         model, kind = self._load(task)
-        found = self._predictions(model, kind, rows, "inputs")
+        records = predict(model, self._batches(kind, rows, "inputs"), kind).records
+        found = [record["prediction"] for record in records]
         named = [task.labels[each] for each in found] if cls.has_classes else found
         given = rows.remove_columns(task.label).to_list()
         given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
@@ -178,9 +155,6 @@ class SavedModel:
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
         return to_score(kind.encode(rows), self.batch_size, kind, self._place)
 
-    def _predictions(self, model: nn.Module, kind: Kind, rows: Dataset, name: str) -> list[Any]:
-        return [record["prediction"] for record in predict(model, self._batches(kind, rows, name), kind).records]
-
 
 def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     """Return rows as lines of JSON, or as a table whose lists and objects are JSON; pandas would change numbers."""
@@ -194,19 +168,6 @@ def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     for row in rows:
         writer.writerow([to_json(each) if isinstance(each, (list, dict)) else each for each in row.values()])
     return text.getvalue()
-
-
-def _submission(task: Task, rows: Dataset, predictions: Sequence[Any]) -> str:
-    """Return an index, the column ``idx`` if it counts from 0, with class numbers, names or scores from 0 to 5."""
-    index = list(range(len(rows)))
-    if "idx" in rows.column_names and sorted(map(str, rows["idx"][:])) == sorted(map(str, index)):
-        index = [int(number) for number in rows["idx"][:]]
-    if not task.labels:
-        predictions = [f"{min(max(score, 0.0), 5.0):.3f}" for score in predictions]
-    elif task.name in _BY_NAME:
-        predictions = [task.labels[number] for number in predictions]
-    lines = sorted(zip(index, predictions, strict=True))
-    return "".join(f"{number}\t{text}\n" for number, text in [("index", "prediction"), *lines])
 
 
 def _config(run: Path) -> dict[str, Any]:
