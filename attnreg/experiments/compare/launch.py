@@ -7,29 +7,24 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.estimate import Clock, shares
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.runs.signals import interruptible
 
-QUIET = 60.0  # seconds without a line, where no bar is shown
-
 
 class Board:
-    """Print a line for each run that ends, and say what runs and how much time is left: in a bar, or once a minute.
+    """Print a line for each run that ends, and show what runs, and how much time is left, in a bar.
 
     ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
     """
@@ -37,12 +32,15 @@ class Board:
     def __init__(self, runs: Sequence[PlannedRun], console: Console, *, total: int | None = None) -> None:
         self._runs, self._total, self._console = runs, total or len(runs), console
         self._running: dict[Path, str] = {}
-        self._clock = Clock(runs, self._total)
-        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False)
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         self._bar = Progress(*columns, console=console, transient=True)
+        self._before, self._began = self._done, time.monotonic()
         self._task = self._bar.add_task("", total=self._total, completed=self._done)
-        self._over, self._said = threading.Event(), time.monotonic()
-        self._watch = threading.Thread(target=self._look, daemon=True)
 
     @property
     def _done(self) -> int:
@@ -50,46 +48,30 @@ class Board:
 
     def started(self, run: PlannedRun) -> None:
         """Note that a run has started."""
-        self._clock.started(run)
         self._running[run.folder] = _named(run)
         self._update()
 
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended, with a result or without."""
-        self._clock.ended(run)
         self._running.pop(run.folder, None)
         ended = f"{run.failure or 'no result'} (see {run.log})"
         if run.finished:
             ended = f"{run.score:.4f} ({run.seconds:.0f} s)"
-        say(self._console, f"{_named(run)}: {ended}; {self._done} of {self._total} runs done{self._left()}")
-        self._said = time.monotonic()
+        done, left = self._done, ""
+        if self._before < done < self._total:
+            seconds = (time.monotonic() - self._began) / (done - self._before) * (self._total - done)
+            left = f", about {duration(seconds)} left"
+        say(self._console, f"{_named(run)}: {ended}; {done} of {self._total} runs done{left}")
         self._update()
 
-    def _left(self) -> str:
-        left = self._clock.left()
-        return "" if not left else f", about {duration(left)} left"
-
     def _update(self) -> None:
-        described = f"{self._left().removeprefix(', ')}  {shares(self._runs, dict(self._running))}".strip()
-        self._bar.update(self._task, completed=self._done, description=described)
-
-    def _look(self) -> None:
-        while not self._over.wait(min(2.0, QUIET)):
-            with suppress(InputError, OSError):  # of a file that is being written
-                self._update()
-                if not self._console.is_terminal and time.monotonic() - self._said >= QUIET:
-                    now = shares(self._runs, dict(self._running))
-                    say(self._console, f"{self._done} of {self._total} runs done{self._left()}; running: {now}")
-                    self._said = time.monotonic()
+        self._bar.update(self._task, completed=self._done, description=" | ".join([*self._running.values()]))
 
     def __enter__(self) -> Board:
         self._bar.start()
-        self._watch.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._watch.join()
         self._bar.stop()
 
 

@@ -11,8 +11,6 @@ from rich.console import Console
 from attnreg.errors import InputError
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.comparison import Comparison
-from attnreg.experiments.compare.estimate import timed
-from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
 from attnreg.experiments.compare.scoring import score_further
@@ -99,30 +97,7 @@ def describe(study: Study) -> None:
             if comparison.chosen(method) is None:
                 total += comparison.seeds
                 say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
-    left = total - len(times)
-    told = ""
+    left = ""
     if times:
-        told = f"; at {fmean(times):.0f} s each, {duration(fmean(times) * left)} of computing are left"
-    else:
-        told = f", which train for about {duration(_timed(study))} in all, by steps that were timed"
-    say(console, f"{total} runs in all{told}.")
-
-
-def _timed(study: Study) -> float:
-    """Return the seconds that the runs of a study train for.
-
-    By a few steps of each method in the first comparison, and of the slowest of them in the others, which tell how much
-    longer or shorter their runs are.
-    """
-
-    def of_run(comparison: Comparison, method: Method) -> float:
-        return timed(comparison.final_runs(method.variants[0])[0])
-
-    first, seconds = study.first, 0.0
-    known = {method: of_run(first, method) for method in first.methods}
-    slowest = max(first.methods, key=lambda method: known[method])
-    for comparison in study.comparisons.values() if known[slowest] else ():
-        ratio = 1.0 if comparison is first else of_run(comparison, slowest) / known[slowest]
-        runs = {method: comparison.seeds + len(comparison.search_runs(method)) for method in comparison.methods}
-        seconds += ratio * sum(runs[method] * known[method] for method in runs)
-    return seconds
+        left = f"; at {fmean(times):.0f} s each, {duration(fmean(times) * (total - len(times)))} of computing are left"
+    say(console, f"{total} runs in all{left}.")

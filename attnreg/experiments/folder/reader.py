@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +13,6 @@ from filelock import FileLock, Timeout
 
 from attnreg._files import LOCK, check_checksums
 from attnreg.errors import InputError
-
-_LINE = 1 << 16  # bytes; more than a line of telemetry has
 
 
 @contextmanager
@@ -86,21 +82,6 @@ class RunReader:
     def rounds(self) -> list[dict[str, Any]]:
         """The telemetry of AttendOut's rounds, one line per round."""
         return [line for line in self.telemetry if "winner" in line]
-
-    @property
-    def share_done(self) -> float:
-        """The share of the planned steps that are logged; 0 for a run that has not logged any."""
-        if self.finished:
-            return 1.0
-        try:  # a run that begins anew may remove them now
-            with (self.folder / "telemetry.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE))
-                steps = re.findall(rb'^\{"step": (\d+)', file.read(), re.M)
-            if not (self.folder / "config.json").is_file():
-                return 0.0
-        except FileNotFoundError:
-            return 0.0
-        return min(1.0, int(steps[-1]) / self.config["steps"]) if steps and self.config.get("steps") else 0.0
 
     @property
     def finished(self) -> bool:
