@@ -52,6 +52,11 @@ PAPER = {
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.6,
            help="Fraction of epochs after which the game ends and only the returned network trains."),
     option("--baseline/--no-baseline", default=True, help="Also run plain fine-tuning to compare."),
+    excludes=[
+        ("gradient_accumulation", "has a Generator that masks whole batches"),
+        ("initial_keep", "generator", "both set the rates at which the Generator begins"),
+        ("generator=none", "provider", "exclude each other, because providers act beside a Generator"),
+    ],
 )  # fmt: skip
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,
@@ -64,14 +69,8 @@ def attendout(
     """
     from attnreg.experiments.runs.game import choose_reward_rows, credit_of, plan_rounds, rewards_from, too_few
 
-    if run.settings.gradient_accumulation > 1:
-        raise click.UsageError("AttendOut's Generator masks whole batches: remove --gradient-accumulation.")
     if warmup >= game:
         raise click.UsageError(f"--warmup must be below --game, got {warmup} and {game}: the game would not begin.")
-    if generator is not None and initial_keep is not None:
-        raise click.UsageError(f"--initial-keep is for the default Generator: set it in --generator, got {generator}.")
-    if generator == "none" and provider is not None:
-        raise click.UsageError("--provider needs a Generator: remove it for --generator none.")
     generator = generator or f"GNetProvider(initial_keep={initial_keep or 0.9}, masks_per_layer='heads')"
     generator += "" if provider is None else f" & {provider}"
     game_epochs = max(1, round(game * run.epochs))

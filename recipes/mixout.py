@@ -8,14 +8,11 @@ from attnreg.experiments import option, recipe
     "mixout",
     option("--p", type=click.FloatRange(0, 1, max_open=True), default=0.7,
            help="Probability that an input neuron of a linear layer uses its pretrained weights."),
+    excludes=[("lora_rank", "mixes weights with their pretrained values, which LoRA does not train")],
 )  # fmt: skip
 def mixout(run: "attnreg.experiments.Run", p: float) -> None:
     """Mixout: each forward pass replaces random weights by their pretrained values.
 
     Example: attnreg recipe mixout --task cola --p 0.8
     """
-    if run.settings.lora_rank is not None:
-        raise click.UsageError(
-            "Mixout mixes weights with their pretrained values, which LoRA does not train: remove --lora-rank."
-        )
     run.report(run.train(attnreg.training.Mixout, p=p))

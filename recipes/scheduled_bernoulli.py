@@ -13,6 +13,7 @@ from attnreg.experiments import Numbers, option, recipe
     option("--slopes", type=Numbers(click.FloatRange(-1, 1), "slopes such as 0,-0.2,-0.5"), default=None,
            help="Instead of --end: change of the drop probability over training, one for each layer, separated by "
                 "commas; it stops at 0 and 1."),
+    excludes=[("slopes", "end", "both say how the rate changes")],
 )  # fmt: skip
 def scheduled_bernoulli(
     run: "attnreg.experiments.Run", start: float, end: float | None, slopes: list[float] | None
@@ -21,8 +22,6 @@ def scheduled_bernoulli(
 
     Example: attnreg recipe scheduled-bernoulli --task cola --start 0.0 --end 0.2
     """
-    if slopes is not None and end is not None:
-        raise click.UsageError("--slopes and --end both say how the rate changes: use one of them.")
     line = [(0, start), (1, end or 0.0)]
     provider = attnreg.BernoulliScheduleProvider(
         line if slopes is None else [_line(start, change) for change in slopes], total_steps=run.total_steps

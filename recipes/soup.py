@@ -3,7 +3,6 @@ import copy
 import click
 
 import attnreg
-from attnreg.errors import UsageError
 from attnreg.experiments import Numbers, option, recipe
 
 
@@ -11,14 +10,13 @@ from attnreg.experiments import Numbers, option, recipe
     "soup",
     option("--factors", type=Numbers(click.FloatRange(0, min_open=True), "factors such as 0.4,1,2"), default="0.4,1,2",
            help="Learning rates of the networks, relative to --learning-rate."),
+    excludes=[("lora_rank", "takes the mean of whole weights, of which LoRA trains only factors")],
 )  # fmt: skip
 def soup(run: "attnreg.experiments.Run", factors: list[float]) -> None:
     """Soup: train with several learning rates at once, and keep the mean of their weights.
 
     Example: attnreg recipe soup --task sst2 --model MODEL --factors 0.5,1,1,2
     """
-    if run.settings.lora_rank is not None:
-        raise UsageError("soup takes the mean of whole weights, of which --lora-rank trains only factors: remove it.")
     networks = [run.model, *(copy.deepcopy(run.model) for _ in factors[1:])]
     methods = []
     for network, factor in zip(networks, factors, strict=True):

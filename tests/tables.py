@@ -12,11 +12,14 @@ import re
 from pathlib import Path
 
 from attnreg.experiments.compare.contrast import LEVEL
+from attnreg.experiments.options.option import flag_of
+from attnreg.experiments.options.rules import EXCLUDES, KINDS, NEEDS, typed
 from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "providers"
-BEGIN, FIGURES = (f"<!-- {what}: made by python -m tests.tables -->" for what in ("providers", "figures"))
+MARKS = [f"<!-- {what}: made by python -m tests.tables -->" for what in ("providers", "figures", "options")]
+BEGIN, FIGURES, OPTIONS = MARKS
 END = "<!-- end -->"
 
 
@@ -113,6 +116,18 @@ def costs(named: str) -> dict[str, dict[str, str]]:
     }
 
 
+def rules_of_options() -> str:
+    """The options that exclude or need each other, and those for some kinds of tasks."""
+
+    def code(name: str) -> str:
+        return f"`{typed(name, flag_of)}`"
+
+    rows = [f"| {code(one)} | not with {code(other)} |" for one, other, _ in EXCLUDES]
+    rows += [f"| {code(name)} | needs {' or '.join(map(code, needed))} |" for name, needed in NEEDS]
+    rows += [f"| {code(name)} | is for {what} |" for name, what, _ in KINDS]
+    return "\n".join(["| option | rule |", "| --- | --- |", *rows])
+
+
 def figures(page: Path) -> str:
     """What a page's regularizers, or its recipe, cost, and what our studies found."""
     own = [name for name in built_in() if PAGE_OF.get(name) == page]
@@ -156,13 +171,17 @@ def results(own: list[str]) -> list[str]:
 def renewed(place: Path) -> str:
     """The text of a file with its table or figures made anew."""
     text = place.read_text(encoding="utf-8")
-    mark, made = (BEGIN, table(place)) if BEGIN in text else (FIGURES, f"\n{figures(place)}\n")
+    mark = next(mark for mark in MARKS if mark in text)
+    if mark == OPTIONS:
+        made = f"\n{rules_of_options()}\n"
+    else:
+        made = table(place) if mark == BEGIN else f"\n{figures(place)}\n"
     before, after = text.split(mark)[0], text.split(mark)[1].split(END)[1]
     return f"{before}{mark}\n{made}\n{END}{after}"
 
 
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.stem not in ("README", "families"))
-PLACES = (ROOT / "README.md", FOLDER / "README.md", *PAGES)
+PLACES = (ROOT / "README.md", FOLDER / "README.md", ROOT / "docs" / "running.md", *PAGES)
 
 if __name__ == "__main__":
     for each in PLACES:

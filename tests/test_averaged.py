@@ -129,7 +129,11 @@ def test_a_run_scores_and_saves_the_average(cli, recipe, tmp_path):
     saved = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("plain", "averaged")]
     assert not all(torch.equal(*each) for each in zip(*(model.values() for model in saved), strict=True))
     lora = ["--model", "plain/model", "--lora-rank", 2, "--lora-targets", "query", "--wise-ft", 0.5]
-    assert_sentence(cli("recipe", recipe, *lora, *options, "lora"), 2, "--wise-ft mixes whole weights")
+    assert_sentence(
+        cli("recipe", recipe, *lora, *options, "lora"),
+        2,
+        "--lora-rank and --wise-ft exclude each other, because LoRA does not train",
+    )
     ran(cli("evaluate", "averaged", "--device", "cpu"))
     found, result = (
         json.loads((tmp_path / "averaged" / name).read_text()) for name in ("evaluations/agreement.json", "result.json")

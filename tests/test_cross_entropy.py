@@ -118,7 +118,7 @@ def test_runs_train_with_it(cli, tmp_path, undrawn):
     refused = cli("recipe", "finetune", *nli, "--prompt-weight", 0.5)
     assert_sentence(refused, 2, "--prompt-weight is for causal-lm, but mnli is a")
     refused = cli("recipe", "finetune", *nli, "--class-weights", "balanced", "--label-smoothing", 0.1)
-    assert_sentence(refused, 2, "Each of --class-weights, --label-smoothing changes the training loss")
+    assert_sentence(refused, 2, "--class-weights and --label-smoothing both change the training loss: remove one")
     for split in ("train", "validation"):
         made.write_rows(tmp_path / "scores" / f"{split}.jsonl", [{"text": "one", "label": n / 8} for n in range(8)])
     scores = ["--task", "custom", "--kind", "regression", "--text-columns", "text", "--data-dir", tmp_path / "scores"]

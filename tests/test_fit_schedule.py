@@ -55,7 +55,7 @@ def test_a_known_schedule_is_recovered(tmp_path, options):
     seen = options.get("steps", STEPS) / STEPS
     text = fit_schedule(run, pieces=2 if seen == 1 else 3)
     assert max(differences(text, KNOWN, {0.0, 0.25, 0.5, 0.75 * seen, seen})) < 0.01
-    assert text.startswith("BernoulliScheduleProvider([[(0, 0.6), (0.")
+    assert text.startswith("BernoulliScheduleProvider([[(0, 0.600), (0.")
     assert text.endswith(", [(0, 0)]])")
 
 

@@ -212,7 +212,7 @@ def test_runs_that_would_ignore_it_are_refused(cli, tmp_path):
     result = cli("recipe", "old.py", *TINY, "--label-smoothing", 0.1)
     assert_sentence(result, 1, r"Cannot make Old for old: .* 'loss_function' \(--label-smoothing\)")
     result = cli("recipe", "attendout", *TINY, "--gradient-accumulation", 2)
-    assert_sentence(result, 2, "AttendOut's Generator masks whole batches: remove --gradient-accumulation")
+    assert_sentence(result, 2, "attendout has a Generator that masks whole batches: remove --gradient-accumulation")
     result = cli("recipe", "finetune", *TINY, "--gradient-accumulation", 17)
     assert_sentence(result, 1, "Expected --gradient-accumulation of at most 16, a batch's rows, got 17")
 

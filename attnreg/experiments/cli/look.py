@@ -9,7 +9,8 @@ import click
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError, one_line
-from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
+from attnreg.experiments.options.option import GroupedCommand, flag_of, names_like, option, together
+from attnreg.experiments.options.rules import EVALUATE, check_pairs
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.loading.folder import folder_with_data
@@ -58,9 +59,8 @@ def evaluate(
     non-entailment.
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
-    unused = {"--class": classes, "--name": name, "--metric": options["metric"]}
-    if predict and (given := next((each for each in unused if unused[each]), None)):
-        raise UsageError(f"--predict writes predictions and scores nothing: remove {given}.")
+    given = {"predict": predict, "classes": classes, "name": name, "metric": options["metric"]}
+    check_pairs(given, EVALUATE, lambda name: "--class" if name == "classes" else flag_of(name))
     if len(renamed := dict(map(_pair, classes))) < len(classes):
         raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     check_run(run)

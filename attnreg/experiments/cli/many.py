@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError
 from attnreg.experiments.folder.writer import free_folder
+from attnreg.experiments.options import rules
 from attnreg.experiments.options.catalogue import find_study, recipe_files
-from attnreg.experiments.options.option import GroupedCommand, is_given, names_like, option, together
+from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, names_like, option, together
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
 
@@ -108,12 +109,8 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     typed = given(click.get_current_context().params)
     own = {name: options.pop(name) for name in _OWN}
     file, folder = own["study"], own["output_dir"]
-    if own["jobs"] is not None and own["launcher"] != "local":
-        raise UsageError(f"--jobs is only for --launcher local: remove it for --launcher {own['launcher']}.")
-    if file is None and own["scale"] != "full":
-        raise UsageError("--scale is for --study: remove it.")
-    if file is not None and own["baseline"]:
-        raise UsageError("--baseline belongs into the study file: remove it, or remove --study.")
+    rules.check_pairs(own, rules.COMPARE, flag_of)
+    rules.check_needs(own, [("scale", ("study",))], flag_of)
     changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
     of_runs = {**given(options), "task": options["task"]}
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from attnreg.arguments import Count, Index
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of
+from attnreg.experiments.options.rules import COMPARE, check_pairs
 
 EQUAL_TIME_FROM = 1.1
 
@@ -65,8 +66,7 @@ class Comparison:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
-        if self.options.get("folds") is not None and self.options.get("validation_rows") is not None:
-            raise InputError("With --folds, methods are scored on parts of train: remove --validation-rows.")
+        check_pairs(self.options, COMPARE, flag_of)
 
     def check_paths(self) -> None:
         """Check that there are the data and the models of the runs that have not finished."""

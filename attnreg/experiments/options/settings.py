@@ -17,6 +17,7 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
+from attnreg.experiments.options import rules
 from attnreg.experiments.options.catalogue import is_built_in
 from attnreg.experiments.options.content import checksum, code_of
 from attnreg.experiments.options.option import as_typed, flag_of, help_all, names_like, option
@@ -191,6 +192,10 @@ class Settings:
     own: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
     recipe_file: str | None = None
+
+    def __post_init__(self) -> None:
+        rules.check_pairs(vars(self), rules.EXCLUDES, self.flag)
+        rules.check_kind(vars(self), self.chosen_task(), self.flag)
 
     @property
     def scored_on(self) -> str:

@@ -16,6 +16,7 @@ import click
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.folder.writer import RunFolder, fresh
+from attnreg.experiments.options import rules
 from attnreg.experiments.options.catalogue import find_recipe
 from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
@@ -28,13 +29,14 @@ from attnreg.experiments.tasks.loading.folder import not_on_hub
 from attnreg.experiments.tasks.loading.text_files import check_files
 from attnreg.experiments.tasks.models.place import check_there
 
-_OF_LORA = ("lora_targets", "lora_alpha", "lora_dropout", "lora_matrix_dropout", "lora_rank_dropout")
+Excludes = Sequence[tuple[str, str] | tuple[str, str, str]]
 
 
 class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
 
     check: Callable[[Settings], None] | None = None  #: of the settings, besides the types of the options
+    excludes: Excludes = ()  #: pairs of options that exclude each other, and shared options that the recipe excludes
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
@@ -53,6 +55,7 @@ def recipe(
     task: str = "agreement",
     defaults: Mapping[str, Any] | None = None,
     check: Callable[[Settings], None] | None = None,
+    excludes: Excludes = (),
 ) -> Callable[[Callable[..., None]], RecipeCommand]:
     """Make a command of a recipe function.
 
@@ -63,6 +66,8 @@ def recipe(
         task: default of ``--task``.
         defaults: other defaults of shared options, by name, such as ``{"epochs": 10}``.
         check: a function of the run's settings that raises an error if they make no sense together.
+        excludes: rows of an option and the reason why the recipe excludes it, or of two options that exclude each
+            other, and the reason.
 
     Returns:
         A decorator for a function that takes a :class:`attnreg.experiments.Run` and the recipe's own options. The
@@ -104,7 +109,7 @@ def recipe(
 
         options = together((*own, *shared_options("task", "all", "run", defaults={**(defaults or {}), "task": task})))
         command = click.command(name, cls=RecipeCommand)(options(callback))
-        command.check = check
+        command.check, command.excludes = check, excludes
         return command
 
     return decorate
@@ -173,16 +178,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             "heads of other kinds are new, so score the finished run with `attnreg evaluate`."
         )
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
+    rules.check_needs(shared, rules.NEEDS, flag_of)
     is_stopped = shared["patience"] is not None or shared["select"] == "best"
-    for is_there, needed, names in (
-        (is_stopped, "--patience or --select best", ("stop_on", "stopping_rows")),
-        (shared["lora_rank"], "--lora-rank", _OF_LORA),
-        (shared["train_size"], "--train-size", ("stratified",)),
-    ):
-        if not is_there and (given := [name for name in names if shared[name]]):
-            raise UsageError(f"{flag_of(given[0])} needs {needed}.")
-    if shared["stop_on"] == "dev" and shared["stopping_rows"] is not None:
-        raise UsageError("--stopping-rows needs --stop-on held-out: with --stop-on dev, no rows are held out.")
     shared["stop_on"] = shared["stop_on"] or ("held-out" if is_stopped else None)
     if shared["schedule"] == "constant" and shared["lr_warmup"] and is_given("lr_warmup"):
         raise UsageError(
@@ -196,6 +193,12 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
     settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
-    if isinstance(command, RecipeCommand) and command.check is not None:
-        command.check(settings)
+    if isinstance(command, RecipeCommand):
+        values = {**vars(settings), **own}
+        for name, why in (row for row in command.excludes if len(row) == 2):
+            if rules.is_set(name, values):
+                raise UsageError(f"Recipe {command.name} {why}: remove {settings.flag(name)}.")
+        rules.check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
+        if command.check is not None:
+            command.check(settings)
     return settings

@@ -95,8 +95,6 @@ class Run(Setup):
             raise UsageError(f"--linear-probe is not for {self.settings.recipe}, which makes its networks: remove it.")
         if not self.settings.ema and self.settings.wise_ft == 1.0:
             return fit(method, self)
-        if self.settings.wise_ft < 1.0 and self.settings.lora_rank is not None:
-            raise UsageError("--wise-ft mixes whole weights, of which --lora-rank trains only factors: remove one.")
         averaged = Averaged(method, ema=self.settings.ema, wise=self.settings.wise_ft)
         history = fit(averaged, self)
         method.model.load_state_dict(averaged.model.state_dict())

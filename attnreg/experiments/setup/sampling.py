@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import Dataset
 
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError
 from attnreg.experiments.options.settings import Settings, too_few_rows
 from attnreg.experiments.tasks.columns import column_of, plain_label
-from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.task import Task
@@ -38,7 +37,6 @@ def read_data(settings: Settings) -> RunData:
 
 def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
     """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
-    _check(settings, task)
     rows, dev = splits["train"], splits.get("validation")
     settings.check_rows(len(rows))
     if (folds := settings.folds) is not None:
@@ -104,19 +102,3 @@ def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     for row, label in enumerate(labels):
         of_class[label].append(row)
     return of_class
-
-
-def _check(settings: Settings, task: Task) -> None:
-    kind = kind_class(task.kind)
-    for name, is_for, what in (
-        ("shots", kind.one_class_per_row, "classification"),
-        ("stratified", kind.one_class_per_row, "classification"),
-        ("label_noise", kind.one_class_per_row, "classification"),
-        ("class_weights", kind.one_class_per_row and kind.has_classes, "classification"),
-        ("label_smoothing", not kind.one_number_per_row, "classes and tokens"),
-        ("prompt_weight", task.kind == "causal-lm", "causal-lm"),
-    ):
-        if getattr(settings, name) and not is_for:
-            raise UsageError(f"{settings.flag(name)} is for {what}, but {task.name} is a {task.kind} task: remove it.")
-    if settings.shots is not None and settings.train_size is not None:
-        raise UsageError("--shots and --train-size both say how many rows to train on: remove one of them.")

@@ -125,8 +125,6 @@ class Setup:
             self.train_rows, self.true_labels = mislabel(self.train_rows, noise, classes, settings.seed)
             if self.scored_on == "held-out":  # rows held out of noisy data are noisy
                 self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)
-        if settings.class_weights is not None and (settings.label_smoothing or settings.prompt_weight):
-            raise UsageError(f"Each of {self.loss_flags} changes the training loss: use --class-weights alone.")
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         self.other_text = self._read_other_text(settings.score_on, max_length)
@@ -235,9 +233,6 @@ class Setup:
             return model, tokenizer
         if new is None:
             raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
-        if settings.reinit_layers or settings.noisy_tune:
-            flag = "--reinit-layers" if settings.reinit_layers else "--noisy-tune"
-            raise InputError(f"{flag} would change weights that --lora-rank does not train: use one of them.")
         adapted = with_lora(
             model,
             kind_class(self.task.kind).head,
