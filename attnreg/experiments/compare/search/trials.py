@@ -1,21 +1,23 @@
-"""A search: its trials, which optuna draws and keeps in a file, their runs, round by round, and the report."""
+"""A search: its trials, which optuna draws, their runs, round by round, and the report."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shlex
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
+from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, State, Trial, best, score_cells
 from attnreg.experiments.compare.launch import Board, Launcher
@@ -31,110 +33,88 @@ try:
     import optuna
     from optuna.exceptions import ExperimentalWarning
     from optuna.samplers import TPESampler
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import TrialState
 except ImportError as error:
     raise InputError("attnreg search needs optuna: pip install optuna.") from error
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
 REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
-_STATES: dict[TrialState, State] = {
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.FAIL: "failed",
-}
 
 
 class Trials:
-    """The trials in optuna's journal, from which a search that was killed goes on as if it had not been."""
+    """The trials of a search, drawn by optuna. A file keeps what happened, so that a search that was killed goes on.
+
+    The draws follow from what happened before them, so the file only says when there was a draw, and how trials ended.
+    """
 
     def __init__(self, path: Path, space: Space, sampler_seed: int) -> None:
-        self._space, self._sampler_seed = space, sampler_seed
+        self._path, self._space, self._sampler_seed = path, space, sampler_seed
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         warnings.filterwarnings("ignore", module="optuna")
         warnings.simplefilter("ignore", ExperimentalWarning)  # of parts of the sampler
-        _mend(path)
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        self._study = optuna.create_study(
-            storage=storage, study_name="search", direction="maximize", load_if_exists=True
-        )
-        for start in space.starts()[len(self._study.get_trials(deepcopy=False)) :]:  # a kill may have left a part
+        self._study = optuna.create_study(direction="maximize")
+        for start in space.starts():
             self._study.enqueue_trial(start)
-
-    @property
-    def all(self) -> list[Trial]:
-        """The trials that have been drawn, without repeated ones."""
-        return [_tried(number, trial) for number, trial in enumerate(self._frozen)]
-
-    @property
-    def _frozen(self) -> list[FrozenTrial]:
-        """Optuna's records of these trials."""
-        return [trial for trial in self._study.get_trials(deepcopy=False) if "method" in trial.user_attrs]
+        #: the trials that have been drawn, without repeated ones
+        self.all: list[Trial] = []
+        self._asked: list[optuna.trial.Trial] = []  # of each of these
+        self._draws = self._repeats = 0  # all draws, and the last ones in a row that were not new
+        self._events: list[Any] = []
+        try:
+            for event in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []:
+                self._draw() if event is None else self._end(*event)
+                self._events.append(event)
+        except (OSError, ValueError, TypeError, IndexError) as error:
+            raise InputError(f"Cannot read the trials in {path}: {error!r}.") from error
 
     def next_round(self, size: int, most: int) -> list[Trial]:
         """Return the trials of a round: those that a kill has left, and new ones, up to ``most`` trials in all.
 
         A round is only told once it is full, so that the draws do not depend on how long the runs take.
         """
-        while len(trials := self.all) < most:
-            full = len(trials) % size == 0 and any(trial.state == "running" for trial in trials)
-            known, drawn = {trial.method.text for trial in trials}, False
+        while len(self.all) < most:
+            full = len(self.all) % size == 0 and any(trial.state == "running" for trial in self.all)
+            drawn = False
             while not (full or drawn) and self._repeats < 2 * REPEATS:
-                drawn = self._draw(known)
+                drawn = self._draw()
+                self._keep(None)
             if not drawn:  # if the round is not full, the space seems exhausted
                 break
-        return [trial for trial in trials if trial.state == "running"]
-
-    @property
-    def _repeats(self) -> int:
-        """The number of last draws in a row that were not new."""
-        last = max((trial.number for trial in self._frozen), default=-1)
-        trials = self._study.get_trials(deepcopy=False)
-        return sum(trial.number > last for trial in trials if trial.state.is_finished())
-
-    def _draw(self, known: Collection[str]) -> bool:
-        """Draw a trial, or finish the draw that a kill has cut off; return whether its method is new."""
-        frozen = self._study.get_trials(deepcopy=False)
-        cut = [trial for trial in frozen if trial.state == TrialState.RUNNING and "method" not in trial.user_attrs]
-        number = cut[0].number if cut else sum(trial.state != TrialState.WAITING for trial in frozen)
-        # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
-        order = random.Random(f"{self._sampler_seed} {number}")
-        seed, start = order.getrandbits(31), RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
-        self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
-        trial = self._opened(cut[0]) if cut else self._study.ask()
-        method = self._space.draw(trial, order)
-        if method in known:
-            self._study.tell(trial, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
-        else:
-            trial.set_user_attr("method", method)
-        return method not in known
+        return [trial for trial in self.all if trial.state == "running"]
 
     def tell(self, tried: Trial, scores: Sequence[float], failure: str | None) -> Trial:
         """End a trial with its scores by seed, or with the reason why a run has failed."""
-        trial = self._opened(self._frozen[tried.number])
-        trial.set_user_attr("told", {"scores": list(scores), "failure": failure})
-        if failure is None:
-            self._study.tell(trial, fmean(scores))
-        else:
-            self._study.tell(trial, state=TrialState.FAIL)
+        self._end(tried.number, list(scores), failure)
+        self._keep([tried.number, list(scores), failure])
         return self.all[tried.number]
 
-    def _opened(self, trial: FrozenTrial) -> optuna.trial.Trial:
-        return optuna.trial.Trial(self._study, trial._trial_id)  # also for a trial of an earlier process
+    def _draw(self) -> bool:
+        """Draw a trial; return whether its method is new."""
+        # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
+        order = random.Random(f"{self._sampler_seed} {self._draws}")
+        seed, start = order.getrandbits(31), RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
+        self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
+        asked = self._study.ask()
+        method = self._space.draw(asked, order)
+        is_new = all(method != trial.method.text for trial in self.all)
+        self._draws, self._repeats = self._draws + 1, 0 if is_new else self._repeats + 1
+        if is_new:
+            number = len(self.all)
+            self.all.append(Trial(number, Method(method, f"trial-{number}"), [], "running"))
+            self._asked.append(asked)
+        else:
+            self._study.tell(asked, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
+        return is_new
 
+    def _end(self, number: int, scores: list[float], failure: str | None) -> None:
+        result: dict[str, Any] = {"values": fmean(scores)} if failure is None else {"state": TrialState.FAIL}
+        self._study.tell(self._asked[number], **result)
+        state: State = "complete" if failure is None else "failed"
+        self.all[number] = replace(self.all[number], scores=scores, state=state, failure=failure)
 
-def _tried(number: int, trial: FrozenTrial) -> Trial:
-    method = Method(trial.user_attrs["method"], f"trial-{number}")
-    told = {"scores": [], "failure": None, **trial.user_attrs.get("told", {})}
-    return Trial(number, method, told["scores"], _STATES[trial.state], told["failure"])
-
-
-def _mend(path: Path) -> None:
-    """Remove what a kill may have left of optuna: a line that was cut off, and a lock. The folder itself is locked."""
-    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
-    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    def _keep(self, event: Any) -> None:
+        self._events.append(event)
+        write_text(self._path, json.dumps(self._events))
 
 
 @dataclass(frozen=True)
@@ -188,7 +168,7 @@ class Search:
         """Create and lock the folder for the duration of the block; yield the trials."""
         with self._output.locked():
             self._output.write(self._settings)
-            trials = Trials(self._output.path / "optuna.log", self.space, self.sampler_seed)
+            trials = Trials(self._output.path / "trials.json", self.space, self.sampler_seed)
             for run in self.known(trials):
                 run.check()
             yield trials
