@@ -125,7 +125,7 @@ BAD = [
     bad("compare", "finetune", "--validation-rows", 9, code=2, says="No such option '--validation-rows'. To score on rows of train, use --folds N, or `validation_rows: N` for a task of"),
     bad("compare", "finetune", "--data-dir", "nowhere", says="Expected --data-dir to be a folder or a file, got nowhere"),
     bad("search", "--space", "options: {learning-rate: 1e-5..1e-3}", "--data-dir", "nowhere", says="got nowhere: no such folder or file"),
-    bad("compare", "finetune", "--jobs", 2, "--launcher", "ray", code=2, says="--jobs and --launcher exclude each other, because only"),
+    bad("compare", "finetune", "--jobs", 2, "--launcher", "commands", code=2, says="--jobs and --launcher exclude each other, because only"),
     bad("search", "--runs", 2, "--seeds", 3, code=2, says=r"Expected --runs of at least --seeds \(3\), got 2"),
     bad("search", "--space", "options: {lr-warmup: [no, 0.3]}", says="Expected --lr-warmup in the search space as a number"),
     *(
@@ -156,7 +156,6 @@ BAD = [
     bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
     bad("recipe", "pretrain", "--task", "agreement-words", "--label-noise", 0.1, code=2, says="--label-noise is for classification, but agreement-words is a masked-lm task"),
     bad("recipe", "finetune", "--task", "agreement-completion", "--score-on", "x.jsonl", code=2, says="--score-on needs a score before training, which only a pretrained --model for causal-lm has here"),
-    bad("compare", "finetune", "--scale", "small", code=2, says="--scale needs --study"),
     bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),
     bad("compare", "finetune", "best=@nowhere", says="Expected the folder of a search after @, got nowhere"),
     bad("compare", "finetune", "@nowhere", code=2, says="Give the winner of a search a name, as in best=@now"),

@@ -17,7 +17,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
-from tests.commands import assert_sentence, invoke, ran, read_csv, read_lines
+from tests.commands import invoke, ran, read_csv, read_lines
 from tests.helpers.comparisons import started_by
 from tests.warm import DEV_ROWS
 
@@ -189,20 +189,6 @@ def test_stopped_by_hand(warm, tmp_path, number):
     assert "Stopped. Repeat the command to continue." in output
     assert "Traceback" not in output
     assert not list(tmp_path.rglob("report.md"))
-
-
-def test_ray_that_is_not_installed(cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert_sentence(cli(*COMPARE, "--launcher", "ray"), 1, "--launcher ray needs Ray: pip install ray.")
-
-
-@pytest.mark.slow
-def test_on_a_ray_cluster(finished, spawn, tmp_path):
-    pytest.importorskip("ray", reason="needs Ray: pip install ray")
-    process = spawn(*COMPARE, "--launcher", "ray")
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    assert results(tmp_path / "study") == results(finished)
 
 
 def test_what_is_a_name_and_what_is_not(tmp_path, monkeypatch):

@@ -147,24 +147,19 @@ TASKS = [{"task": ["cola", "rte"], "train_size": 32}, {"train_size": [32, 64], "
 )
 def test_a_chosen_task_keeps_what_its_entry_says(task, left):
     content = {"methods": ["finetune", "ad-drop"], "options": {"task": "sst2"}, "tasks": TASKS}
-    assert change(content, {"task": task}, small=False)[0]["tasks"] == left
+    assert change(content, {"task": task})[0]["tasks"] == left
 
 
 def test_a_list_of_tasks_has_a_folder_for_each(tmp_path):
     (tmp_path / "cola").mkdir()
-    whole, notes = change({"methods": ["finetune"], "tasks": TASKS[:1]}, {"data_dir": str(tmp_path)}, small=False)
+    whole, notes = change({"methods": ["finetune"], "tasks": TASKS[:1]}, {"data_dir": str(tmp_path)})
     assert whole["tasks"] == [{"task": "cola", "train_size": 32, "data_dir": str(tmp_path / "cola")}]
     assert notes[-1].endswith("rte.")
 
 
-def test_small_minds_what_is_typed_and_what_names_methods():
-    three = "ad-drop --p {0.1,0.3,0.5}"
-    content = {"methods": ["finetune", three], "baseline": "finetune", "primary": [three, "finetune"]}
-    whole, _ = change(content, {"folds": 3}, small=True)
-    assert "validation_rows" not in whole["options"]
-    assert whole["primary"] == ["ad-drop --p {0.1,0.5}", "finetune"]
+def test_tasks_that_an_option_makes_the_same_are_there_once():
     sizes = [{"task": "cola", "train_size": size} for size in (100, 200)]
-    whole, _ = change({**content, "tasks": sizes}, {"train_size": 20}, small=False)
+    whole, _ = change({"methods": ["finetune"], "tasks": sizes}, {"train_size": 20})
     assert whole["tasks"] == [{"task": "cola", "train_size": 20}]
 
 
@@ -190,14 +185,6 @@ def test_comparisons_keep_their_names_when_an_option_is_typed(tmp_path, entry):
     names = [*read_study(path, tmp_path / "out").comparisons]
     assert len(names) == 2
     assert [*read_study(path, tmp_path / "out", {"device": "cpu"}).comparisons] == names
-
-
-def test_small_takes_names_that_are_none_and_shortens_those_of_figures():
-    three = "ad-drop --p {0.1,0.3,0.5}"
-    tasks = [{"task": "cola", "published": {three: {"dev": 50}}}]
-    whole, _ = change({"methods": ["finetune", three], "baseline": None, "tasks": tasks}, {}, small=True)
-    assert [*whole["tasks"][0]["published"]] == ["ad-drop --p {0.1,0.5}"] == whole["methods"][1:]
-    assert whole["baseline"] is None
 
 
 def test_the_same_loss_with_every_seed_at_the_same_time_is_told(tmp_path):

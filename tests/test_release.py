@@ -15,7 +15,7 @@ tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: imported where they are needed, with a sentence if they are missing
-OPTIONAL = {"peft", "ray", "optuna", "setfit", "sentence-transformers"}
+OPTIONAL = {"peft", "optuna", "setfit", "sentence-transformers"}
 BROUGHT = {"triton"}  # by torch, where it can run
 
 

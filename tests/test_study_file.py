@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
 
 
 def test_methods_beside_a_file_are_added(cli, tmp_path):
-    options = ["--study", file_of(tmp_path), "--scale", "small", "--dry-run"]
+    options = ["--study", file_of(tmp_path), "--dry-run"]
     shown = ran(cli("compare", "mine=sam --rho {0.1,0.2,0.4}", "r-drop", *options)).output
     assert "Added to the study: mine=sam --rho {0.1,0.2,0.4}, r-drop." in shown
     study = read_study(file_of(tmp_path), None, {"methods": ("mine=sam --rho 0.1",)})
@@ -217,9 +217,9 @@ def test_each_built_in_study_can_be_planned(name, tmp_path):
     options = {"data_dir": str(tmp_path)} if name == "ladder" else {}
     for task in ("sst2_sentences", "cr", "subj", "trec"):
         (tmp_path / task).mkdir()
-    for comparison in read_study(study_files()[name], tmp_path / "out", options, small=True).comparisons.values():
+    for comparison in read_study(study_files()[name], tmp_path / "out", options).comparisons.values():
         comparison.check()
-        assert len(comparison.runs()) <= 5 * len(comparison.methods)
+        assert comparison.runs()
 
 
 CONTENT = {
@@ -236,54 +236,42 @@ CONTENT = {
 }
 
 
-def test_small_changes_sizes_and_leaves_the_file_alone():
-    whole, notes = change(CONTENT, {"epochs": 3}, small=True)
-    assert whole["methods"] == ["plain=finetune", "high=ad-drop --p {0.1,0.5} --layers 0,1"]
-    assert whole["seeds"] == 1
+def test_options_are_changed_and_the_file_left_alone():
+    whole, notes = change(CONTENT, {"epochs": 3})
     assert [entry.get("epochs", whole["options"]["epochs"]) for entry in whole["tasks"]] == [3, 3, 3]
-    assert (whole["options"]["train_size"], whole["options"]["batch_size"]) == (128, 16)
-    assert "nothing else: one seed, --train-size 128" in notes[0]
-    assert notes[1] == "Changed from the study file: --epochs 3."
+    assert notes == ["Changed from the study file: --epochs 3."]
     assert CONTENT["tasks"][0]["epochs"] == 9
-    assert change(CONTENT, {}, small=False) == (CONTENT, [])
-
-
-@pytest.mark.parametrize(("given", "left_out"), [("shots", "train_size"), ("folds", "validation_rows")])
-def test_small_does_not_add_what_clashes(given, left_out):
-    plain, _ = change(CONTENT, {}, small=True)
-    whole, _ = change({**CONTENT, "options": {given: 4}}, {}, small=True)
-    assert left_out in plain["options"]
-    assert left_out not in whole["options"]
+    assert change(CONTENT, {}) == (CONTENT, [])
 
 
 def test_a_task_is_chosen_or_replaces_all():
     for task, names in (("cola", ["cola-a", "cola-b"]), ("cola-b", ["cola-b"]), ("agreement", [None])):
-        whole, _ = change(CONTENT, {"task": task}, small=False)
+        whole, _ = change(CONTENT, {"task": task})
         assert [entry.get("name") for entry in whole["tasks"]] == names
 
 
 def test_other_text_to_score_on_is_not_the_further_data_of_a_task():
     content = {**CONTENT, "tasks": [{"task": "cola", "score_on": [{"split": "test"}]}]}
-    whole, _ = change(content, {"score_on": "text.txt"}, small=False)
+    whole, _ = change(content, {"score_on": "text.txt"})
     assert (whole["tasks"], whole["options"]["score_on"]) == (content["tasks"], "text.txt")
 
 
 def test_each_task_has_its_folder_and_one_model(tmp_path):
     (tmp_path / "ptb_pos").mkdir()
-    whole, notes = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    whole, notes = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"})
     assert whole["tasks"] == [{"task": "ptb-pos", "model": "m", "data_dir": str(tmp_path / "ptb_pos")}]
     assert [note.partition(", because")[0] for note in notes[1:3]] == ["Left out", "Left out"]
     assert notes[1].endswith("cola.")
     assert notes[3] == "The report is on dev, since there is no hans for all tasks."
     (tmp_path / "cola").mkdir()
-    whole, _ = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"}, small=False)
+    whole, _ = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"})
     assert [entry.get("name") for entry in whole["tasks"]] == ["cola-a", None]
     own = {"score_on": [], "report_on": None, "tasks": [{"task": "custom", "name": name} for name in ("cola", "subj")]}
-    whole, notes = change({**CONTENT, **own}, {"data_dir": str(tmp_path)}, small=False)
+    whole, notes = change({**CONTENT, **own}, {"data_dir": str(tmp_path)})
     assert whole["tasks"] == [{"task": "custom", "name": "cola", "data_dir": str(tmp_path / "cola")}]
     assert any(note.endswith("subj.") for note in notes)
     with pytest.raises(InputError, match=r"no folder for any task of the study \(cola, ptb-pos\)"):
-        change(CONTENT, {"data_dir": str(tmp_path / "other")}, small=False)
+        change(CONTENT, {"data_dir": str(tmp_path / "other")})
 
 
 def test_published_figures_stand_beside_the_measured_ones(tmp_path):

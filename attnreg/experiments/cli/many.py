@@ -60,19 +60,17 @@ _OPTIONS = (
            help="Rows held out from train to select values in braces."),
     jobs_option("Runs at a time on this machine"),
     THREADS,
-    option("--launcher", group=RUNNING, type=click.Choice(["local", "ray", "commands"]), default="local",
-           help="Run on this machine, on a Ray cluster, or print commands for your scheduler."),
+    option("--launcher", group=RUNNING, type=click.Choice(["local", "commands"]), default="local",
+           help="Run on this machine, or print commands for your scheduler."),
     option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
     option("--study", group=COMPARISON,
            help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
                 "beside it are added, options replace its own."),
-    option("--scale", group=COMPARISON, type=click.Choice(["full", "small"]), default="full",
-           help="Size of a study: small takes few rows, epochs and values in braces, and one seed."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and, if some have finished, their time."),
     *of_all_runs("compare"),
 )  # fmt: skip
-_OF_STUDY, _OF_MAKING = ("study", "scale"), ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", *_OF_STUDY, *_OF_MAKING, *_DESIGN)
+_OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
+_OWN = ("baseline", "study", *_OF_MAKING, *_DESIGN)
 _COMPARE = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
@@ -110,13 +108,12 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     own = {name: options.pop(name) for name in _OWN}
     file, folder = own["study"], own["output_dir"]
     rules.check_pairs(own, rules.COMPARE, flag_of)
-    rules.check_needs(own, [("scale", ("study",))], flag_of)
-    changed = {name: value for name, value in typed.items() if name not in (*_OF_STUDY, *_OF_MAKING)}
+    changed = {name: value for name, value in typed.items() if name not in ("study", *_OF_MAKING)}
     of_runs = {**given(options), "task": options["task"]}
 
     def study_in(place: Path | None) -> Study:
         if file is not None:
-            return read_study(find_study(file), place, changed, small=own["scale"] == "small")
+            return read_study(find_study(file), place, changed)
         place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
         return typed_study(methods, own["baseline"], of_runs, place, {name: own[name] for name in _DESIGN})
 

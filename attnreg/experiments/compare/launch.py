@@ -1,4 +1,4 @@
-"""Start the runs: as processes on this machine, on a Ray cluster, or as commands for a scheduler; show how they go."""
+"""Start the runs: as processes on this machine, or as commands for a scheduler; show how they go."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.results.document import duration, say
@@ -83,18 +81,16 @@ def _named(run: PlannedRun) -> str:
 Launcher = Callable[[Sequence[PlannedRun], Board], None]
 
 
-def _make(
-    words: Sequence[str], log: str, threads: int, folder: str | None = None, stopped: Sequence[object] = ()
-) -> None:
+def _make(words: Sequence[str], log: Path, threads: int, stopped: Sequence[object]) -> None:
     """Run one command in a child process, which is told to end when something is in ``stopped``.
 
     It also ends when this process ends.
     """
     told = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "ATTNREG_CHILD": "1"}
     command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **told}
-    with Path(log).open("wb") as file:
+    with log.open("wb") as file:
         stdin, stderr = subprocess.PIPE, subprocess.STDOUT
-        with subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment, cwd=folder) as child:
+        with subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment) as child:
             while child.poll() is None and not stopped:
                 time.sleep(0.05)
             child.terminate()  # so that it keeps a checkpoint; nothing happens if it has ended
@@ -121,7 +117,7 @@ def local(jobs: int, threads: int) -> Launcher:
                 return
             board.started(run)
             run.prepare()
-            _make(run.command_line(), str(run.log), threads, stopped=stopped)
+            _make(run.command_line(), run.log, threads, stopped)
             run.tidy()
             board.ended(run)
             if not any(other.finished for other in runs if other.method == run.method):
@@ -135,39 +131,6 @@ def local(jobs: int, threads: int) -> Launcher:
                 raise
         if stopped:
             raise KeyboardInterrupt
-
-    return launch
-
-
-def ray(threads: int, on_cpu: bool) -> Launcher:
-    """Return a launcher for the Ray cluster at ``RAY_ADDRESS``, or on this machine. All nodes must share the folder."""
-    try:
-        import ray as engine
-    except ImportError as error:
-        raise InputError("--launcher ray needs Ray: pip install ray.") from error
-
-    def launch(runs: Sequence[PlannedRun], board: Board) -> None:
-        engine.init(ignore_reinit_error=True, log_to_driver=False)
-        most = max(node["Resources"].get("CPU", 0) for node in engine.nodes())
-        if threads > most:
-            raise InputError(f"Expected --threads of at most {most:g}, the most CPUs of one machine, got {threads}.")
-        gpus = 1 if engine.cluster_resources().get("GPU") and not on_cpu else 0
-        make: Any = engine.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_make)
-        here = str(Path.cwd())
-        waiting: dict[Any, PlannedRun] = {}
-        for run in runs:
-            run.prepare()
-            waiting[make.remote(run.command_line(), str(run.log.resolve()), threads, here)] = run
-            board.started(run)
-        while waiting:
-            (done,), _ = engine.wait(list(waiting))
-            run = waiting.pop(done)
-            try:
-                engine.get(done)
-            except engine.exceptions.RayError as error:
-                run.log.write_text(f"Ray: {error}", encoding="utf-8")
-            run.tidy()
-            board.ended(run)
 
     return launch
 

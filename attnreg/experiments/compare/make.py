@@ -60,9 +60,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
 def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads: int, console: Console) -> str | None:
     """Make the runs of a comparison that have not finished; return why some still have not, if so."""
     on_cpu, tried = comparison.options.get("device") == "cpu", set[Path]()
-    if launcher == "local":
-        jobs = jobs or launch.usual_jobs(threads, on_cpu)
-    start = launch.ray(threads, on_cpu) if jobs is None else launch.local(jobs, threads)
+    start = launch.local(jobs or launch.usual_jobs(threads, on_cpu), threads)
     while True:
         for run in (known := comparison.runs()):
             run.check()  # again, since the data or a file may have changed

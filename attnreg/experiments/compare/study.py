@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +28,6 @@ _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in f
 _SWITCHES = {each.name for each in OPTIONS if isinstance(each.default, bool)}
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
-_SMALL = {"train_size": 128, "validation_rows": 64, "epochs": 2, "max_length": 64, "batch_size": 16}
-_FEW = {"seeds": 1, "equal_time": False, "search_seeds": 1, "search_rows": 64}
-_BRACES = re.compile(r"\{([^{},]*),(?:[^{}]*,)?([^{},]*)\}")
 
 
 @dataclass(frozen=True)
@@ -86,17 +82,15 @@ class Study:
             comparison.check_data()
 
 
-def read_study(
-    path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None, *, small: bool = False
-) -> Study:
+def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None) -> Study:
     """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
 
-    ``changed`` and ``small`` are as in :func:`change`.
+    ``changed`` are options as in :func:`change`.
     """
     content = load_yaml(path, f"the study {path}")
     try:
-        whole, notes = change(_checked(content), changed or {}, small=small)
-        place = folder or Path(whole.get("output_dir") or f"runs/{path.stem}{'-small' if small else ''}")
+        whole, notes = change(_checked(content), changed or {})
+        place = folder or Path(whole.get("output_dir") or f"runs/{path.stem}")
         return _study(whole, place, notes)
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
@@ -134,7 +128,7 @@ def _checked(content: Any) -> dict[str, Any]:
     return whole | {f"search_{name}": value for name, value in search.items()}
 
 
-def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool) -> tuple[dict[str, Any], list[str]]:
+def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the content of a study file with options as typed, and sentences that say what has changed.
 
     ``--data-dir`` holds a folder for each task; tasks without one are left out. ``--task`` chooses among the tasks, by
@@ -146,18 +140,6 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
         notes.append(f"Added to the study: {', '.join(added)}.")
         whole["methods"] = [*texts_of(whole.get("methods")), *added]
     shown = [_shown(name, value) for name, value in options.items()]
-    if small:
-        every = whole.get("options") or {}, *(whole.get("tasks") or []), typed
-        given = {name for each in every for name, value in each.items() if value}
-        instead = {"validation_rows": "folds", "train_size": "shots"}  # of which one is given
-        few = {name: value for name, value in _SMALL.items() if instead.get(name) not in given}
-        values = ", ".join(_shown(name, value) for name, value in few.items())
-        notes.append(
-            f"Small scale, which shows that the study runs and nothing else: one seed, {values}, and of the values in "
-            "braces the first and the last."
-        )
-        whole = _fewer({**whole, "methods": texts_of(whole.get("methods")) or whole.get("methods")}) | _FEW
-        options = {**few, **options}
     if shown:
         notes.append(f"Changed from the study file: {' '.join(shown)}.")
     whole |= {name: options.pop(name) for name in DESIGN if name in options}
@@ -189,15 +171,6 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any], *, small: bool)
     if wanted and not all(wanted in names for names in scored):
         notes.append(f"The report is on dev, since there is no {whole.pop('report_on')} for all tasks.")
     return whole, notes
-
-
-def _fewer(value: Any) -> Any:
-    """Leave of values in braces, anywhere in a file, the first and the last."""
-    if isinstance(value, dict):
-        return {_fewer(key): _fewer(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [*map(_fewer, value)]
-    return _BRACES.sub(r"{\1,\2}", value) if isinstance(value, str) else value
 
 
 def _of_one_task(entries: list[dict[str, Any]], default: Any) -> Iterator[dict[str, Any]]:

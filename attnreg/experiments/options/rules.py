@@ -15,7 +15,7 @@ from attnreg.experiments.tasks.task import Task
 
 Flag = Callable[[str], str]
 #: values with which an option does nothing, besides none at all, 0 and false
-IDLE = {"wise_ft": 1.0, "gradient_accumulation": 1, "launcher": "local", "scale": "full"}
+IDLE = {"wise_ft": 1.0, "gradient_accumulation": 1, "launcher": "local"}
 _FEW_TRAIN = "exclude each other, because LoRA does not train the weights that the other one changes"
 #: pairs of options that exclude each other, and what a message says of the two
 EXCLUDES = (
@@ -44,7 +44,7 @@ KINDS: Sequence[tuple[str, str, Callable[[type[Kind]], bool]]] = (
 )
 # Of `attnreg compare` and `attnreg evaluate`.
 COMPARE = (
-    ("jobs", "launcher", "exclude each other, because only the launcher local runs jobs on this machine"),
+    ("jobs", "launcher", "exclude each other, because only the launcher local starts runs"),
     ("baseline", "study", "exclude each other, because a study file has its own baseline"),
     ("folds", "validation_rows", "both say which rows of train the methods are scored on"),
 )
