@@ -1,6 +1,7 @@
-"""``python -m tests.sweep.page`` tries every model type and writes docs/families.md, unless something is wrong."""
+"""``python -m tests.sweep.page`` tries every model type and writes docs/families.md and .csv, unless something is wrong."""
 
 import argparse
+import csv
 import dataclasses
 import functools
 import json
@@ -9,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -26,62 +27,36 @@ POPULAR = """
     mamba reformer fnet perceiver
 """
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+TABLE = PAGE.with_suffix(".csv")
 
 TEXT = """# Model families
 
 Tried on a tiny model of every model type of transformers {version} that can be built without a hub: **{right} of {tried} types are
-right, {refused} are refused, {wrong} are wrong.** Made by `python -m tests.sweep.page`; `pytest -m slow tests/sweep` asks for the same.
+right, {refused} are refused, 0 are wrong.** Is yours among them? [The table](families.csv) has a row for each.
+
+Of the most used, these are right: {popular}.
+
+These are refused: {unpopular}.
+
+| result | what it means | types |
+|---|---|---:|
+| right | all checks below pass | {plain} |
+| right in part | the rest is left as it is, and `attach` says so | {said} |
+| right beside other paths | positions see each other also by other ways than attention, such as convolutions or recurrent layers | {others} |
+| refused | `attach`, or the first masked pass, raises a sentence that names the cause | {refused} |
+| not tried | it cannot be built here; the table has the reason | {absent} |
+
 Right means, in training mode on two samples, one of them padded:
 
-- a mask that keeps everything changes nothing;
-- a token that is a key nowhere has no influence on other positions;
+- a mask that keeps everything changes nothing, and a token that is a key nowhere has no influence on other positions;
 - where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
-- there are as many sites as layers of self-attention, and rates are those that follow from the model's own weights;
-- what flows through a site is attention: its rows sum to 1, and it looks only where the model allows it;
-- a [regularizer of hidden states](providers/hidden-dropout.md#where-hidden-states-are) is asked once at the input and output of each
-  block, samples are the first dimension of what it gets, and it knows what is padding; or `attach` refuses it;
-- attaching and detaching leave every attribute of every module as it was, and in eval mode the model is bitwise the plain one;
-- under one seed, a second pass, the parts of the model, and each `get_…_features` repeat the masks;
-- a copy of a block is plain; gradients under checkpointing of blocks, reentrant or not, are those without it, or it is refused;
-- with one token more or less than when it was attached, the first two checks hold.
+- there are as many sites as layers of self-attention, with rates that follow from the model's own weights;
+- [hidden states](providers/hidden-dropout.md#where-hidden-states-are) are asked for once at the input and output of each block;
+- detaching leaves no trace, and in eval mode the model is bitwise the plain one;
+- one seed repeats the masks, also under gradient checkpointing and with other lengths.
 
-Which regularizer works in which kind of model is in [another table](providers/families.md).
-
-## The most used
-
-{popular}
-
-## Right
-
-{listed}
-
-## Right, and `attach` says what is not covered
-
-| model type | attention that is left as it is |
-|---|---|
-{said}
-
-## Right, and dropped positions come through elsewhere
-
-In these, positions see each other by other ways than attention, which no mask on attention closes.
-
-| model type | by |
-|---|---|
-{others}
-
-## Refused
-
-`attach`, or the first masked pass, raises a sentence that names the cause.
-
-| model type | cause |
-|---|---|
-{causes}
-
-## Not tried
-
-| model type | reason |
-|---|---|
-{absent}
+Which regularizer works in which kind of model is in [another table](providers/families.md). Both are made by commands
+([development](development.md)).
 """
 
 
@@ -117,40 +92,47 @@ def main():
         print(each.name, each.wrong, file=sys.stderr)
     if wrong:
         sys.exit(f"{len(wrong)} of {len(found)} model types are wrong.")
-    PAGE.write_text(page(found), encoding="utf-8")
+    write(found)
 
 
-def page(found):
-    """The page for what was found."""
-    right = [each for each in found if not each.is_refused]
-    plain = [each for each in right if not each.note and each.name not in OTHER_WAYS]
+def write(found):
+    """Write the page, and the table of all types beside it."""
+    rows = table(found)
+    PAGE.write_text(page(rows), encoding="utf-8")
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("model type", "result", "detail"), *rows])
+
+
+def table(found):
+    """A row for each model type: its name, the result, and the reason."""
+    rows = [(name, "not tried", reason) for name, reason in not_built().items()]
+    for each in found:
+        ways = OTHER_WAYS.get(each.name)
+        if each.is_refused:
+            rows.append((each.name, "refused", _cause(each.note)))
+        else:
+            result = "right beside other paths" if ways else "right in part" if each.note else "right"
+            rows.append((each.name, result, "; ".join(filter(None, (each.note, ways)))))
+    return sorted(rows)
+
+
+def page(rows):
+    """The page for these rows."""
+    results = Counter(result for _, result, _ in rows)
+    refused = {name: result == "refused" for name, result, _ in rows if result != "not tried"}
+    known = {which: [f"`{name}`" for name in POPULAR.split() if refused.get(name) is which] for which in (False, True)}
     return TEXT.format(
         version=transformers.__version__,
-        right=len(right),
-        tried=len(found),
-        refused=len(found) - len(right),
-        wrong=sum(bool(each.wrong) for each in found),
-        popular=_popular({each.name: each.is_refused for each in found}),
-        listed=", ".join(f"`{each.name}`" for each in plain) + ".",
-        said=_rows({each.name: each.note for each in right if each.note}),
-        others=_rows({each.name: OTHER_WAYS[each.name] for each in right if each.name in OTHER_WAYS}),
-        causes=_rows({each.name: _cause(each.note) for each in found if each.is_refused}),
-        absent=_rows(not_built()),
+        right=len(refused) - results["refused"],
+        tried=len(refused),
+        refused=results["refused"],
+        popular=", ".join(known[False]),
+        unpopular=", ".join(known[True]),
+        plain=results["right"],
+        said=results["right in part"],
+        others=results["right beside other paths"],
+        absent=results["not tried"],
     )
-
-
-def _popular(refused):
-    """Say which of the most used types are right, and which are refused."""
-    known = {which: [f"`{name}`" for name in POPULAR.split() if refused.get(name) is which] for which in (False, True)}
-    return f"Right: {', '.join(known[False])}.\n\nRefused: {', '.join(known[True])}."
-
-
-def _rows(reasons):
-    """One row for all that share a reason."""
-    names = defaultdict(list)
-    for name, reason in reasons.items():
-        names[reason].append(f"`{name}`")
-    return "\n".join(f"| {', '.join(each)} | {reason} |" for reason, each in names.items())
 
 
 def _cause(sentence):
@@ -158,7 +140,7 @@ def _cause(sentence):
     if found := re.search(r"\([^():]+: ([^():]+)\)", sentence):  # of the first place
         return found[1]
     short = re.sub(r" Pass `example_inputs`.*| Call `model.set_attn.*", "", sentence, flags=re.DOTALL)
-    return re.sub(r"^No attention that can be masked was found in \w+:", "no attention:", short).replace("|", "\\|")
+    return re.sub(r"^No attention that can be masked was found in \w+:", "no attention:", short)
 
 
 if __name__ == "__main__":
