@@ -58,6 +58,7 @@ nitpick_ignore_regex = [
 
 # Reference. The stubs list the public names; their modules group them.
 GROUPS = {
+    "Fit a classifier": ("attnreg.experiments.",),
     "Attach": ("attnreg.injection.", "attnreg.diagnosis"),
     "Regularizers": (
         "attnreg.regularizers.",
@@ -109,6 +110,18 @@ def grouped(package: str) -> dict[str, list[str]]:
         "add the module of a public name to GROUPS"
     )
     return groups | {"Returned and raised": BESIDES}
+
+
+def listing() -> str:
+    """Return every public name with its first sentence, under the headings of its package."""
+    lines: list[str] = []
+    for package, groups in autosummary_context["groups"].items():
+        for title, names in groups.items():
+            head = title if package == "attnreg" else f"{package}: {title.lower()}"
+            rows = [f"   ~{package}.{name}" for name in names]
+            lines += [head, "-" * len(head), "", f".. currentmodule:: {package}", ""]
+            lines += [".. autosummary::", "   :nosignatures:", "", *rows, ""]
+    return "\n".join(lines)
 
 
 PACKAGES = [
@@ -175,6 +188,10 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
         title, rest = source[0].split("\n", 1)
         field = '<input class="filter" type="search" placeholder="Show only rows and names with …" aria-label="Filter">'
         source[0] = f"{title}\n\n```{{raw}} html\n{field}\n```\n{rest}"
+    if docname == "families":
+        source[0] += "\n```{csv-table}\n:file: families.csv\n:header-rows: 1\n```\n"
+    if docname == "reference":
+        source[0] += f"\n{listing()}"
     if docname.startswith("providers/"):
         headings = " ".join(re.findall(r"^#+ (.*)", source[0], re.M))
         named = [
@@ -201,9 +218,11 @@ def with_own_pages(app: Sphinx, docname: str, source: list[str]) -> None:
             source[0],
             flags=re.M,
         )
-    # Benchmarks are not in the site: the link downloads the file.
+    # These are not in the site: the link downloads the file.
     source[0] = re.sub(
-        r"\]\(((?:\.\./)+benchmarks/\w+\.md)(?:#[\w-]+)?\)", r"](path:\1)", source[0]
+        r"\]\(((?:\.\./)+(?:benchmarks/\w+|CONTRIBUTING|CHANGELOG)\.md)(?:#[\w-]+)?\)",
+        r"](path:\1)",
+        source[0],
     )
 
 

@@ -42,14 +42,8 @@ PAGE_OF = _pages()
 
 
 #: Those that the README names; their overview has all.
-FEATURED = {
-    "ADDrop",
-    "GNetProvider",
-    "AttentionDropout",
-    "AttentionLayerDrop",
-    "BernoulliScheduleProvider",
-}
-FEATURED |= {"DropKey", "DropHead", "LayerDrop", "HiddenKey", "HiddenCut", "EmbeddingNoise", "UniDrop", "Scheduled"}
+FEATURED = {"ADDrop", "GNetProvider", "AttentionDropout", "AttentionLayerDrop", "BernoulliScheduleProvider", "DropKey"}
+FEATURED |= {"DropHead", "LayerDrop", "HiddenKey", "HiddenCut", "EmbeddingNoise", "UniDrop"}
 
 #: The provider of each method that was compared with plain fine-tuning, and the methods that have no page here.
 RESULTS_OF = {
