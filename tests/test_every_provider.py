@@ -99,7 +99,6 @@ EDGES = [
     ("ConcreteDropout", "num_heads", 4),
     ("LearnableBernoulli", "num_heads", 4),
     ("GNetProvider", "pad_token_id", 1.5),
-    ("GNetProvider", "patch", [3, 0, 4]),
 ]
 
 

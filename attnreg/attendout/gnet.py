@@ -13,7 +13,7 @@ from typing_extensions import override
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, shift_to
-from attnreg.attendout.network import GeneratorNetwork, Reading, read_images, read_tokens
+from attnreg.attendout.network import GeneratorNetwork, TokenInputs, read_tokens
 from attnreg.attendout.sizes import measured
 from attnreg.errors import InputError
 from attnreg.masks import Mask
@@ -22,7 +22,7 @@ from attnreg.sites import AttentionSite, SiteInfo
 
 
 class GNetProvider(MaskProvider):
-    r"""Draw masks from a small attention network that reads the tokens, or patches of images (AttendOut's G-Net).
+    r"""Draw masks from a small attention network that reads the tokens (AttendOut's G-Net).
 
     The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
     times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
@@ -43,9 +43,9 @@ class GNetProvider(MaskProvider):
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
             in the paper, where P(keep) begins near 0.5.
         decisions: what has one draw, of the mean logit of its units: ``"unit"`` (each position, as in the paper),
-            ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id; of
-            images, at the same position), ``"word"`` (the same for all layers, so that a batch is one without this
-            word, or with it) or ``"batch"`` (a layer, or a head of it). Of fewer, the reward says more about each.
+            ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id),
+            ``"word"`` (the same for all layers, so that a batch is one without this word, or with it) or ``"batch"`` (a
+            layer, or a head of it). Of fewer, the reward says more about each.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, for one mask that
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
         num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
@@ -53,8 +53,6 @@ class GNetProvider(MaskProvider):
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
-        patch: for images: channels, height and width of a patch. ``vocab_size`` then is the number of tokens before the
-            patches, such as the class token.
 
     Shape:
         masks are ``(B, M, N, N)`` for inputs ``(B, N)``, where M is 1 or the number of heads; multiple-choice inputs
@@ -90,10 +88,9 @@ class GNetProvider(MaskProvider):
         causal: bool = False,
         position_offset: int = 0,
         pad_token_id: int | None = None,
-        patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.vocab_size = whole_number("vocab_size", vocab_size, least=0 if patch else 1)
+        self.vocab_size = whole_number("vocab_size", vocab_size)
         self.hidden_size = whole_number("hidden_size", hidden_size)
         self.num_layers = whole_number("num_layers", num_layers)
         self.max_length = whole_number("max_length", max_length)
@@ -111,9 +108,6 @@ class GNetProvider(MaskProvider):
         self._stack = "decoder" if causal else "encoder"
         self.position_offset = whole_number("position_offset", position_offset, least=0)
         self.pad_token_id = None if pad_token_id is None else whole_number("pad_token_id", pad_token_id, least=0)
-        if patch is not None and (not isinstance(patch, Sequence) or len(patch) != 3 or causal):
-            raise InputError(f"`patch` must be (channels, height, width), without `causal`, got {patch!r}.")
-        self.patch = None if patch is None else [whole_number("patch", size) for size in patch]
         self.network = GeneratorNetwork(
             vocab_size,
             hidden_size,
@@ -122,7 +116,6 @@ class GNetProvider(MaskProvider):
             num_heads,
             initial_logit=None if initial_keep is None else math.log(initial_keep / (1 - initial_keep)),
             position_offset=position_offset,
-            patch=self.patch,
         )
         self.keep: Tensor | None = None
         self._given = GivenMasks()
@@ -143,8 +136,8 @@ class GNetProvider(MaskProvider):
         """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
 
         Args:
-            model: a model that takes token ids, or a Vision Transformer, whose patches the G-Net reads. If it has no
-                table of absolute positions, or none that can be told by its name, positions are learned from scratch.
+            model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
+                its name, positions are learned from scratch.
             initial_keep: as in :class:`GNetProvider`.
             decisions: likewise.
             masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
@@ -152,8 +145,8 @@ class GNetProvider(MaskProvider):
             example_inputs: as in :func:`attnreg.attach`.
 
         Raises:
-            InputError: if the model has no single table of token embeddings, and does not cut images into patches; with
-                ``"heads"``, if its layers differ in heads.
+            InputError: if the model has no single table of token embeddings; with ``"heads"``, if its layers differ in
+                heads.
             NoAttentionError: if no attention is found in the model.
 
         Example:
@@ -253,14 +246,12 @@ class GNetProvider(MaskProvider):
         return self._decisions(inputs)
 
     def _decisions(self, inputs: Mapping[str, Any]) -> Decisions:
-        types = self._read(inputs).types if self.decisions in ("type", "word") else None
-        number = self.vocab_size if self.patch is None else self.max_length
-        return Decisions(self.decisions, self.masks_per_layer, self.logits(inputs), self.units(inputs), types, number)
+        types = self._read(inputs).ids if self.decisions in ("type", "word") else None
+        logits, units = self.logits(inputs), self.units(inputs)
+        return Decisions(self.decisions, self.masks_per_layer, logits, units, types, self.vocab_size)
 
-    def _read(self, inputs: Mapping[str, Any]) -> Reading:
-        if self.patch is None:
-            return read_tokens(inputs, self.max_length, self.pad_token_id, causal=self.causal)
-        return read_images(inputs, self.max_length, self.patch, before=self.vocab_size)
+    def _read(self, inputs: Mapping[str, Any]) -> TokenInputs:
+        return read_tokens(inputs, self.max_length, self.pad_token_id, causal=self.causal)
 
     @override
     def get_extra_state(self) -> Tensor:
@@ -275,17 +266,17 @@ class GNetProvider(MaskProvider):
 
         Args:
             inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
-                dimensions) and, optionally, ``attention_mask`` ``(B, N)``; for images, ``pixel_values``.
+                dimensions) and, optionally, ``attention_mask`` ``(B, N)``.
         """
         read = self._read(inputs)
         try:
-            return self.network(read.values, read.allowed)
+            return self.network(read.ids, read.allowed)
         except IndexError as error:
-            if self.patch is not None or int(read.values.max()) < self.vocab_size:
+            if int(read.ids.max()) < self.vocab_size:
                 raise
             raise InputError(
                 f"Expected token ids below {self.vocab_size}, for which the G-Net was made, got "
-                f"{int(read.values.max())}: once the model's embeddings are resized, make it anew."
+                f"{int(read.ids.max())}: once the model's embeddings are resized, make it anew."
             ) from error
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:

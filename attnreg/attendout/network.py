@@ -1,9 +1,9 @@
-"""G-Net's network, which maps token ids or images to the logits of keeping, and what it reads of a model's inputs."""
+"""G-Net's network, which maps token ids to the logits of keeping, and what it reads of a model's inputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from attnreg.errors import InputError
 
 
-class Reading(NamedTuple):
+class TokenInputs(NamedTuple):
     """What a G-Net reads of a model's inputs."""
 
-    values: Tensor  # token ids, (B, N), or images, (B, C, height, width)
+    ids: Tensor  # token ids, (B, N)
     allowed: Tensor  # the positions that attention allows, bool, (B, N, N)
-    types: Tensor  # the type of each key, (B, N): its token id, or its position in an image
 
 
-def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | None, *, causal: bool) -> Reading:
+def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | None, *, causal: bool) -> TokenInputs:
     """Read token ids; the choices of multiple choice count as samples."""
     ids = inputs.get("input_ids")
     if ids is None:
@@ -38,34 +37,7 @@ def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | 
     if mask.numel() != ids.numel():
         raise InputError(f"Expected `attention_mask` to have the shape of the token ids, got {tuple(mask.shape)}.")
     allowed = mask.reshape(-1, 1, length).bool().expand(-1, length, length)
-    return Reading(ids, allowed.tril() if causal else allowed, ids)
-
-
-def read_images(inputs: Mapping[str, Any], max_length: int, patch: Sequence[int], before: int) -> Reading:
-    """Read images, of patches ``(C, height, width)`` after ``before`` other tokens; none of them is padding."""
-    pixels = image_in(inputs)
-    if pixels is None or pixels.shape[1:2] != (patch[0],):
-        shape = "none" if pixels is None else tuple(pixels.shape)
-        raise InputError(
-            f"Expected images of {patch[0]} channels, which this G-Net reads, as `pixel_values`, got {shape}."
-        )
-    if (length := before + number_of_patches(pixels, *patch[1:])) > max_length:
-        raise InputError(
-            f"Expected images of at most {max_length} tokens, got {length}: resize, or raise `max_length`."
-        )
-    allowed = torch.ones((), dtype=torch.bool, device=pixels.device).expand(len(pixels), length, length)
-    return Reading(pixels, allowed, torch.arange(length, device=pixels.device).expand(len(pixels), -1))
-
-
-def image_in(inputs: Any) -> Tensor | None:
-    """Return the images among a model's inputs, ``(B, C, height, width)``."""
-    named = [inputs.get("pixel_values"), *inputs.values()] if isinstance(inputs, Mapping) else inputs
-    return next((v for v in named if isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 4), None)
-
-
-def number_of_patches(images: Tensor, height: int, width: int) -> int:
-    """Return the number of patches of an image."""
-    return (images.shape[-2] // height) * (images.shape[-1] // width)
+    return TokenInputs(ids, allowed.tril() if causal else allowed)
 
 
 class GeneratorNetwork(nn.Module):
@@ -83,7 +55,6 @@ class GeneratorNetwork(nn.Module):
         num_heads: int,
         initial_logit: float | None,
         position_offset: int = 0,
-        patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
@@ -91,13 +62,10 @@ class GeneratorNetwork(nn.Module):
             raise InputError(f"Expected {wanted}, got {num_heads}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
-        self.tokens = (
-            nn.Embedding(vocab_size, hidden_size) if patch is None else PatchTokens(hidden_size, patch, vocab_size)
-        )
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(num_positions, hidden_size)
         for embedding in (self.tokens, self.positions):
-            if isinstance(embedding, nn.Embedding):
-                nn.init.normal_(embedding.weight, std=0.02)
+            nn.init.normal_(embedding.weight, std=0.02)
         # Without it, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
         self.embedding_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
@@ -109,10 +77,10 @@ class GeneratorNetwork(nn.Module):
         else:
             self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
-    def forward(self, values: Tensor, allowed: Tensor) -> Tensor:
-        """Return the logits of keeping, ``(B, L, G, N, N)``, from the parts of a :class:`Reading`."""
-        tokens = self.tokens(values)
-        steps = torch.arange(tokens.shape[-2], device=values.device) + self.position_offset
+    def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
+        """Return the logits of keeping, ``(B, L, G, N, N)``, from the parts of :class:`TokenInputs`."""
+        tokens = self.tokens(ids)
+        steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
         x = self.embedding_norm(tokens + self.positions(steps))
         attention = _OneHead(self.qkv, self.out) if self.num_heads == 1 else _Heads(self.qkv, self.out, self.num_heads)
         logits = []
@@ -124,21 +92,6 @@ class GeneratorNetwork(nn.Module):
                 weights = scores.masked_fill(~allowed[:, None], torch.finfo(scores.dtype).min).softmax(-1)
                 x = self.norm(x + attention.mixed(weights, x))
         return torch.stack(logits, dim=1)
-
-
-class PatchTokens(nn.Module):
-    """A learned vector for each of the tokens before the patches, then a linear map of each patch, row by row."""
-
-    def __init__(self, hidden_size: int, patch: Sequence[int], before: int) -> None:
-        super().__init__()
-        channels, height, width = patch
-        self.projection = nn.Conv2d(channels, hidden_size, (height, width), stride=(height, width))
-        self.before = nn.Parameter(0.02 * torch.randn(before, hidden_size))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the states ``(B, N, d)`` of images ``(B, C, height, width)``."""
-        patches = self.projection(pixels.to(self.before.dtype)).flatten(2).transpose(1, 2)
-        return torch.cat([self.before.expand(len(patches), -1, -1).to(patches.dtype), patches], 1)
 
 
 class _Heads:

@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnreg.attendout.network import image_in, number_of_patches
 from attnreg.errors import InputError
-from attnreg.injection import discover, undisturbed
-from attnreg.injection.discovery.blocks import ModuleCall
-from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
+from attnreg.injection import discover
 from attnreg.sites import SiteInfo
 
 
@@ -37,13 +34,8 @@ class Measured(NamedTuple):
 
 
 def measured(model: nn.Module, example_inputs: Any) -> Measured:
-    """Measure a model that takes token ids, or a Vision Transformer."""
-    try:
-        tokens, positions, offset = embedding_tables(model)
-    except InputError:
-        if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-            raise
-        return _of_images(model, example_inputs)
+    """Measure a model that takes token ids."""
+    tokens, positions, offset = embedding_tables(model)
     found = [site.info for site in discover(model, example_inputs).sites]
     stack = "encoder" if any(site.stack == "encoder" for site in found) else "decoder"
     sites = [site for site in found if site.stack == stack]
@@ -60,46 +52,6 @@ def measured(model: nn.Module, example_inputs: Any) -> Measured:
     weights: dict[str, Tensor] = {"tokens.weight": tokens.weight}
     weights |= {} if positions is None else {"positions.weight": positions.weight}
     return Measured(sizes, weights, tokens.weight.device, _heads_of(model, sites))
-
-
-def _of_images(model: nn.Module, example_inputs: Any) -> Measured:
-    """Measure a Vision Transformer, whose tokens must be the patches of one convolution, perhaps after other tokens."""
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    projection, found = convolutions[0], discover(model, example_inputs)
-    is_cut = len(convolutions) == projection.groups == 1 and projection.kernel_size == projection.stride
-    is_cut = is_cut and projection.padding in ((0, 0), "valid")
-    given = make_example_inputs(model) if example_inputs is None else [example_inputs]
-    example = next((each for each in given if image_in(each) is not None), None)
-    images = None if example is None else image_in(example)
-    sites = [site for site in found.sites if site.info.stack == "encoder"]
-    shapes = (site.layout.sizes(site.sighting.shape) for site in sites)
-    sizes = {(batch, queries, keys) for batch, _, queries, keys in shapes}
-    batch, length, keys = sizes.pop() if len(sizes) == 1 else (0, 0, 0)
-    patches = 0 if images is None else number_of_patches(images, *projection.kernel_size)
-    if not is_cut or images is None or (batch, keys) != (len(images), length) or length < patches:
-        raise InputError(
-            f"G-Net reads equal patches of an image, one for each token, which {type(model).__name__} does not have: "
-            "use another provider, or a Vision Transformer such as ViT."
-        )
-    before, block = length - patches, found.sites[0].block
-    if block is None or not _in_order(model, block, example, projection.kernel_size, before):
-        raise InputError(
-            "G-Net reads the patches of an image row by row, after all other tokens, but "
-            f"{type(model).__name__} has them in another order: use another provider."
-        )
-    width = projection.out_channels
-    weights: dict[str, Tensor] = {f"tokens.projection.{name}": each for name, each in projection.named_parameters()}
-    for name, parameter in model.named_parameters():
-        if "pos" in name and parameter.numel() == length * width:
-            weights.setdefault("positions.weight", parameter.reshape(length, width))
-    arguments = {
-        "vocab_size": before,
-        "hidden_size": width,
-        "num_layers": found.sites[0].info.num_layers,
-        "max_length": length,
-        "patch": [projection.in_channels, *projection.kernel_size],
-    }
-    return Measured(arguments, weights, projection.weight.device, _heads_of(model, [each.info for each in sites]))
 
 
 def _heads_of(model: nn.Module, sites: Sequence[SiteInfo]) -> int | None:
@@ -144,31 +96,3 @@ def _is_beside(name: str, around: str) -> bool:
     """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
     own = name.rpartition(".")[0]
     return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")
-
-
-def _in_order(model: nn.Module, block: ModuleCall, example: Any, patch: Sequence[int], before: int) -> bool:
-    """Whether each patch of an image changes the token in its place, and no other, where tokens enter a block."""
-    images = image_in(example)
-    assert images is not None
-    (height, width), columns = patch, images.shape[-1] // patch[1]
-    corners = [(0, 0), (0, columns - 1), (images.shape[-2] // height - 1, columns - 1)]
-    entered: list[Tensor] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        entered.append((args[0] if args else kwargs[block.first]).detach())
-
-    def run(other: Tensor) -> None:
-        if isinstance(example, Mapping):
-            model(**{name: other if value is images else value for name, value in example.items()})
-        else:
-            model(*(other if value is images else value for value in example))
-
-    with block.module.register_forward_pre_hook(note, with_kwargs=True), undisturbed(model), torch.no_grad():
-        run(images)
-        for row, column in corners:
-            other = images.clone()
-            other[..., row * height : (row + 1) * height, column * width : (column + 1) * width] += 1.0
-            run(other)
-    plain, *changed = entered
-    places = [(states != plain).any(-1).any(0).flatten().nonzero().flatten().tolist() for states in changed]
-    return places == [[before + row * columns + column] for row, column in corners]
