@@ -52,7 +52,7 @@ class Draws:
     ) -> None:
         self.replayed = replayed
         self.first_query = first_query
-        self._batch = batch or Batch()
+        self._batch = NO_BATCH if batch is None else batch
         self._part = part
         self._seed = seed
         self._count = 0
@@ -63,7 +63,7 @@ class Draws:
         if self._seed is None:
             return None
         seed = self._seed() if callable(self._seed) else self._seed
-        self._seed = seed if seed is None or is_traced() else int(seed)
+        self._seed = seed if seed is None or isinstance(seed, int) or is_traced() else int(seed)
         return self._seed
 
     def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
@@ -210,6 +210,9 @@ class Batch:
         raise InputError(
             f"has shape {tuple(shape)}, and it is not known which of its values belong to which of {self.size} samples"
         )
+
+
+NO_BATCH = Batch()
 
 
 def new_seed(generator: torch.Generator | None = None) -> Tensor:

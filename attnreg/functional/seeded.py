@@ -10,6 +10,7 @@ multiplication. Only integer arithmetic with wrap-around is used, which is exact
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -89,7 +90,9 @@ def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
         >>> fold_seed(7, 0) == int(fold_seed(torch.tensor(7), 0)) != fold_seed(7, 1)
         True
     """
-    return _mix_64(_mix_64(seed) + number)
+    if isinstance(seed, int):
+        return mix_64(mix_64(seed) + number)
+    return _mix_tensor(_mix_tensor(seed) + number)
 
 
 def is_traced() -> bool:
@@ -136,11 +139,11 @@ def _everywhere(
     if not traced and is_first and math.prod(shape) == 1 and not isinstance(seed, Tensor) and not isinstance(p, Tensor):
         number = _first_number(seed)
         return torch.full(tuple(shape), number if p is None else number >= _single(p), device=device)
-    heads, queries, keys = (shape[-dim] if len(shape) >= dim else 1 for dim in (3, 2, 1))
-    places = [torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries)]
+    heads, queries, keys = (1, 1, 1, *shape)[-3:]
+    b, h, q = (torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries))
     if samples is not None:
-        places[max(0, 4 - len(shape))] = samples.to(places[0].device)
-    b, h, q = places
+        samples = samples.to(b.device)
+        b, h, q = (samples, h, q) if len(shape) > 3 else (b, samples, q) if len(shape) > 2 else (b, h, samples)
     words = row_words(seed, b[:, None, None], h[:, None], q + first_query)
     if first_key is not None:
         words = words[0] + key_steps(first_key), words[1]
@@ -166,14 +169,16 @@ def _first_number(seed: int) -> float:
 
 def _in_chunks(words: tuple[Tensor, Tensor], k: Tensor, p: float | Tensor | None) -> Tensor:
     """Hash a few rows at a time and in place, which takes a third of the time on a CPU, and less memory anywhere."""
-    first, second = (word.reshape(-1, 1) for word in words)
-    out = torch.empty(len(first), len(k), dtype=torch.float32 if p is None else torch.bool, device=k.device)
+    first, second, keys = words[0].reshape(-1, 1), words[1].reshape(-1, 1), k.shape[0]
+    out = torch.empty(first.shape[0], keys, dtype=torch.float32 if p is None else torch.bool, device=k.device)
     steps = key_steps(k)
     if isinstance(p, Tensor):  # a value on a GPU is not waited for
         p = float(p) if p.is_cpu or k.is_cpu else p.to(torch.float32).reshape(())
     threshold = 0 if p is None or isinstance(p, Tensor) else _threshold(p)
-    at_once = max(1, (CHUNK if k.is_cpu else GPU_CHUNK) // max(1, len(k)))
-    for a, c, part in zip(first.split(at_once), second.split(at_once), out.split(at_once), strict=True):
+    at_once = max(1, (CHUNK if k.is_cpu else GPU_CHUNK) // max(1, keys))
+    for begin in range(0, first.shape[0], at_once):
+        rows = slice(begin, begin + at_once)
+        a, c, part = (first, second, out) if at_once >= first.shape[0] else (first[rows], second[rows], out[rows])
         x = a + steps
         shifted = torch.empty_like(x)
         x ^= torch.bitwise_right_shift(x, 16, out=shifted).bitwise_and_(LOW[16])
@@ -208,6 +213,7 @@ def _single(p: float) -> float:
     return float(single)
 
 
+@functools.lru_cache
 def _threshold(p: float) -> int:
     """Return the lowest of the hashed numbers, without their low bits, at which a position is kept."""
     return math.ceil(_single(p) * 2**BITS) - 2 ** (BITS - 1)

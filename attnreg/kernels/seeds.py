@@ -16,8 +16,8 @@ def mix_64(x: int) -> int:
         (0, 6238072747940578789)
     """
     x %= 2**64
-    for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
-        x = (x ^ x >> shift) * multiplier % 2**64
+    x = (x ^ x >> SHIFTS_64[0]) * MULTIPLIERS_64[0] % 2**64
+    x = (x ^ x >> SHIFTS_64[1]) * MULTIPLIERS_64[1] % 2**64
     x ^= x >> 31
     return x - 2**64 if x >= 2**63 else x
 

@@ -83,7 +83,11 @@ class LazySite(AttentionSite):
         There is no ``valid`` among its attributes, so that the property below is reached.
         """
         site = object.__new__(cls)
-        vars(site).update(DEFAULTS, **vars(info) | given, allowed=allowed)
+        fields = site.__dict__
+        fields |= DEFAULTS
+        fields |= info.__dict__
+        fields |= given
+        fields["allowed"] = allowed
         site.__post_init__()
         return site
 

@@ -128,18 +128,19 @@ class Attention:
         query, key, value, layout, scale, dropout_p = (
             self.query, self.key, self.value, self.layout, self.scale, self.dropout_p
         )  # fmt: skip
-        own_valid, valid, bias = (
-            self.allowed.valid(self.query.device),
-            self.whole.valid(self.query.device),
-            self.whole.bias,
-        )
+        own_valid = valid = self.allowed.valid(query.device)
+        if self.whole is not self.allowed:
+            valid = self.whole.valid(query.device)
+        bias = self.whole.bias
         full = (*query.shape[:-1], key.shape[-2])
         keep = None if mask is None else mask.scores
         gamma = None if mask is None or dropout_p or layout.has_sinks else mask.relaxed  # dropout is of relaxed weights
         if keep is None and gamma is not None:
             keep = torch.ones((), dtype=torch.bool, device=query.device)
-        if keep is not None:
+        if keep is not None and layout.has_sinks:
             keep, valid = layout.around_keys(keep, own_valid, full)
+        elif keep is not None:
+            valid = own_valid
         if bias is not None and valid is not None:
             # A query row without a valid key keeps the weights that the model's finite biases give it.
             orphan = ~valid.any(-1, keepdim=True)

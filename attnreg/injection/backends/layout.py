@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,12 @@ class Layout:
     sinks_before: int = 0  # number of leading columns that are not keys, such as learned sinks
     sinks_after: int = 0  # number of trailing columns that are not keys
     rest_asks: bool = False  # whether all other columns were as many as the queries when the model was attached
+    has_sinks: bool = field(init=False, compare=False)  # whether some columns are not keys
+    is_plain: bool = field(init=False, compare=False)  # whether scores are ``(B, H, Q, K)``, and all columns are keys
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_sinks", self.sinks_before + self.sinks_after > 0)
+        object.__setattr__(self, "is_plain", self.dims == STANDARD and not self.has_sinks)
 
     def of_pass(self, shape: tuple[int, ...]) -> Layout:
         """Return the layout of scores of one pass, which may have no sinks, as if a prefix adapter is switched off."""
@@ -44,19 +50,9 @@ class Layout:
         return self
 
     @property
-    def is_plain(self) -> bool:
-        """Whether scores are ``(B, H, Q, K)``, and all columns are keys."""
-        return self.dims == STANDARD and not self.has_sinks
-
-    @property
     def has_queries(self) -> bool:
         """Whether queries share their keys. If not, each query has its own keys (a local layout), and Q is 1."""
         return "q" in self.dims
-
-    @property
-    def has_sinks(self) -> bool:
-        """Whether some columns are not keys."""
-        return self.sinks_before + self.sinks_after > 0
 
     @property
     def _order(self) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 from attnreg.injection.backends.fused import Attention
-from attnreg.injection.backends.layout import Layout
+from attnreg.injection.backends.layout import STANDARD, Layout
 
 PACKED = "_attnreg_packed"  # marks queries whose heads are packed; see `note_packed`
 
@@ -63,7 +63,7 @@ class FusedAttention(Backend):
         layout = site.layout
         allowed = mode.read(materialized(attn_mask), is_causal, shape[-2], shape[-1], query.device)
         whole, queries, keys, values = allowed, query, key, value
-        if not (layout.is_plain and query.dim() == key.dim() == 4 and query.shape[0] == key.shape[0]):
+        if not (layout.is_plain and query.ndim == key.ndim == 4 and query.shape[0] == key.shape[0]):
             queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
             whole, allowed = _canonical(allowed, layout, shape, query.device)
 
@@ -75,17 +75,17 @@ class FusedAttention(Backend):
         if mode.tap is not None and mode.taps_output and not dropout_p:
             out = mode.tap.output(run(), layout.of_keys(values, dim=-2))
         else:
-            own_keys = layout.of_keys(keys, dim=-2)
+            own_keys = layout.of_keys(keys, dim=-2) if layout.has_sinks else keys
             own = (*queries.shape[:-1], own_keys.shape[-2])
             given: Any = {"query": queries, "key": own_keys, "bias": allowed.bias, "scale": scale, "in_kernel": True}
             out = attention.under(mode.ask(site, own, allowed, like=query, **given), mode, run)
-        return layout.restored_rows(out, shape[:-1])
+        return out if layout.dims == STANDARD else layout.restored_rows(out, shape[:-1])
 
 
 def note_packed(x: Tensor, reshaped: Tensor) -> None:
     """Mark queries ``(B, H, 1, D)`` that become ``(B, H_kv, H / H_kv, D)``: transformers packs those of one token."""
-    same_ends = x.dim() == reshaped.dim() == 4 and x.shape[::3] == reshaped.shape[::3]
-    if same_ends and x.shape[2] == 1 < reshaped.shape[2] and not torch.compiler.is_compiling():
+    is_one = x.ndim == reshaped.ndim == 4 and x.shape[2] == 1 < reshaped.shape[2]
+    if is_one and x.shape[::3] == reshaped.shape[::3] and not torch.compiler.is_compiling():
         setattr(reshaped, PACKED, True)
 
 

@@ -19,11 +19,16 @@ from attnreg.injection.backends.base import Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import checkpoint_around, foreign_function, is_quiet
+from attnreg.injection.running.repetition import (
+    checkpoint_around,
+    foreign_function,
+    hooks_of_saved_tensors,
+    is_quiet,
+)
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
-WATCHED = {Tensor.reshape, Tensor.unflatten}
+RESHAPE, UNFLATTEN = Tensor.reshape, Tensor.unflatten
 TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
 
@@ -74,20 +79,17 @@ class AttentionMode(Masking):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = {} if kwargs is None else kwargs
-        backend = BY_FUNCTION.get(func)
-        if (backend is None and func not in WATCHED) or self.passes.mode is not self:
-            return func(*args, **kwargs)
-        if backend is not None:
+        kwargs = kwargs or {}
+        if func in BY_FUNCTION and self.passes.mode is self:
             if (args[0] if args else next(iter(kwargs.values()))).is_nested:
                 raise NoAttentionError(
                     f"{self.name} got nested tensors, which cannot be masked: pad its inputs instead."
                 )
-            return backend.intercept(self, func, *args, **kwargs)
-        # torch.compile cannot trace the method under a mode.
-        func = torch.unflatten if func is Tensor.unflatten and torch.compiler.is_compiling() else func
+            return BY_FUNCTION[func].intercept(self, func, *args, **kwargs)
+        if func is UNFLATTEN and torch.compiler.is_compiling():
+            func = torch.unflatten  # torch.compile cannot trace the method under a mode
         out = func(*args, **kwargs)
-        if func is Tensor.reshape:
+        if func is RESHAPE and args[0].ndim == out.ndim == 4:
             note_packed(args[0], out)
         return out
 
@@ -172,7 +174,8 @@ class AttentionMode(Masking):
                 queries = None if queries is None else queries.to(like.device)
         draws = self._draws_of(site, shape[2])
         given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
-        if torch.compiler.is_compiling():  # code that nobody needs is left out, and a cached property cannot be traced
+        # Compiled, code that nobody needs is left out, and a cached property cannot be traced.
+        if not passes.quiet and torch.compiler.is_compiling():
             asked = AttentionSite(**given | vars(site.info), valid=allowed.valid(like.device))
         else:
             asked = LazySite.of(site.info, allowed, given)
@@ -210,6 +213,8 @@ class AttentionMode(Masking):
 
     def _check_backward(self) -> None:
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
+        if self.passes.quiet and torch.is_grad_enabled() and hooks_of_saved_tensors() is None:
+            return
         if (self._around is None and is_quiet()) or torch.compiler.is_compiling():
             return
         if checkpoint_around() is not self._around:
@@ -281,8 +286,9 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     """Return the mask of a provider on the device of its site, or raise if it has another shape."""
     mask = mask if site.in_kernel else mask.written_out(site.dtype)
     moved: dict[str, Any] = {}
+    given = mask.__dict__
     for which in TENSORS:
-        tensor = getattr(mask, which)
+        tensor = given[which]
         if tensor is None:
             continue
         rank = tensor.dim()

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.draws import Draws
 from attnreg.errors import InputError
+from attnreg.functional.seeded import is_traced
 from attnreg.injection.discovery import Discovery, FoundSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import FoundHidden
@@ -58,7 +59,7 @@ class AttachedBlock(Shadow[BlockCall]):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block's forward, unless the block is skipped."""
         call = self.next()
-        acts = call is not None and self.acts()
+        acts = call is not None and self.passes.acts_at(self.name, self.module)
         if call is None or not (acts or self.passes.taps):
             return self.plain(*args, **kwargs)
         if call.states:
@@ -155,7 +156,8 @@ def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
         valid = None if site.valid is None else site.valid[..., None]
         if valid is not None:
             present, dropped = present & valid, dropped & valid
-        return Count(number_of(present), number_of(dropped))
+        traced = is_traced()
+        return Count(number_of(present, is_traced=traced), number_of(dropped, is_traced=traced))
 
 
 def attached_blocks(

@@ -34,11 +34,11 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
-        plan = self.next()
-        mode, passes, number = None, self.passes, self._numbers[self.calls.done - 1]
-        taps = plan is not None and passes.taps and any(p.info and p.info.label in passes.taps for p in plan)
-        if plan is not None and (taps or self.acts()):
-            passes.check_entry(self.name)
+        plan, passes, number = self.next(), self.passes, self._numbers[self.calls.done - 1]
+        mode = None
+        if plan is not None and (self._is_tapped(plan) or passes.acts_at(self.name, self.module)):
+            if not passes.latest.whole:
+                passes.check_entry(self.name)
             if self._folds_heads and is_sharded(self.module):
                 raise NoAttentionError(
                     f"{self.name} is split over several processes, and its samples and heads share a dimension, so it "
@@ -54,6 +54,10 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             passes.mode = before
         mode.check_seen(number)
         return output
+
+    def _is_tapped(self, plan: Sequence[Planned]) -> bool:
+        taps = self.passes.taps
+        return bool(taps) and any(planned.info and planned.info.label in taps for planned in plan)
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

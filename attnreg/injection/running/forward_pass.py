@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,11 +23,12 @@ from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.running.padding import Padding
 from attnreg.regularizer.base import Regularizer
-from attnreg.sites import Site, Stack, Where
+from attnreg.sites import Stack, Where
 
 Place = Literal["attention", "block"] | Where
 
 PLACES, STACKS = ("attention", "block", *get_args(Where)), get_args(Stack)
+KINDS = {kind: number for number, kind in enumerate(itertools.product(PLACES, STACKS))}
 BEFORE_THE_SITES = -1
 
 
@@ -45,9 +47,10 @@ class Pass:
     allowed: dict[Any, Allowed] = field(default_factory=dict)  # what masks allow, by the mask, while it runs
     padding: Padding | None = None  # its padding masks, while it runs
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
+    number: int | None = None  # the same, once it is read
     mark: int = 0  # of the state of torch's generator when the seed was drawn
     drew_first: bool = False  # whether it drew before its sites
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)  # number of draws so far, by place and site
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)  # number of draws so far, by kind and layer
     own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
     batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
     first: Pass | None = None  # the pass that this one repeats
@@ -91,12 +94,6 @@ def seed_of_pass(given: Tensor | None = None) -> Tensor:
     with _untransformed():
         drawn = new_seed()
     return drawn if given is None else given
-
-
-def at_site(seed: Tensor, count: int, place: Place, site: Site) -> int | Tensor:
-    """Return the seed of what is drawn at a place, where ``count`` sources have been asked for in this pass."""
-    kind = PLACES.index(place) * len(STACKS) + STACKS.index(site.stack)
-    return following(seed, ((count * len(PLACES) * len(STACKS) + kind) << 32) + site.layer)
 
 
 @contextmanager

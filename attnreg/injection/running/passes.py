@@ -17,14 +17,14 @@ from typing_extensions import override
 
 from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
-from attnreg.functional.seeded import is_traced, transformed
+from attnreg.functional.seeded import fold_seed, is_traced, transformed
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import (
     BEFORE_THE_SITES,
+    KINDS,
     Pass,
     Place,
-    at_site,
     following,
     seed_of_pass,
     still,
@@ -73,17 +73,17 @@ class Passes(Repeatable):
 
     def acts_on(self, module: nn.Module) -> bool:
         """Whether the provider masks a module that runs now: it must be in training mode, in a pass with gradients."""
-        now = self.latest
-        if now.is_running and self.quiet and not self.probing:
-            if now.active is None:
-                now.active = self.active
-            return module.training and now.active and now.with_gradients
         if self.probing:
             return self.active
         return module.training and self.active and self.latest.has_gradients
 
     def acts_at(self, name: str, module: nn.Module) -> bool:
         """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
+        now = self.latest
+        if self.quiet and now.is_running and not self.probing:
+            if now.active is None:  # decided once
+                now.active = self.active
+            return module.training and now.active and now.with_gradients
         acts = self.acts_on(module)
         if self.quiet or torch.compiler.is_compiling():
             return acts
@@ -284,9 +284,15 @@ class Passes(Repeatable):
         return Draws(functools.partial(self._next_seed, now, place, site), batch=batch)
 
     def _next_seed(self, now: Pass, place: Place, site: Site) -> int | Tensor:
-        count = now.counts.get((place, site.label), 0)
-        now.counts[place, site.label] = count + 1
-        return at_site(self.seed_of(now), count, place, site)
+        kind = KINDS[place, site.stack]
+        count = now.counts.get((kind, site.layer), 0)
+        now.counts[kind, site.layer] = count + 1
+        number = ((count * len(KINDS) + kind) << 32) + site.layer
+        if not self.quiet:
+            return following(self.seed_of(now), number)
+        if now.number is None:
+            now.number = int(self.seed_of(now))
+        return fold_seed(now.number, number)
 
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""

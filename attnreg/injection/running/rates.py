@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from attnreg import functional
-from attnreg.functional.seeded import is_traced, transformed
+from attnreg.functional.seeded import transformed
 from attnreg.functional.validity import summed
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site, SiteInfo
@@ -76,11 +76,11 @@ class DropRates:
 
     def note(self, site: AttentionSite, mask: Mask | None) -> None:
         """Record the drop rate of a site."""
-        if not torch.compiler.is_compiling() and transformed():  # a tensor made under vmap must not outlive it
-            self.are_hidden = True
-            return
         if torch.compiler.is_compiling():
             count = _traced(mask, site)
+        elif transformed():  # a tensor made under vmap must not outlive it
+            self.are_hidden = True
+            return
         elif mask is not None and (mask.drawn or mask.drawn_weights):
             count = _of_some_rows(mask, site)
         else:
@@ -168,14 +168,13 @@ def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
         shape = (*[1] * (4 - kept.dim()), *kept.shape)
         weights = site.once(("units", shape), lambda: summed(site.units, site.shape, shape))
         return Count(of, kept=kept.detach().view(shape), weights=weights)
-    dropped = ~kept if kept.dtype == torch.bool else kept.detach() == 0
-    return Count(of, number_of(dropped if site.units is None else dropped & site.units))
+    dropped, units = ~kept if kept.dtype == torch.bool else kept.detach() == 0, site.units
+    return Count(of, number_of(dropped if units is None else dropped & units, is_traced=False))
 
 
-def number_of(mask: Tensor) -> Number:
+def number_of(mask: Tensor, *, is_traced: bool) -> Number:
     """Return how many values of a mask are true; on a CPU, numpy counts them in a sixtieth of torch's time."""
-    is_plain = mask.is_cpu and not is_traced()
-    return int(np.count_nonzero(mask.numpy())) if is_plain else mask.sum()
+    return int(np.count_nonzero(mask.numpy())) if mask.is_cpu and not is_traced else mask.sum()
 
 
 def _traced(mask: Mask | None, site: AttentionSite) -> Count:

@@ -21,13 +21,19 @@ from attnreg.injection.running.forward_pass import Calls, Pass
 from attnreg.injection.running.rates import DropRates
 
 
+def hooks_of_saved_tensors() -> Any:
+    """Return the innermost hooks on saved tensors, by which checkpoints that are not reentrant repeat."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
 def is_quiet() -> bool:
-    """Whether nothing can repeat what is computed now: no checkpoint, no backward pass, gradients are enabled."""
+    """Whether nothing can repeat or record what is computed now: no checkpoint, backward pass, compiler, transform."""
     return (
         not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is None
         and torch.is_grad_enabled()
         and torch._C._current_graph_task_id() == -1
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        and hooks_of_saved_tensors() is None
     )
 
 
@@ -59,7 +65,7 @@ def checkpoints_around() -> list[tuple[Any, str]]:
     hooks: Any = torch._C._autograd
     found: list[tuple[Any, str]] = []
     stack: list[Any] = []
-    while (top := hooks._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := hooks_of_saved_tensors()) is not None:
         stack.append(top)
         hooks._pop_saved_tensors_default_hooks()
     for pack, unpack in reversed(stack):
@@ -152,7 +158,7 @@ class State:
     rows: Tensor | None = None  # index of each sample in a larger batch
     given: Tensor | None = None  # seed of all passes, if they repeat one
     repeats: Repetition | None = None  # what gradient checkpointing repeats
-    quiet: bool = False  # whether nothing can repeat the call of a module that began latest
+    quiet: bool = False  # whether nothing can repeat or record the call of a module that began latest
 
     def now(self) -> State:
         """Return the state as it is now, which does not change."""

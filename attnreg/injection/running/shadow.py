@@ -112,10 +112,6 @@ class Shadow(Generic[What]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = {"installed": None, **{name: state[name] for name in OF_PARTS}, **self.__dict__}
 
-    def acts(self) -> bool:
-        """Whether the provider acts in the call that begins now; if it is repeated, whether it did."""
-        return self.passes.acts_at(self.name, self.module)
-
     def next(self) -> What | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
         calls = self.calls
