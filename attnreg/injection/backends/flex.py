@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType
@@ -17,7 +19,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.overrides import handle_torch_function, has_torch_function
 
 from attnreg import functional
-from attnreg.errors import NoAttentionError, one_line
+from attnreg.errors import AttnRegWarning, NoAttentionError, one_line
 from attnreg.functional.attention import ScoreMod, per_head
 from attnreg.functional.validity import FORBIDDEN_BELOW, allowed
 from attnreg.injection.backends.allowed import Allowed, FindValid
@@ -28,6 +30,7 @@ from attnreg.masks import Mask
 # 1e-4 with this score, and by more with a lower one. What the model forbids must stay below it.
 DROPPED = -1e4
 FURTHER = -1e6
+LARGE = 2**26  # positions of an attention, from which it is said that weights are written out
 OLDEST_TORCH = "2.13"  # of those tried: 2.9's vmap cannot index a tensor by the head, query or key
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
 
@@ -48,6 +51,7 @@ class FlexAttention(Backend):
         self._bound: list[tuple[dict[str, Any], str, Any]] = []
         self._size = (0, 0)
         self._no_lse: set[str] = set()  # devices whose kernel returns no log-sum-exp
+        self._has_said = False
 
     def read(
         self,
@@ -105,17 +109,21 @@ class FlexAttention(Backend):
                 return mode.tap.output(out, values)
         find_valid = functools.partial(_valid, score_mod, block_mask, shape, query)
         given: Any = {"query": query, "key": key, "scale": scale, "score_mod": score_mod, "in_kernel": True}
-        mask = mode.ask(site, shape, Allowed(find_valid), like=query, **given)
+        mask, factor = mode.ask(site, shape, Allowed(find_valid), like=query, **given), None
         mode.note(mask)
+        if mask is not None and mode.tap is None:
+            mask, factor = mask.factored()
+            mask = None if mask.is_empty else mask
         in_kernel = mask is not None and mask.drawn_weights and mask.drops_in_kernel and mode.tap is None
         if mask is not None and in_kernel and query.device.type not in self._no_lse:
             try:
-                return _in_two_passes(run, score_mod, mask, find_valid, shape, options)
+                return _times(factor, _in_two_passes(run, score_mod, mask, find_valid, shape, options))
             except RuntimeError as error:  # compiled kernels of a CPU return no log-sum-exp, which Inductor wraps
                 if not (isinstance(error, NotImplementedError) or "`return_lse` is not supported" in str(error)):
                     raise
                 self._no_lse.add(query.device.type)  # it would be compiled, and fail, in each pass
         if mode.tap is not None or (mask is not None and mask.has_factors):
+            self._say(site.info.name, shape)
             mask = None if mask is None else mask.written_out(torch.promote_types(query.dtype, torch.float32))
             valid = find_valid(None)
             scores = _scores(query, key, scale, score_mod, block_mask)
@@ -124,16 +132,27 @@ class FlexAttention(Backend):
             empty = (scores == -torch.inf).all(-1, keepdim=True)  # their output is 0, as the kernel's is
             weights = mode.finish(site.layout, scores.masked_fill(empty, 0.0).softmax(-1), mask, valid)
             weights = weights.masked_fill(empty, 0.0).to(value.dtype)
-            return _returned(weights @ per_head(value, query.shape[1]), scores, options)
+            return _times(factor, _returned(weights @ per_head(value, query.shape[1]), scores, options))
         if mask is not None:
             score_mod = _of_scores(score_mod, mask, find_valid, shape)
         try:
-            return run(score_mod=score_mod, **options)
+            return _times(factor, run(score_mod=score_mod, **options))
         except NotImplementedError as error:
             raise NoAttentionError(
                 f"flex_attention cannot train {site.info.name} here ({one_line(error)}). Use another "
                 "device, or attn_implementation='sdpa'."
             ) from error
+
+    def _say(self, name: str, shape: tuple[int, ...]) -> None:
+        """Warn once of attention that is so large that nobody would compute it without the kernel."""
+        if math.prod(shape) >= LARGE and not self._has_said:
+            self._has_said = True
+            warnings.warn(
+                f"flex_attention cannot apply this mask to {name}, or show its weights: they are written out, in "
+                f"memory for {tuple(shape)} numbers. Use a regularizer that drops scores, keys or heads.",
+                AttnRegWarning,
+                stacklevel=2,
+            )
 
     @contextmanager
     def patched(self) -> Iterator[None]:
@@ -161,6 +180,15 @@ class FlexAttention(Backend):
                 ):  # itself, or compiled
                     BY_FUNCTION[value] = self
                     yield module.__dict__, name, value
+
+
+def _times(factor: Tensor | None, out: Any) -> Any:
+    """Multiply an output, which may come with others."""
+    if factor is None:
+        return out
+    if isinstance(out, tuple):
+        return _times(factor, out[0]), *out[1:]
+    return out * factor.to(out.dtype)
 
 
 def _open(block_mask: Any, shape: tuple[int, ...], like: Tensor, rows: Tensor | None = None) -> Tensor | None:
