@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from types import CellType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -82,21 +80,7 @@ class Changes:
 
 
 def _leads_to(forward: Any, masked: Any) -> bool:
-    """Whether a forward that was wrapped since may still call the one that was installed."""
-    waiting = [(forward, 4), *((value, 0) for name, value in vars(masked.module).items() if name != "forward")]
-    for found, depth in waiting:  # grows during the loop
-        if found is masked.installed:
-            return True
-        if depth:
-            waiting += [(each, depth - 1) for each in _held(found)]
-    return False
-
-
-def _held(function: Any) -> Iterator[Any]:
-    for name in ("__wrapped__", "func", "__func__"):
-        yield getattr(function, name, None)
-    yield from getattr(function, "args", ()) if isinstance(getattr(function, "args", ()), tuple) else ()
-    cells: Sequence[CellType] = getattr(function, "__closure__", None) or ()
-    for cell in cells:
-        with suppress(ValueError):  # not yet filled
-            yield cell.cell_contents
+    """Whether a forward was made from the one that was installed, by ``functools`` or as accelerate does."""
+    while forward is not None and forward is not masked.installed:
+        forward = getattr(forward, "__wrapped__", None) or getattr(forward, "func", None)
+    return forward is not None or any(each is masked.installed for each in vars(masked.module).values())
