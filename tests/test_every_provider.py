@@ -157,18 +157,6 @@ def test_what_a_schedule_changes_cannot_be_set(over, own):
     assert float(scheduled.provider.p) == pytest.approx(0.22 if over == "training" else 0.2)
 
 
-AROUND = [lambda inner: attnreg.OnLayers(inner, [0]), attnreg.CrossTuning, lambda inner: inner & attnreg.DropHead(0.1),
-          lambda inner: attnreg.CrossTuning(attnreg.OnLayers(inner, [0]))]  # fmt: skip
-
-
-@pytest.mark.parametrize("around", AROUND)
-def test_what_is_around_a_regularizer_does_not_take_its_arguments(around):
-    outer = around(attnreg.DropKey(0.1))
-    with pytest.raises(InputError, match=rf"^{type(outer).__name__} has no `p`: set that of the regularizer in it\.$"):
-        outer.p = 0.5
-    outer.note = "of mine"
-
-
 def test_what_is_inside_cannot_be_replaced():
     outer = attnreg.OnLayers(attnreg.DropKey(0.1), [0])
     with pytest.raises(InputError, match=r"^`provider` of OnLayers cannot be changed: make a new one\.$"):

@@ -24,24 +24,16 @@ NEAR = 0.9  # of 1, as difflib measures likeness: one letter in ten
 
 
 def _check_names(cls: type) -> None:
-    """Raise if a class defines a public name that is nearly one of :class:`Regularizer`, which nobody would read.
-
-    A name of several words, such as ``looks_at_batch``, is refused. A name of one word, such as ``attributes``, may
-    well be meant: it is refused only for a method with the original's parameters.
-    """
-    known = {name for name in vars(Regularizer) if not name.startswith("_")}
+    """Raise if a class defines a public name that is nearly one of :class:`Regularizer`, which nobody would read."""
+    known = {name: value for name, value in vars(Regularizer).items() if not name.startswith("_")}
+    inherited = {name for parent in cls.__mro__[1:] for name in vars(parent)}
     for name, value in vars(cls).items():
-        if name.startswith("_") or any(name in vars(parent) for parent in cls.__mro__[1:]):
-            continue
-        near = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=NEAR)), None)
-        if near is None or (near == "forward" and near in vars(cls)):
-            continue
-        both = value, getattr(Regularizer, near)
-        alike = all(map(inspect.isfunction, both)) and len({tuple(inspect.signature(f).parameters) for f in both}) == 1
-        if "_" in near or near in ("forward", "schedulable") or alike:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+        is_own = name.startswith("_") or name in inherited or not near
+        if not is_own and inspect.isfunction(value) == inspect.isfunction(known[near[0]]):
             raise TypeError(
-                f"{cls.__name__}.{name} would never be read. Did you mean {near}? If not, choose a name that is less "
-                "like it, or begin it with an underscore."
+                f"{cls.__name__}.{name} would never be read. Did you mean {near[0]}? If not, choose a name that is "
+                "less like it, or begin it with an underscore."
             )
 
 
@@ -123,13 +115,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._scheduled:
             raise InputError(f"`{name}` of this {type(self).__name__} follows a schedule: make a new one.")
-        if name in self._arguments and (name in vars(self) or isinstance(getattr(self, name, None), Regularizer)):
+        if name in self._arguments and (name in vars(self) or name in vars(self).get("_modules", ())):
             if name not in self.schedulable:
                 raise InputError(f"`{name}` of {type(self).__name__} cannot be changed: make a new one.")
             self._check_value(name, value)
-        others = self.parts() if self._arguments and not hasattr(self, name) else ()
-        if any(name in each._arguments - self._arguments for each in others):
-            raise InputError(f"{type(self).__name__} has no `{name}`: set that of the regularizer in it.")
         super().__setattr__(name, value)
 
     def _check_value(self, name: str, value: Any) -> None:
@@ -277,8 +266,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
 
 def _together(combine: Callable[[Any, Any], Any], answers: Sequence[Any]) -> Any:
-    given = [answer for answer in answers if answer is not None]
-    return functools.reduce(combine, given) if given else None
+    found = None
+    for answer in answers:
+        found = answer if found is None else found if answer is None else combine(found, answer)
+    return found
 
 
 class Container(Regularizer):
@@ -286,14 +277,19 @@ class Container(Regularizer):
 
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
         """Return the mask at an attention site, or the changed states at a hidden-state site, of those inside."""
-        if not (self.training and self.active):
+        if not (self.training and self._is_on):
             return states
         return super().mask_at(site) if states is None else super().states_at(site, states)
 
     @property
+    def _is_on(self) -> bool:
+        """Whether those inside may act now."""
+        return True
+
+    @property
     @override
     def active(self) -> bool:
-        return any(each.active for each in self.inner())
+        return self._is_on and any(each.active for each in self.inner())
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
@@ -330,6 +326,10 @@ class Compose(Container):
                 if getattr(type(part), hook) is not getattr(Regularizer, hook):
                     name = type(part).__name__
                     raise InputError(f"One {name} is in the composition twice, and {does} twice: make two.")
+
+    @override
+    def inner(self, site: Site | None = None) -> list[Regularizer]:
+        return list(self.providers._modules.values())  # type: ignore[arg-type]  # regularizers, as was checked
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:

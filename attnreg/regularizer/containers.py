@@ -88,8 +88,8 @@ class CrossTuning(Container):
 
     @property
     @override
-    def active(self) -> bool:
-        return self.epoch % self.every == self.offset and self.provider.active
+    def _is_on(self) -> bool:
+        return self.epoch % self.every == self.offset
 
     @override
     def why_asleep(self, passes: int) -> str | None:
