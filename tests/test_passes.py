@@ -4,13 +4,17 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention.bias import causal_lower_right
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.errors import NoAttentionError
 from tests.cases import MODELS, output
 from tests.handwritten import Attention, Layers, plain, split
 from tests.helpers.passes import without_dropout
@@ -157,6 +161,26 @@ def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
         assert [site.stack for site in handle.sites] == ["decoder"]
     means = split(model.v(x)).cumsum(2) / torch.arange(1, 6).view(1, 1, 5, 1)
     assert torch.allclose(out, means, atol=1e-6)
+
+
+def test_attention_on_several_processes_is_refused():
+    def shared(a, x, y):
+        q, k, v = a.heads(x, y)
+        if mesh:
+            q, k, v = (DTensor.from_local(each, mesh[0], [Shard(2)]) for each in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    mesh, model, x = [], Attention(shared), torch.randn(2, 5, 16)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)):
+            mesh.append(dist.init_device_mesh("cpu", (2,)))
+            with pytest.raises(
+                NoAttentionError, match=r"on several processes \(context, sequence or tensor parallelism"
+            ):
+                model(x)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_attaching_comes_before_wrapping():

@@ -27,7 +27,8 @@ class LoRADropout:
     adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
 
     The adapters are all that the model has now, of peft, in linear layers, quantized or not. One is dropped from while
-    it trains, so that ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change.
+    it trains, so that ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change. Numbers
+    come from torch's generator: checkpoints repeat them with ``preserve_rng_state=True``, or :func:`attnreg.seeded`.
 
     Args:
         model: a model of peft, or any that holds its LoRA layers.

@@ -81,9 +81,15 @@ class AttentionMode(Masking):
     ) -> Any:
         kwargs = kwargs or {}
         if func in BY_FUNCTION and self.passes.mode is self:
-            if (args[0] if args else next(iter(kwargs.values()))).is_nested:
+            first = args[0] if args else next(iter(kwargs.values()))
+            if first.is_nested:
                 raise NoAttentionError(
                     f"{self.name} got nested tensors, which cannot be masked: pad its inputs instead."
+                )
+            if type(first).__name__ == "DTensor":
+                raise NoAttentionError(
+                    f"{self.name} computes its attention on several processes (context, sequence or tensor "
+                    "parallelism), each of which would begin its masks at position 0. Use data parallelism (DDP, FSDP)."
                 )
             return BY_FUNCTION[func].intercept(self, func, *args, **kwargs)
         if func is UNFLATTEN and torch.compiler.is_compiling():
