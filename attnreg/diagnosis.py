@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
 
+from attnreg.draws import generator_states
 from attnreg.errors import InputError, listed
 from attnreg.injection.attachment import handles
 from attnreg.injection.discovery.example_inputs import example_inputs
 from attnreg.injection.discovery.rules import named
 from attnreg.injection.discovery.snapshot import put_back, restored, undisturbed
 from attnreg.injection.report import Report
-from attnreg.injection.running.own_draws import generator_states
 
 MOST = 4  # modules to name in a sentence
 UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -220,6 +222,14 @@ def new_seed(generator: torch.Generator | None = None) -> Tensor:
     return torch.randint(2**62, (), generator=generator)
 
 
+def generator_states() -> dict[str, Any]:
+    """Return the states of the global generators, by whose they are; those of GPUs without waiting for them."""
+    on_gpu = torch.cuda.is_initialized() and [each.get_offset() for each in torch.cuda.default_generators]
+    numpys: Any = np.random.get_state()
+    of_torch = {"torch's": torch.get_rng_state().numpy().tobytes(), "torch's CUDA": on_gpu}
+    return {**of_torch, "numpy's": (numpys[1].tobytes(), numpys[2]), "Python's": random.getstate()}
+
+
 _latest: dict[int, Draws | None] = {}  # by thread
 
 
@@ -290,9 +300,11 @@ class Drawn:
         first = first if self.first_key is None else first + key_steps(self.first_key)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
         p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
+        # Numbers would be compiled anew for each length.
+        by_sample, by_head, by_query, by_key = batch > 1, heads > 1, queries > 1, keys > 1
 
         def keep(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            row = (b if batch > 1 else b * 0), (h if heads > 1 else h * 0), (q if queries > 1 else q * 0)
-            return keep_of_rows(first[row], second[row], steps[k if keys > 1 else k * 0], p)
+            row = (b if by_sample else b * 0), (h if by_head else h * 0), (q if by_query else q * 0)
+            return keep_of_rows(first[row], second[row], steps[k if by_key else k * 0], p)
 
         return keep

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,10 @@ class Mask:
         """
         if self.weights is None or (self.weights.dim() and self.weights.shape[-1] != 1):
             return self, None
-        return replace(self, weights=None), self.weights
+        rest = Mask(
+            self.scores, None, self.normalized, self.detach_sum, self.kept, self.drawn, self.relaxed, self.drawn_weights
+        )
+        return rest, self.weights
 
     @property
     def drops_layer(self) -> bool:
@@ -157,15 +161,17 @@ class Mask:
 
     def __and__(self, other: Mask) -> Mask:
         """Apply both masks: what either drops is dropped; factors multiply."""
+        mine, theirs = self.__dict__, other.__dict__
+        both: dict[str, Any] = {}
+        for name, combine in TOGETHER.items():
+            a, b = mine[name], theirs[name]
+            both[name] = b if a is None else a if b is None else combine(a, b)
         return Mask(
-            _and(self.scores, other.scores),
-            _both(self.weights, other.weights, torch.mul),
-            _both(self.normalized, other.normalized, torch.mul),
-            all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
-            None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
-            self.drawn + other.drawn,
-            _both(self.relaxed, other.relaxed, lambda a, b: a + b - a * b),
-            self.drawn_weights + other.drawn_weights,
+            **both,
+            detach_sum=all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
+            kept=None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
+            drawn=self.drawn + other.drawn,
+            drawn_weights=self.drawn_weights + other.drawn_weights,
         )
 
 
@@ -190,10 +196,13 @@ def _places(like: Tensor) -> Tensor:
 
 
 def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return _both(a, b, torch.logical_and)
+    return b if a is None else a if b is None else a & b
 
 
-def _both(a: Tensor | None, b: Tensor | None, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return combine(a, b)
+#: how each field of two masks that both apply becomes one
+TOGETHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scores": torch.logical_and,
+    "weights": torch.mul,
+    "normalized": torch.mul,
+    "relaxed": lambda a, b: a + b - a * b,
+}

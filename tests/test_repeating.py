@@ -279,7 +279,7 @@ def test_there_is_nothing_to_replay_before_the_first_pass():
 
 
 class Own(attnreg.MaskProvider):
-    """Draws from torch's own generator, or as it should."""
+    """Draws from a global generator, or as it should."""
 
     def __init__(self, *, rightly):
         super().__init__()
@@ -316,7 +316,7 @@ def test_masks_from_torchs_own_generator_are_not_repeated(provider):
         with torch.enable_grad():
             model(input_ids=IDS)
         with (
-            pytest.raises(RuntimeError, match="cannot be repeated, because it draws from torch's own generator"),
+            pytest.raises(RuntimeError, match="cannot be repeated, because it draws from a global generator"),
             handle.replay(),
         ):
             model(input_ids=IDS)

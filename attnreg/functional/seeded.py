@@ -140,7 +140,8 @@ def _everywhere(
         number = _first_number(seed)
         return torch.full(tuple(shape), number if p is None else number >= _single(p), device=device)
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
-    b, h, q = (torch.arange(size, device=device) for size in (math.prod(shape[:-3]), heads, queries))
+    b = torch.arange(math.prod(shape[:-3]), device=device)
+    h, q = torch.arange(heads, device=device), torch.arange(queries, device=device)
     if samples is not None:
         samples = samples.to(b.device)
         b, h, q = (samples, h, q) if len(shape) > 3 else (b, samples, q) if len(shape) > 2 else (b, h, samples)

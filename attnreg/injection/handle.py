@@ -227,7 +227,7 @@ class AttachHandle:
             InputError: if the seed is no integer, ``rows`` has no index for each sample, a regularizer decides
                 before the pass, or samples are not told apart.
             RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
-                draws from torch's own generator.
+                draws from a global generator.
 
         Example:
             >>> import attnreg

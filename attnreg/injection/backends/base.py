@@ -117,8 +117,8 @@ class Masking(Watching):
         """
 
     @abstractmethod
-    def note(self, mask: Mask | None) -> None:
-        """Record the drop rate of the mask that a site was asked for; :meth:`counter` records that of a kernel."""
+    def note(self, mask: Mask | None, factor: Tensor | None = None) -> None:
+        """Record the drop rate of a site's mask, and of the factor of its output; :meth:`counter`: of a kernel."""
 
     @abstractmethod
     def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class Attention:
             out = dropped
         else:
             written = rest.written_out(self.query.dtype)
-            mode.note(written if factor is None else replace(written, kept=(written & Mask(kept=factor != 0)).kept))
+            mode.note(written, factor)
             out = self._written_out(written, mode)
         return out if factor is None else out * factor.to(out.dtype)
 
@@ -110,7 +110,7 @@ class Attention:
             return None
         (drawn,) = mask.drawn_weights
         keep, query = drawn.written_out(), self.query
-        mode.note(Mask(kept=keep if factor is None else keep & (factor != 0)))
+        mode.note(Mask(kept=keep), factor)
         key, value = (per_head(x, query.shape[1]) for x in (self.key, self.value))
         valid = self.allowed.valid(query.device)
         out = functional.weights_dropout(query, key, value, keep, valid, None, self.scale)

@@ -190,7 +190,7 @@ class AttentionMode(Masking):
         if passes.own is None and passes.given is None:
             mask = passes.provider.mask_at(asked)
         else:
-            with passes.asking(like.device):
+            with passes.asking():
                 mask = passes.provider.mask_at(asked)
         if mask is not None:
             self._check_backward()
@@ -199,9 +199,9 @@ class AttentionMode(Masking):
         return mask
 
     @override
-    def note(self, mask: Mask | None) -> None:
+    def note(self, mask: Mask | None, factor: Tensor | None = None) -> None:
         if self._site is not None:
-            self.passes.rates.note(self._site, mask)
+            self.passes.rates.note(self._site, mask, factor)
 
     @override
     def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

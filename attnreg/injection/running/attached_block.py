@@ -140,7 +140,7 @@ class AttachedBlock(Shadow[BlockCall]):
             dtype=states.dtype,
             counter=functools.partial(passes.rates.counters, 2, 2 * len(passes.modules), states.device),
         )
-        with passes.asking(states.device):
+        with passes.asking():
             after = passes.provider.states_at(site, before)
         passes.rates.note_count(info, _count(site, before, after))
         return after.transpose(0, 1) if axes == "tbc" else after

@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import (
 )
 
 from attnreg import functional
-from attnreg.draws import Batch, new_seed
+from attnreg.draws import Batch, generator_states, new_seed
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.running.padding import Padding
@@ -97,20 +97,17 @@ def seed_of_pass(given: Tensor | None = None) -> Tensor:
 
 
 @contextmanager
-def still(provider: Regularizer, device: torch.device | None) -> Iterator[None]:
-    """Raise if torch's generators move within the block, other than by the one seed that a pass or a site draws."""
-    generator = torch.Generator()
+def still(provider: Regularizer) -> Iterator[None]:
+    """Raise if a generator moves within the block, other than by the one seed that a pass or a site draws."""
+    before, generator = generator_states(), torch.Generator()
     generator.set_state(torch.get_rng_state())
     with _untransformed():
         new_seed(generator)
-    on_gpu = None if device is None or device.type != "cuda" else torch.cuda.get_rng_state(device)
-    before = torch.get_rng_state()
     yield
-    after = torch.get_rng_state()
-    moved = not (torch.equal(after, before) or torch.equal(after, generator.get_state()))
-    if moved or (on_gpu is not None and not torch.equal(on_gpu, torch.cuda.get_rng_state(device or "cuda"))):
+    after, advanced = generator_states(), {**before, "torch's": generator.get_state().numpy().tobytes()}
+    if after not in (before, advanced):
         raise RuntimeError(
-            f"The masks of {type(provider).__name__} cannot be repeated, because it draws from torch's own generator"
+            f"The masks of {type(provider).__name__} cannot be repeated, because it draws from a global generator"
             f"{', or another thread does' if threading.active_count() > 1 else ''}. "
             "A regularizer must draw with `site.keep(p)` or `site.uniform()`, or in `prepare` from `draws_of_pass()`."
         )

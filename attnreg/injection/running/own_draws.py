@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional, kernels
-from attnreg.draws import Drawn
+from attnreg.draws import Drawn, generator_states
 from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 from attnreg.functional.seeded import transformed
@@ -174,14 +172,6 @@ class OwnDraws(Watching):
 
 
 SHARED = "_attnreg_shared"  # marks tensors made of parameters alone, which are the same for all samples
-
-
-def generator_states() -> dict[str, Any]:
-    """Return the states of the global generators, by whose they are."""
-    on_gpu = torch.cuda.is_initialized() and [each.get_offset() for each in torch.cuda.default_generators]
-    keys: Any = np.random.get_state()
-    of_torch = {"torch's": torch.get_rng_state().numpy().tobytes(), "torch's CUDA": on_gpu}
-    return {**of_torch, "numpy's": (keys[1].tobytes(), keys[2]), "Python's": random.getstate()}
 
 
 def _is_shared(tensor: Tensor) -> bool:

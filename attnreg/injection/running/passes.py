@@ -247,13 +247,13 @@ class Passes(Repeatable):
             yield own
 
     @contextmanager
-    def asking(self, device: torch.device | None = None) -> Iterator[None]:
+    def asking(self) -> Iterator[None]:
         """Check within the block, in which the provider is asked, that masks that are repeated can be."""
         own, checks = self.own, self.given is not None and not torch.compiler.is_compiling()
         if own is not None:
             own.paused = True
         try:
-            with still(self.provider, device) if checks else nullcontext():
+            with still(self.provider) if checks else nullcontext():
                 yield
         finally:
             if own is not None:

@@ -74,17 +74,20 @@ class DropRates:
         found = added(self._sums, _rates(self._uncounted))
         return {label: float(total) / count for label, (total, count) in found.items()}
 
-    def note(self, site: AttentionSite, mask: Mask | None) -> None:
-        """Record the drop rate of a site."""
+    def note(self, site: AttentionSite, mask: Mask | None, factor: Tensor | None = None) -> None:
+        """Record the drop rate of a site, of which the output is multiplied by a factor."""
         if torch.compiler.is_compiling():
-            count = _traced(mask, site)
+            count = _traced(mask if factor is None else Mask(weights=factor) & (mask or Mask()), site)
         elif transformed():  # a tensor made under vmap must not outlive it
             self.are_hidden = True
             return
         elif mask is not None and (mask.drawn or mask.drawn_weights):
             count = _of_some_rows(mask, site)
         else:
-            count = _counted(None if mask is None else mask.units_kept, site)
+            kept = None if mask is None else mask.units_kept
+            if factor is not None:
+                kept = factor != 0 if kept is None else kept & (factor != 0)
+            count = _counted(kept, site)
         self.note_count(site, count)
 
     def note_count(self, site: Site, count: Count) -> None:
