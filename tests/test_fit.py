@@ -127,6 +127,13 @@ def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):
     assert low <= score <= high
 
 
+def test_a_folder_of_other_rows_is_refused(tiny, rows, tmp_path):
+    classifier = attnreg.TextClassifier(tiny, budget="1s", folder=tmp_path)
+    classifier.fit(*rows)
+    with pytest.raises(InputError, match="keeps a fit of other rows"):
+        classifier.fit(rows[0][:-1], rows[1][:-1])
+
+
 def test_pairs_of_texts(tiny, rows):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": rows[0], "b": rows[0][::-1]})

@@ -41,8 +41,11 @@ def fit(data: Path, **options: Any) -> None:
     DATA is a file (.csv, .tsv, .jsonl, .parquet), or a folder with train and, perhaps, validation, which is used too.
     The same command again continues a fit that was stopped.
     """
+    from attnreg.experiments.fit.clock import seconds_of  # late: they are slow to import
+    from attnreg.experiments.fit.rows import Rows
     from attnreg.experiments.fit.table import choose_columns, labelled_rows, read_table
 
+    seconds_of(options["budget"])
     check_there(options["model"])
     columns = read_table(data)
     texts, label = choose_columns(columns, options["text_columns"], options["label_column"], options["group_column"])
@@ -50,6 +53,7 @@ def fit(data: Path, **options: Any) -> None:
     click.echo(f"{len(rows.texts)} rows: texts in {', '.join(texts)}, labels in {label}.")
     for why, numbers in rows.left_out.items():
         click.echo(f"Left out, with {why}: {len(numbers)} (row {listed([*map(str, numbers)], 5)}).")
+    Rows.checked(rows.texts, rows.labels, rows.groups)
     from attnreg.experiments.fit.command import fit_and_report  # late: it imports torch
 
     fit_and_report(data, rows, texts, label, **options)

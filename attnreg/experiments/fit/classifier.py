@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,9 +17,9 @@ from scipy import special
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from attnreg._files import replaced_folder
+from attnreg._files import replaced_folder, write_text
 from attnreg.errors import AttnRegWarning, InputError
-from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench
@@ -39,22 +38,6 @@ METRICS = ("accuracy", "macro_f1")
 _CLASSES, _TEMPERATURE, _LENGTH = "attnreg_classes", "attnreg_temperature", "attnreg_max_length"  # in config.json
 _UNKNOWN = 1 / 2  # of a text's tokens
 _FEW = 1000  # rows, below which batches are smaller
-_BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
-
-
-def seconds_of(budget: str | float) -> float:
-    """Return a budget, such as ``"15m"``, ``"1h30m"``, ``"90s"`` or a number of seconds, in seconds.
-
-    Example:
-        >>> seconds_of("1h30m"), seconds_of("90"), seconds_of(90)
-        (5400.0, 90.0, 90.0)
-    """
-    found = _BUDGET.fullmatch(str(budget).strip().lower())
-    parts = [float(each or 0) for each in found.groups()] if found else [0.0]
-    seconds = sum(each * factor for each, factor in zip(parts, (3600, 60, 1), strict=False))
-    if seconds <= 0:
-        raise InputError(f"Expected a budget such as 15m, 90s or 1h, got {budget!r}.")
-    return seconds
 
 
 class TextClassifier(ClassifierMixin, BaseEstimator):
@@ -132,6 +115,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
                 warnings.warn(each, AttnRegWarning, stacklevel=2)
             size = 16 if len(rows) < _FEW else 32
             bench = Bench(self.network_, self._kind, self._kind.encode(given), size, self._accelerator, self.seed)
+            if folder is not None:
+                _check_folder(folder, f"{rows.content()} {self.model} {self._kind.max_length} {self.seed}")
             race = Race(bench, rows, clock, self.metric, self.seed, folder)
             self.outcome_ = race.run()
             self.network_ = race.final(self.outcome_.best)
@@ -214,3 +199,12 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         length = longest_input(loaded.model, self.max_length, task.max_length)
         self.network_ = loaded.model
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+
+
+def _check_folder(folder: Path, content: str) -> None:
+    """Refuse a folder that keeps what was trained on other rows, with another model or seed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = folder / "content"
+    if known.is_file() and known.read_text(encoding="utf-8") != content:
+        raise InputError(f"{folder} keeps a fit of other rows, or with another model, length or seed: give another.")
+    write_text(known, content)

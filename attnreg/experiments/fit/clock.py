@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
+from attnreg.errors import InputError
 from attnreg.experiments.results.document import duration
 
 _QUIET = 30.0  # seconds without a line
+_BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 class Clock:
@@ -43,3 +46,18 @@ class Clock:
         """Say something, and how much time is left."""
         self._said = self.now()
         self.say(f"{what}  (at most {duration(max(0.0, self.left))} left)")
+
+
+def seconds_of(budget: str | float) -> float:
+    """Return a budget, such as ``"15m"``, ``"1h30m"``, ``"90s"`` or a number of seconds, in seconds.
+
+    Example:
+        >>> seconds_of("1h30m"), seconds_of("90"), seconds_of(90)
+        (5400.0, 90.0, 90.0)
+    """
+    found = _BUDGET.fullmatch(str(budget).strip().lower())
+    parts = [float(each or 0) for each in found.groups()] if found else [0.0]
+    seconds = sum(each * factor for each, factor in zip(parts, (3600, 60, 1), strict=False))
+    if seconds <= 0:
+        raise InputError(f"Expected a budget such as 15m, 90s or 1h, got {budget!r}.")
+    return seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.fit.classifier import TextClassifier
 from attnreg.experiments.fit.report import Report, promised
+from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import Columns, Labelled, named_columns, read_table, text_column, texts_of_rows
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
@@ -29,7 +29,7 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
     if options["threads"]:
         torch.set_num_threads(options["threads"])
     asked = {name: options[name] for name in ("model", "metric", "seed", "max_length")}
-    content = hashlib.sha256(json.dumps([rows.texts, rows.labels, rows.groups]).encode()).hexdigest()
+    content = Rows.checked(rows.texts, rows.labels, rows.groups).content()
     setup = {**asked, "text_columns": texts, "label_column": label, "rows": content}
     usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
     folder, told = free_folder(options["output_dir"] or usual, "a fit", lambda place: _differs(place, setup))

@@ -74,7 +74,6 @@ class Race:
         self.since: dict[Try, float] = {}
         self.folds, self.trainings = len(self.repeats[0]), 0
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
             clock.resume(sum(float(np.load(each)["seconds"]) for each in folder.glob("*.npz")))
 
     def run(self) -> Outcome:

@@ -12,7 +12,7 @@ from scipy import special
 from sklearn import metrics as sk
 
 from attnreg.experiments.fit.choice import score_of
-from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.classifier import METRICS, TextClassifier
 from attnreg.experiments.fit.race import Outcome
 from attnreg.experiments.fit.table import Labelled
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Table, duration
@@ -50,9 +50,8 @@ class Report:
         majority = np.full(len(self.all_labels), np.bincount(self.all_labels).argmax())
         trivial = score_of(self.classifier.metric, self.all_labels, majority, len(self.names))
         return (
-            f"**{found.best}** was chosen. On new rows like these it will score {score:.1%} {self.metric} (95 % "
-            f"interval {low:.1%} to {high:.1%}). The majority class scores {trivial:.1%}; {beside}, on "
-            f"{found.trained_on:.0%} of the rows."
+            f"Chosen: **{found.best}**. On new rows like these it will score **{score:.1%}** {self.metric} (95 % "
+            f"interval {low:.1%} to {high:.1%}). The majority class scores {trivial:.1%}; {beside}."
         )
 
     def blocks(self) -> list[Block]:
@@ -72,6 +71,7 @@ class Report:
             ),
             self._tries(),
             Heading("Classes"),
+            Paragraph(f"On rows that it had not seen, the chosen try had {self._both()}."),
             self._classes(),
             Heading("What is taken for what"),
             self._confusions(),
@@ -109,6 +109,10 @@ class Report:
         rows = [{"try": str(t), self.metric: f"{s:.1%}", "chosen": f"{c:.0%}"} for t, s, c in ranked]
         rows += [{"try": f"{t}, dropped", self.metric: f"{s:.1%}", "chosen": ""} for t, s in found.dropped.items()]
         return Table.of(rows)
+
+    def _both(self) -> str:
+        scores = {name: score_of(name, self.labels, self.predicted, len(self.names)) for name in METRICS}
+        return " and ".join(f"{score:.1%} {name.replace('_', ' ')}" for name, score in scores.items())
 
     def _classes(self) -> Table:
         every = range(len(self.names))
@@ -149,7 +153,7 @@ class Report:
             cut = text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
             shown = self.names[self.labels[n]], self.names[self.predicted[n]], f"{self.probabilities[n].max():.0%}"
             rows.append([str(self.rows.places[self.found.rows[n]]), " ".join(cut.split()), *shown])
-        return Table(["row", "text", "label", "predicted", "probability"], rows, texts=(1, 2, 3))
+        return Table(["row", "text", "label", "predicted", "probability"], rows, texts=(1,))
 
     def _calibration(self) -> list[Block]:
         right, sure = self.predicted == self.labels, self.probabilities.max(1)
@@ -185,6 +189,9 @@ class Report:
             axes.errorbar([n], [score], [[score - low[0]], [high[0] - score]], fmt="o", color=COLORS[1], label="chosen")
             axes.plot(*zip(*sorted(found.curve.items()), strict=True), "s-", color=COLORS[2], label="linear probe")
             axes.set_xscale("log")
+            shown = [*found.curve, n, 2 * n, 4 * n][1:]
+            axes.set_xticks(shown, [*map(str, shown)])
+            axes.minorticks_off()
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
             axes.set_xlabel("rows to train on")
             axes.set_ylabel(self.metric)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,7 @@ def texts_in(given: Any) -> list[tuple[str, ...]]:
 class Rows:
     """Labelled rows to fit: texts, class numbers, the classes, and for each row its unit, of which no fold has a part.
 
-    A unit holds rows of one group, and rows with the same texts.
+    A unit holds the rows of one group or, without groups, with the same texts.
     """
 
     texts: list[tuple[str, ...]]
@@ -89,6 +91,11 @@ class Rows:
         """The class with the most rows."""
         return int(np.bincount(self.labels).argmax())
 
+    def content(self) -> str:
+        """Return a checksum of the rows."""
+        whole = [self.texts, self.labels.tolist(), self.classes.tolist(), self.units.tolist()]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+
     def dataset(self, names: Sequence[str]) -> Dataset:
         """Return the rows as a data set, with names of classes as labels."""
         columns = dict(zip(COLUMNS, map(list, zip(*self.texts, strict=True)), strict=False))
@@ -110,20 +117,8 @@ class Rows:
 
 
 def _units(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
-    """Number the units of rows: those of one group, or with the same texts, directly or by way of others."""
-    parent = list(range(len(texts)))
-
-    def root(row: int) -> int:
-        while parent[row] != row:
-            parent[row] = row = parent[parent[row]]
-        return row
-
-    of_texts = [tuple(" ".join(text.casefold().split()) for text in row) for row in texts]
-    named = [of_texts] if groups is None else [of_texts, np.asarray(groups).tolist()]
-    for keys in named:
-        if len(keys) != len(texts):
-            raise InputError(f"Expected a group for each of {len(texts)} rows, got {len(keys)}.")
-        first: dict[Any, int] = {}
-        for row, key in enumerate(keys):
-            parent[root(row)] = root(first.setdefault(key, row))
-    return np.array([root(row) for row in range(len(texts))])
+    """Number the units of rows: those of one group or, without groups, with the same texts."""
+    named = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
+    if len(named) != len(texts):
+        raise InputError(f"Expected a group for each of {len(texts)} rows, got {len(named)}.")
+    return np.unique(named, return_inverse=True)[1]

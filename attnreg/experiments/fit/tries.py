@@ -63,7 +63,8 @@ class Try:
             return f"linear probe (C {self.penalty:g})"
         name = "LP-FT" if self.fits_head else "fine-tuning"
         more = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
-        return f"{name}{more} ({self.epochs} epochs, {self.learning_rate:g})"
+        rate = f"{self.learning_rate:.3g}".replace("e-0", "e-")
+        return f"{name}{more} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate})"
 
 
 class Bench:
