@@ -64,6 +64,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     Raises:
         InputError: if the rows are no texts, or there is nothing to learn from them.
+
+    Example:
+        >>> import tempfile
+        >>> from attnreg.experiments.tasks import get_task, load_model
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for part in load_model(get_task("agreement")):
+        ...     _ = part.save_pretrained(folder.name)
+        >>> texts = [f"the {noun} {verb}" for noun in ("boy", "girl") for verb in ("sleeps", "sleep", "sees", "see")]
+        >>> classifier = TextClassifier(folder.name, budget="1s").fit(texts, [text.endswith("s") for text in texts])
+        >>> classifier.predict_proba(["the boy laughs"]).shape
+        (1, 2)
+        >>> folder.cleanup()
     """
 
     network_: Any
