@@ -1,4 +1,4 @@
-"""The documentation site: ``sphinx-build -W docs docs/_build``."""
+"""The documentation site: ``sphinx-build -W docs docs/_build``; with ``-D plot_gallery=1`` its scripts run, too."""
 
 from __future__ import annotations
 
@@ -142,10 +142,11 @@ autodoc_preserve_defaults = True
 napoleon_custom_sections = ["Shape", "Reference"]
 napoleon_use_ivar = True
 
-# Gallery: scripts in `gallery` make pages in `examples`; a script that fails stops the build.
+# Gallery: scripts in `gallery` make pages in `examples`. They run, and may stop the build, with `-D plot_gallery=1`.
 warnings.filterwarnings(
     "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
 )  # peft's
+plot_gallery = "False"
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",

@@ -142,6 +142,14 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "gallery").glob("*.py")), ids=lambda path: path.stem)
+def test_scripts_of_the_gallery_run(script, warm, tmp_path):
+    """The site is built without running them, unless it is asked to."""
+    code, output = warm.run(script, cwd=tmp_path, timeout=500)
+    assert code == 0, output
+
+
 def found(site, query):
     """Pages with all words of a query, as the site's own search finds them."""
     text = (site / "searchindex.js").read_text(encoding="utf-8")
