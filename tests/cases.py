@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,12 @@ def pairs(
         for p in PROVIDERS
         if (refusal(m, p) is not None) == refused and wanted(p)
     ]
+
+
+def sample(rows: Iterable[Any], usual: Callable[..., bool]) -> list[Any]:
+    """Rows of a table of which every run tries the usual ones; the others are slow tests."""
+    spread = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=[] if usual(*row) else pytest.mark.slow) for row in spread]
 
 
 def keep_few_activations(model: Any, options: dict[str, Any]) -> None:

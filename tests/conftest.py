@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
-from tests.warm import Warm, with_few_dev_rows, without_devices, without_fingerprints, without_pictures
+from tests.helpers.light import lighten, with_few_dev_rows
+from tests.warm import Warm
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -38,9 +39,7 @@ def pytest_collection():
 @pytest.fixture(scope="session", autouse=True)
 def light():
     """What tests have no use for is left out."""
-    without_fingerprints()
-    without_devices()
-    without_pictures()
+    lighten()
 
 
 @pytest.fixture

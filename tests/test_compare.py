@@ -19,7 +19,7 @@ from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
 from tests.commands import invoke, ran, read_csv, read_lines
 from tests.helpers.comparisons import started_by
-from tests.warm import DEV_ROWS
+from tests.helpers.light import DEV_ROWS
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--batch-size", 32, "--device", "cpu"]
 LATE = "late=regularize --provider CrossTuning(DropHead(0.5))"  # plain in its first epoch, to the last bit

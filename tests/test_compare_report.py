@@ -54,7 +54,7 @@ def compared(tmp_path_factory):
         write(run, score, best_epoch={"network": "model", "epoch": 3, "accuracy": score})
         write_rows(run.folder / "metrics.jsonl", metrics_of(number, run.seed))
         write_rows(run.folder / "telemetry.jsonl", telemetry_of(number, run.seed))
-    with keeping() as figures:
+    with keeping(draw=True) as figures:
         report = reported(comparison)
     return comparison.folder, figures, report
 
@@ -106,7 +106,7 @@ def test_curves_are_means_over_seeds_of_the_returned_network(compared):
 
 def test_intervals_are_students(tmp_path):
     scores = {"finetune": [0.5, 0.6], "ad-drop": [0.5, 0.99], "sam": [0.6, 0.62]}
-    with keeping() as figures:
+    with keeping(draw=True) as figures:
         comparison = comparison_of(tmp_path, *scores, equal_time=False)
         reported(comparison, lambda run: scores[run.method.text][run.seed])
     for bar, values in zip(figures["seeds"].axes[0].collections, scores.values(), strict=True):
@@ -311,7 +311,7 @@ def test_the_report_shows_names_and_tells_options(tmp_path):
             written(comparison, score, lambda run: slow if run.method.name == "high" else {}).decide()
     folders = {run.folder.parent.relative_to(comparison.folder).as_posix() for run in comparison.runs()}
     assert folders == {"plain", "high", "search/tried=0.1", "search/tried=0.2", "tried=0.2", "plain--epochs4"}
-    with keeping() as figures:
+    with keeping(draw=True) as figures:
         (_, _, scores, differences) = write_report(comparison)
     assert [row[0] for row in scores.rows] == ["plain", "high", "tried"]
     assert [row[0] for row in differences.rows] == ["high", "tried"]
@@ -336,7 +336,7 @@ def test_a_search_comes_first_and_its_best_is_run_and_drawn(tmp_path):
         write(run, means[method.variants.index(run.method)] + (0.02 if run.seed == 1000 else -0.02))
     assert comparison.chosen(method).text == "ad-drop --p 0.3 --method gradient --q=0.3"
     assert [run.method for run in comparison.runs()][-2:] == [comparison.chosen(method)] * 2
-    with keeping() as figures:
+    with keeping(draw=True) as figures:
         report = reported(comparison)
     (path,) = (comparison.folder / "plots").glob("search-*.png")
     map_, bar = figures[path.stem].axes

@@ -195,7 +195,7 @@ def test_one_graph_serves_all_lengths_as_that_of_the_plain_model():
                 assert not torch.allclose(out, model(x), atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("unidrop", "hidden-cut")] + ["weights-dropout", "blocks 0.5"])  # fmt: skip
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("unidrop", "hidden-cut", "weights-dropout")] + ["blocks 0.5"])  # fmt: skip
 def test_an_exported_program_draws_masks_of_its_own(name):
     model, inputs = bert(), {name: x for name, x in batch().items() if name != "labels"}
     provider = CASES[name](model)

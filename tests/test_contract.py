@@ -39,12 +39,23 @@ def pop_counts(model):
 
 
 @some_rows
-def test_attach_and_detach_leave_no_trace(case, provider_case):
+def test_in_eval_mode_disabled_and_detached_it_is_bitwise_the_plain_model_without_a_trace(case, provider_case):
     model, batch = case.build(), case.batch()
     provider = provider_case.make(model)
     for module in model.modules():
         module.register_forward_hook(count_calls)
-    plain = run(model, batch)
+
+    def in_eval_mode():
+        model.eval()
+        with torch.no_grad():
+            without_grad = output(model, batch)
+        outputs = without_grad, output(model, batch)
+        model.train()
+        return outputs
+
+    expected, plain = in_eval_mode(), run(model, batch)
+    pop_counts(model)
+    assert same(run(model, batch), plain)
     before, calls = Traces(model), pop_counts(model)
     random = torch.get_rng_state()
     handle = attnreg.attach(model, provider)
@@ -54,6 +65,13 @@ def test_attach_and_detach_leave_no_trace(case, provider_case):
     assert [m.training for m in model.modules()] == before.modes
     assert [(name, id(p)) for name, p in model.named_parameters()] == before.parameters
     assert attnreg.is_attached(model)
+    assert all(map(torch.equal, in_eval_mode(), expected))
+    assert torch.equal(torch.get_rng_state(), random)
+    with handle.disabled():
+        assert same(run(model, batch), plain)
+    provider.eval()
+    assert same(run(model, batch), plain)
+    provider.train()
     run(model, batch)
     handle.detach()
     handle.detach()
@@ -80,35 +98,6 @@ def test_attached_trains_otherwise_than_plain_and_stays_finite(case, provider_ca
     assert [grad is None for grad in attached[1]] == [grad is None for grad in plain[1]]
     assert set(rates) == {site.label for site in handle.sites}
     assert any(0 < rate <= 1 for rate in rates.values()) is provider_case.drops
-
-
-@some_rows
-def test_eval_is_bitwise_the_plain_model(case, provider_case):
-    model, batch = case.build().eval(), case.batch()
-    provider = provider_case.make(model)
-
-    def outputs():
-        with torch.no_grad():
-            without_grad = output(model, batch)
-        return without_grad, output(model, batch)
-
-    plain = outputs()
-    with attnreg.attach(model, provider):
-        random = torch.get_rng_state()
-        assert all(map(torch.equal, outputs(), plain))
-        assert torch.equal(torch.get_rng_state(), random)
-
-
-@some_rows
-def test_disabled_is_bitwise_the_plain_model(case, provider_case):
-    model, batch = case.build(), case.batch()
-    plain = run(model, batch)
-    provider = provider_case.make(model)
-    with attnreg.attach(model, provider) as handle:
-        with handle.disabled():
-            assert same(run(model, batch), plain)
-        provider.eval()
-        assert same(run(model, batch), plain)
 
 
 @some_rows

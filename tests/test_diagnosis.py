@@ -1,6 +1,7 @@
 """The doctor: each kind of fault is found, by the module's name, and none where there is none."""
 
 import copy
+import itertools
 import random
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.cases import MODELS, keep_few_activations
+from tests.cases import BERT, MODELS, keep_few_activations, sample
 from tests.commands import assert_sentence, ran
 from tests.own_dropout_cases import SOUND, Drawing
 
@@ -104,9 +105,16 @@ def test_all_faults_of_one_model_are_found():
         assert says in found, says
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+CHANGES = ("plain", "attached", "checkpointed", "reentrant")
+
+
 @pytest.mark.parametrize(
-    "change", ["plain", "attached", "checkpointed", pytest.param("reentrant", marks=pytest.mark.slow)]
+    ("case", "change"),
+    sample(
+        itertools.product(MODELS, CHANGES),
+        lambda case, change: change == "attached" or (case is BERT and change != "reentrant"),
+    ),
+    ids=str,
 )
 def test_clean_models_have_no_fault(case, change):
     model = case.build().train()

@@ -16,7 +16,7 @@ INPUTS = {
 
 def bert(implementation, dtype, size=1.0):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 10, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"vocab_size": 10, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16, attn_implementation=implementation))
     for name, weight in model.named_parameters():
         if "query" in name or "key" in name:

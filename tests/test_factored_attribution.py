@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, fused
-from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT
+from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT, sample
 from tests.helpers.flex import deprecated
 from tests.helpers.regularizers import Watch
 
@@ -57,33 +57,37 @@ def written_out(model, batch, monkeypatch):
         return found
 
 
+PRECISIONS = {torch.float64: (1.0, 1e-12), torch.float32: (0.999, 1e-4)}  # the share of candidates that are the same
+
+
 @deprecated
 @pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_TORCH_2_13), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("dtype", sample(PRECISIONS, lambda dtype: dtype is torch.float64), ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_candidates_are_those_of_written_out_weights(name, kernel, region, trainable_flex, monkeypatch):
-    for dtype, share, tolerance in ((torch.float64, 1.0, 1e-12), (torch.float32, 0.999, 1e-4)):
-        model, batch = build(name, kernel)
-        model = model.to(dtype)
-        batch = {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
-        expected = written_out(model, batch, monkeypatch)
-        monkeypatch.setattr("attnreg.functional.region.POSITIONS", 1)
-        provider = attnreg.AttributionProvider(0.4, 1.0, region=region)
-        with attnreg.attach(model, Watch(provider)) as handle:
-            with monkeypatch.context() as patch:
-                patch.setattr(fused.functional, "attention_weights", refuse)
-                patch.setattr(flex, "_scores", refuse)
-                provider.attribute(model, batch)
-            model.train()(**batch)
-        assert list(provider.attributions) == list(expected) == list(handle.provider.seen)
-        for label, gradient in expected.items():
-            found = provider.attributions[label]
-            site, ours = handle.provider.seen[label]
-            real = torch.ones(()).bool() if site.units is None else site.units
-            assert found.shape == gradient.shape
-            assert ((found - gradient) * real).abs().max() < tolerance * gradient.abs().max()
-            theirs = functional.candidate_region(gradient, site.valid, 0.4, region)
-            assert theirs.any()
-            assert (ours != theirs).sum() <= (1 - share) * theirs.sum()
+def test_candidates_are_those_of_written_out_weights(name, kernel, region, dtype, trainable_flex, monkeypatch):
+    share, tolerance = PRECISIONS[dtype]
+    model, batch = build(name, kernel)
+    model = model.to(dtype)
+    batch = {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
+    expected = written_out(model, batch, monkeypatch)
+    monkeypatch.setattr("attnreg.functional.region.POSITIONS", 1)
+    provider = attnreg.AttributionProvider(0.4, 1.0, region=region)
+    with attnreg.attach(model, Watch(provider)) as handle:
+        with monkeypatch.context() as patch:
+            patch.setattr(fused.functional, "attention_weights", refuse)
+            patch.setattr(flex, "_scores", refuse)
+            provider.attribute(model, batch)
+        model.train()(**batch)
+    assert list(provider.attributions) == list(expected) == list(handle.provider.seen)
+    for label, gradient in expected.items():
+        found = provider.attributions[label]
+        site, ours = handle.provider.seen[label]
+        real = torch.ones(()).bool() if site.units is None else site.units
+        assert found.shape == gradient.shape
+        assert ((found - gradient) * real).abs().max() < tolerance * gradient.abs().max()
+        theirs = functional.candidate_region(gradient, site.valid, 0.4, region)
+        assert theirs.any()
+        assert (ours != theirs).sum() <= (1 - share) * theirs.sum()
 
 
 class Largest(TorchDispatchMode):

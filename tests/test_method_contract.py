@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state, write_state
 from attnreg.training import AttackerDefender, Averaged, FineTuning
-from tests.cases import NEEDS_TORCH_2_13
+from tests.cases import NEEDS_TORCH_2_13, sample
 from tests.commands import assert_close
 from tests.method_cases import (
     ARGUMENTS,
@@ -105,7 +105,7 @@ def test_what_is_missing_from_the_state_is_caught(tmp_path, name, lost):
         check_resuming(MethodCase(Forgetful), tmp_path)
 
 
-@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("count", sample([2, 7], lambda count: count == 7))
 @splitting
 def test_an_update_in_micro_batches_is_that_of_the_whole_batch(case, count, monkeypatch):
     without_chance(monkeypatch)
@@ -127,8 +127,8 @@ def test_drop_rates_are_those_of_the_latest_step(case):
 def test_it_learns(case):
     torch.manual_seed(0)
     method = case.make(bert(), attnreg.AttentionDropout(0.1), optimizer=adamw)
-    losses = [method.step(batch).loss.item() for batch in list(batches(1, 16)) * 20]
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    losses = [method.step(batch).loss.item() for batch in list(batches(1, 16)) * 14]
+    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
 
 
 @cases

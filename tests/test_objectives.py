@@ -9,6 +9,7 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
+from tests.cases import sample
 from tests.helpers.regularizers import Costly
 from tests.helpers.trainers import Rows, arguments, bert, column
 from tests.method_cases import sgd, weights, without_chance
@@ -47,7 +48,7 @@ def as_batch(rows):
 
 
 # whether the model's loss is divided by the number of labels
-@pytest.mark.parametrize(("counts", "accumulated"), [(False, 4), (True, 1), pytest.param(True, 4, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(("counts", "accumulated"), sample(itertools.product((False, True), (4, 1)), lambda counts, accumulated: counts == (accumulated == 1)))  # fmt: skip
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_step_is_the_same(tmp_path, monkeypatch, name, counts, accumulated):
     without_chance(monkeypatch)

@@ -216,15 +216,15 @@ def slow(*options):
     [
         slow("--reward-data", "half-dev"),
         ["--reward-data", "train", "--credit", "Reinforce(per='sample', baseline='leave-one-out')"],
-        ["--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"],
+        slow("--reward-data", "dev", "--rewards", "Rewards(fresh_rows=1)"),
         ["--regime", "paper", "--generator", "none"],
-        ["--rewards", "Rewards(score='metric')", "--reward-rows", 9],
+        slow("--rewards", "Rewards(score='metric')", "--reward-rows", 9),
         slow("--credit", "Reinforce(reward='gap')", "--generator", "GNetProvider(decisions='batch')"),
         slow("--generator", "GNetProvider() & DropHead(0.1)", "--rewards", "Rewards(fresh_rows=2)"),
         ["--provider", "TokenDropout(0.1) & AdversarialAttention(price=0.1)", "--provider-lr", 0.5],
-        ["--task", "agreement-words"],  # pre-training
+        slow("--task", "agreement-words"),  # pre-training
         slow("--generator", "none", "--winner", "evidence"),
-        ["--rewards", "Rewards()", *BY_SIGN],
+        slow("--rewards", "Rewards()", *BY_SIGN),
         ["--rewards", "Rewards(score='metric')", *BY_SIGN],
     ],
     ids=lambda options: " ".join(map(str, options[:3])),

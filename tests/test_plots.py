@@ -16,9 +16,9 @@ from attnreg.experiments.results.plots.style import COLORS, styles
 from attnreg.experiments.runs.run import Run
 from tests import task_data
 from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.light import DRAWN
 from tests.helpers.runs import keeping
 from tests.learning import bert
-from tests.warm import DRAWN
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
 RECIPES = {  # with the pictures that there are
@@ -48,7 +48,7 @@ def drawn(runs):
     """For each run what the command printed, and its figures."""
     pictures = {}
     for name in RECIPES:
-        with keeping() as saved:
+        with keeping(draw=name == "attendout") as saved:
             result = ran(invoke("plot", runs / name))
         pictures[name] = result.stdout, saved
     return pictures
@@ -59,7 +59,9 @@ def test_the_command_draws_what_there_is(runs, drawn, recipe):
     names = RECIPES[recipe][1]
     assert sorted(line.rpartition("/")[2] for line in drawn[recipe][0].split()) == [f"{name}.png" for name in names]
     for name in names:
-        assert (runs / recipe / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        picture = (runs / recipe / "plots" / f"{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert (len(picture) > 10_000) == (recipe == "attendout")
 
 
 def test_drop_rates_are_those_of_the_telemetry(runs, drawn):

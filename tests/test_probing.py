@@ -11,7 +11,7 @@ from packaging.version import Version
 import attnreg
 from attnreg.injection import handle_of
 from attnreg.training import FineTuning
-from tests.cases import MODELS, TRANSFORMERS, output
+from tests.cases import MODELS, TRANSFORMERS, output, sample
 from tests.helpers.passes import without_dropout
 from tests.provider_cases import CASES, COMPILED, MATRIX, VARIANT
 
@@ -57,7 +57,7 @@ def check(case, provider_case, model=None):
     assert torch.equal(probed, plain) is not provider_case.changes_output
 
 
-@pytest.mark.parametrize("provider_case", [c for c in CASES if c.role in (MATRIX, VARIANT, COMPILED)], ids=str)
+@pytest.mark.parametrize("provider_case", sample([c for c in CASES if c.role in (MATRIX, VARIANT, COMPILED)], lambda c: c.role == MATRIX), ids=str)  # fmt: skip
 def test_every_provider_masks_as_in_training(provider_case):
     check(BERT, provider_case)
 

@@ -77,16 +77,16 @@ def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path):
 
 
 def test_folds_divide_train_and_each_is_scored_on_once(tmp_path):
-    runs = [make(tmp_path, train_size=None, folds=4, seed=seed) for seed in range(4)]
+    runs = [make(tmp_path, train_size=None, folds=2, seed=seed) for seed in range(2)]
     everything = sorted(texts(make(tmp_path, train_size=None).train_rows))
     assert sorted(row for run in runs for row in texts(run.dev_rows)) == everything
     for run in runs:
         assert sorted(texts(run.train_rows) + texts(run.dev_rows)) == everything
         assert run.scored_on == "held-out"
-    same = make(tmp_path, train_size=None, folds=4, seed=4)  # the first part again, in another order
+    same = make(tmp_path, train_size=None, folds=2, seed=2)  # the first part again, in another order
     assert texts(same.dev_rows) == texts(runs[0].dev_rows)
     assert texts(same.train_rows) != texts(runs[0].train_rows)
-    nested = make(tmp_path, train_size=None, folds=4, seed=1, validation_rows=50)
+    nested = make(tmp_path, train_size=None, folds=2, seed=1, validation_rows=50)
     assert len(nested.dev_rows) == 50
     assert not set(map(tuple, texts(nested.dev_rows))) <= set(map(tuple, texts(runs[1].dev_rows)))
 

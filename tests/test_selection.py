@@ -24,12 +24,11 @@ def test_the_last_or_the_best_record_is_returned():
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ([], None),
-        (["--select", "best"], "stopping_matthews_correlation"),
-        (["--select", "best", "--stop-on", "dev"], "matthews_correlation"),
-        (["--select", "last", "--patience", 1], None),
+        pytest.param([], None, id="last", marks=pytest.mark.slow),
+        pytest.param(["--select", "best"], "stopping_matthews_correlation", id="best on held-out rows"),
+        pytest.param(["--select", "best", "--stop-on", "dev"], "matthews_correlation", id="best on dev"),
+        pytest.param(["--select", "last", "--patience", 1], None, id="last with patience"),
     ],
-    ids=["last", "best on held-out rows", "best on dev", "last with patience"],
 )
 def test_report_files_and_evaluation_are_of_the_same_network(cli, tmp_path, options, key):
     output = ran(cli("recipe", "finetune", *SMALL, *options, "--output-dir", "out")).output

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.light import lighten, with_few_dev_rows
+
 ROOT = Path(__file__).parent.parent
 IN_THE_SERVER = "ATTNREG_FORK_SERVER"
-DEV_ROWS = 200
 
 
 class Warm:
@@ -152,50 +153,12 @@ def begin(words):
         runpy.run_path(first, run_name="__main__")
 
 
-def with_few_dev_rows():
-    """Make the embedded task's dev set smaller: the short runs of tests would spend most of their time on scoring it."""
-    from attnreg.experiments.tasks import agreement
-
-    agreement.SIZES["validation"] = DEV_ROWS
-
-
-def without_fingerprints():
-    """Let ``datasets`` not hash each table that is made. It finds cached files by the hash, of which tests have none."""
-    from datasets import arrow_dataset, fingerprint
-
-    arrow_dataset.generate_fingerprint = lambda table: fingerprint.generate_random_fingerprint()
-
-
-def without_devices():
-    """Let ``torch.manual_seed`` not queue, each with its stack, seeds for devices that are not there."""
-    import torch
-
-    for device in (torch.cuda, torch.mtia, torch.xpu):
-        if not device.is_available():
-            for module in (device, getattr(device, "random", device)):
-                module._lazy_call = lambda call, **options: None
-
-
-DRAWN = []  # how runs draw
-
-
-def without_pictures():
-    """Let runs end without pictures, which take longer than most runs of tests."""
-    from attnreg.experiments.runs.run import Run
-
-    if not DRAWN:
-        DRAWN.append(Run.pictures)
-        Run.pictures = lambda run: []
-
-
 def warm_up():
     """Import what is slow to import and make what is made once. It must start no threads: forks would lack them."""
     import transformers
 
     with_few_dev_rows()
-    without_fingerprints()
-    without_devices()
-    without_pictures()
+    lighten()
 
     inner = ("cli.main", "compare.launch", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
     for name in ("integrations", *(f"experiments.{each}" for each in inner)):

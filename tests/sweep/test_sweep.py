@@ -37,8 +37,8 @@ def check(name, afterwards=False):
         assert re.match(r"\w.{40,}\.$", found.note, re.DOTALL), found.note  # it may begin with the name of a module
 
 
-# Others are of the same kinds.
-SLOW = {"big_bird", "swinv2", "qwen2_vl_vision", "informer", "canine", "segformer", "funnel"}
+# Others are of the same kinds, or in tests/test_contract.py.
+SLOW = {"deberta-v2", "t5", "big_bird", "swinv2", "qwen2_vl_vision", "informer", "canine", "segformer", "funnel"}
 
 
 @pytest.mark.parametrize(
