@@ -1,6 +1,7 @@
 """Published differences are those of the published runs, recomputed here from the scores of each seed."""
 
 import csv
+import itertools
 import re
 import runpy
 from functools import cache
@@ -9,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import multivariate_normal, ttest_1samp
 from scipy.stats import t as student
-from scipy.stats import ttest_1samp
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -173,6 +174,34 @@ def test_data_sets_are_pooled_by_a_random_effects_model(overview, apart):
     data = [draws.normal(apart * place, 1 + place, 12) for place in range(4)]
     found, _ = overview["comparisons"].__globals__["pooled"](data)
     assert [*found] == pytest.approx(random_effects(data))
+
+
+@pytest.mark.parametrize("spread", [(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.6, 0.8, 0.4)])  # of data set, model, both
+def test_data_sets_and_models_are_pooled_as_crossed_random_effects(overview, spread):
+    draws = np.random.default_rng(7)
+    of_set, of_model = draws.normal(0, spread[0], 7), draws.normal(0, spread[1], 2)
+    gaps = {
+        (f"set {d}", f"model {m}"): draws.normal(0.5 + of_set[d] + of_model[m] + draws.normal(0, spread[2]), 1.0, 8)
+        for d in range(7)
+        for m in range(2)
+    }
+    found, (low, high) = overview["comparisons"].__globals__["crossed"](gaps)
+    y = np.array([each.mean() for each in gaps.values()])
+    known = np.diag([each.var(ddof=1) / 8 for each in gaps.values()])
+    sets, models = (np.kron(np.eye(7), np.ones((2, 2))), np.kron(np.ones((7, 7)), np.eye(2)))
+
+    def slowly(a, b, c):  # the restricted likelihood, by contrasts that are orthogonal to the mean
+        contrasts = np.linalg.svd(np.ones((1, 14)))[2][1:]
+        covariance = known + a * sets + b * models + c * np.eye(14)
+        return multivariate_normal(np.zeros(13), contrasts @ covariance @ contrasts.T).logpdf(contrasts @ y), covariance
+
+    grid = [0.0, *np.geomspace(1e-3, 2.4, 18)]
+    best = max(itertools.product(grid, repeat=3), key=lambda each: slowly(*each)[0])
+    weights = np.linalg.solve(slowly(*best)[1], np.ones(14))
+    mean, error = weights @ y / weights.sum(), weights.sum() ** -0.5
+    assert found.mean == pytest.approx(mean, abs=0.02)
+    assert found.high - found.low == pytest.approx(2 * student.ppf(0.975, 6) * error, rel=0.1)
+    assert high - low == pytest.approx(2 * student.ppf(0.975, 6) * (error**2 + sum(best)) ** 0.5, rel=0.1)
 
 
 def test_another_cpu():

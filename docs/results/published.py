@@ -8,8 +8,9 @@ method minus the baseline, on each of its tasks.
 from __future__ import annotations
 
 import csv
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 from attnreg.experiments.compare.study import read_study
@@ -86,6 +87,38 @@ def pooled(gaps: Sequence[FloatArray]) -> tuple[Difference, float]:
     error = float(np.sqrt(max(1.0, weights @ (means - mean) ** 2 / free) / weights.sum()))
     half, p = stats.t.ppf(0.975, free) * error, 2 * stats.t.sf(abs(mean) / error, free)
     return Difference(*map(float, (mean, mean - half, mean + half, p))), error * len(means) ** 0.5
+
+
+def crossed(gaps: Mapping[tuple[str, str], FloatArray]) -> tuple[Difference, tuple[float, float]]:
+    """Return the mean difference over data sets and models, and the 95 % interval for a new data set and model.
+
+    ``gaps`` has the differences of the seeds of each ``(data set, model)``. Data set, model and their interaction are
+    random; their variances are estimated by restricted maximum likelihood, those of the means of seeds are known
+    (Hartung, Knapp and Sinha, Statistical Meta-Analysis with Applications, 2008, Chapter 7). Intervals and p are by
+    Student's t with as many degrees of freedom as there are data sets, less one.
+    """
+    places = [*gaps]
+    means, within = np.array([(each.mean(), each.var(ddof=1) / len(each)) for each in gaps.values()]).T
+    alike = [np.array([[float(a[k] == b[k]) for b in places] for a in places]) for k in (0, 1)]
+    unit = within.mean() + means.var()  # so that the optimizer's steps suit all scales
+
+    def fitted(between: FloatArray) -> tuple[float, float, float]:
+        data_set, model, cell = between * unit
+        inverse = np.linalg.inv(np.diag(within + cell) + data_set * alike[0] + model * alike[1])
+        weight = inverse.sum()
+        mean = inverse.sum(0) @ means / weight
+        loss = (means - mean) @ inverse @ (means - mean) + np.log(weight) - np.linalg.slogdet(inverse)[1]
+        return float(loss), float(mean), float(1 / weight)
+
+    starts = [np.array(each) for each in itertools.product((0.0, 0.5), repeat=3)]
+    tries = [optimize.minimize(lambda b: fitted(b)[0], start, bounds=[(0, None)] * 3) for start in starts]
+    between = min(tries, key=lambda each: float(each.fun)).x
+    _, mean, variance = fitted(between)
+    free = len({data_set for data_set, _ in places}) - 1
+    t, error = stats.t.ppf(0.975, free), variance**0.5
+    wide = t * (variance + between.sum() * unit) ** 0.5
+    p = 2 * stats.t.sf(abs(mean) / error, free)
+    return Difference(*map(float, (mean, mean - t * error, mean + t * error, p))), (mean - wide, mean + wide)
 
 
 def contributed(folder: Path) -> Iterator[Row]:
