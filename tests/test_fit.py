@@ -11,6 +11,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, temperature_of
 from attnreg.experiments.fit.rows import Rows
+from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from tests.commands import assert_sentence, ran, read_csv
 
@@ -247,3 +248,17 @@ def test_temperature_and_decay():
     assert temperature_of(5 * logits, labels) == pytest.approx(5, rel=0.1)
     assert decay_of([10, 40], [0.5, 0.75]) == pytest.approx(0.5)
     assert decay_of([10, 40], [0.75, 0.5]) == 0
+
+
+def test_a_probe_as_a_model_says_what_its_regression_says(tiny, rows):
+    classifier = attnreg.TextClassifier(tiny)
+    given = Rows.checked(*rows)
+    classifier.classes_ = given.classes
+    classifier._load(1, str(tiny))
+    encoded = classifier._kind.encode(given.dataset(["no", "the"]))
+    bench = Bench(classifier.network_, classifier._kind, encoded, 16, classifier._accelerator, 0)
+    train, held = np.arange(0, 80), np.arange(80, 120)
+    for which in (Try(penalty=0.1), Try(penalty=1.0)):
+        expected = bench.out_of_fold(which, train, held, 0, lambda: None)
+        found = bench.logits(bench.trained(which, train, 0, lambda: None), encoded.select(held))
+        np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-3)

@@ -26,7 +26,7 @@ from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
-_AHEAD = 256  # rows of a batch that is only read
+_AHEAD = 64  # rows of a batch that is only read
 _MEASURED = 5  # steps
 Logits = NDArray[np.float64]
 
@@ -77,12 +77,16 @@ class Bench:
     ) -> None:
         self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
         self.batch_size, self.seed = batch_size, seed
-        batches = in_order(rows, _AHEAD, kind, accelerator.device)
-        _, features, labels = head_and_features(self.model, batches)
-        states = features.double().cpu().numpy()
+        sorted_rows = to_score(rows, _AHEAD, kind, accelerator.device)
+        _, features, labels = head_and_features(self.model, sorted_rows.batches)
+        places = np.argsort(sorted_rows.order)
+        states = features.double().cpu().numpy()[places]
         # Of one scale, so that one penalty fits all models.
         self.center, self.scale = states.mean(0), np.maximum(states.std(), 1e-6)
-        self.features, self.labels = ((states - self.center) / self.scale).astype(np.float32), labels.cpu().numpy()
+        self.features, self.labels = (
+            ((states - self.center) / self.scale).astype(np.float32),
+            labels.cpu().numpy()[places],
+        )
 
     def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
         """Fit logistic regression to the features of some rows."""
@@ -135,7 +139,7 @@ class Bench:
 
     def logits(self, network: nn.Module, rows: Dataset) -> Logits:
         """Return the logits of encoded rows, ``(n, classes)``."""
-        labelled = to_score(rows, _AHEAD // 4, self.kind, self.accelerator.device)
+        labelled = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
         return np.array([record["logits"] for record in predict(network, labelled, self.kind).records])
 
     def measure(self) -> None:
