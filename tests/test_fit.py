@@ -262,3 +262,20 @@ def test_a_probe_as_a_model_says_what_its_regression_says(tiny, rows):
         expected = bench.out_of_fold(which, train, held, 0, lambda: None)
         found = bench.logits(bench.trained(which, train, 0, lambda: None), encoded.select(held))
         np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-3)
+
+
+def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, cli):
+    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(*rows, strict=True)]
+    for name, some in {"train": lines[:60], "dev": lines[60:90], "test": lines[90:]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
+    output = ran(cli("fit", tmp_path, "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")).output
+    assert "90 rows: texts in text" in output
+    assert "On the 30 rows of the test split, it scores" in output
+
+
+def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
+    (tmp_path / "rows.csv").write_text("text;label\na b c;x\n")
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "separate columns by commas, not by ';'")
+    assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
+    (tmp_path / "empty").mkdir()
+    assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")

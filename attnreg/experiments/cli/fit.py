@@ -47,7 +47,8 @@ def fit(data: Path, **options: Any) -> None:
 
     seconds_of(options["budget"])
     check_there(options["model"])
-    columns = read_table(data)
+    if not (columns := read_table(data)):
+        raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
     texts, label = choose_columns(columns, options["text_columns"], options["label_column"], options["group_column"])
     rows = labelled_rows(columns, texts, label, options["group_column"])
     click.echo(f"{len(rows.texts)} rows: texts in {', '.join(texts)}, labels in {label}.")

@@ -7,14 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError
+from attnreg.experiments.fit.choice import score_of
 from attnreg.experiments.fit.classifier import TextClassifier
 from attnreg.experiments.fit.report import Report, promised
 from attnreg.experiments.fit.rows import Rows
-from attnreg.experiments.fit.table import Columns, Labelled, named_columns, read_table, text_column, texts_of_rows
+from attnreg.experiments.fit.table import (
+    Columns,
+    Labelled,
+    labelled_rows,
+    named_columns,
+    read_table,
+    text_column,
+    texts_of_rows,
+)
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
 from attnreg.experiments.results.document import save
@@ -48,11 +58,11 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
         classifier.save(folder / "model")
-        report = Report(classifier, rows, folder)
+        report = Report(classifier, rows, folder, _tested(data, classifier, texts, label))
         save(report.blocks(), folder)
         said = report.promise.replace("**", "")
         write_text(folder / _RESULT, json.dumps({"promise": said, **promised(classifier.outcome_)}, indent=2) + "\n")
-        print(f"\n{said}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
+        print(f"\n{said}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
 
 def predict_file(model: Path, data: Path, text_columns: str | None, output: Path, device: str | None) -> Iterator[str]:
@@ -83,6 +93,19 @@ def predict_file(model: Path, data: Path, text_columns: str | None, output: Path
     yield f"Predictions of {len(texts)} rows saved to {output}"
     for doubt in dict.fromkeys(filter(None, doubts)):
         yield f"{doubts.count(doubt)} rows: {doubt}."
+
+
+def _tested(data: Path, classifier: TextClassifier, texts: list[str], label: str) -> str:
+    """Return a sentence on the score on the test split of a folder; empty if there is none with labels."""
+    columns = read_table(data, ("test",)) if data.is_dir() else {}
+    if label not in columns:
+        return ""
+    rows = labelled_rows(columns, texts, label, None)
+    number = {str(name): number for number, name in enumerate(classifier.classes_)}
+    labels = np.array([number.get(each, len(number)) for each in rows.labels])
+    predicted = classifier.predict_proba(rows.texts).argmax(1)
+    score = score_of(classifier.metric, labels, predicted, len(number) + 1)
+    return f" On the {len(labels)} rows of the test split, it scores {score:.1%}."
 
 
 def _finished(folder: Path, budget: str) -> str | None:

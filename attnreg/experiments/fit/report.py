@@ -28,8 +28,9 @@ _MOST_CELLS = 25  # classes of a picture of confusions
 class Report:
     """The blocks of the report of a fitted classifier, whose rows come from a table."""
 
-    def __init__(self, classifier: TextClassifier, rows: Labelled, folder: Path) -> None:
+    def __init__(self, classifier: TextClassifier, rows: Labelled, folder: Path, tested: str) -> None:
         self.classifier, self.rows, self.folder, self.found = classifier, rows, folder, classifier.outcome_
+        self.tested = tested  #: a sentence on test rows, or nothing
         self.names = [str(name) for name in classifier.classes_]
         self.metric = classifier.metric.replace("_", " ")
         number = {name: number for number, name in enumerate(self.names)}
@@ -59,7 +60,7 @@ class Report:
         found = self.found
         made: list[Block] = [
             Heading(f"A classifier of {len(self.rows.texts)} rows: {self.folder.name}"),
-            Paragraph(self.promise),
+            Paragraph(self.promise + self.tested),
             Contents(),
             Heading("What to do next"),
             *map(Paragraph, self._advice()),

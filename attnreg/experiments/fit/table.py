@@ -30,17 +30,20 @@ class Labelled(NamedTuple):
     left_out: dict[str, list[int]]  #: rows that are not fitted, counted from 1, by the reason
 
 
-def read_table(place: Path) -> Columns:
-    """Read a file, or the splits train and validation of a folder, as columns."""
-    folder = folder_with_data(place, _ROWS)
-    found = find_files(folder, _ROWS)
-    if not found:
-        raise InputError(f"No train file in {place}: give one file of rows, or a folder with train.csv or the like.")
-    tables = [read_files(parts_of(name, files), ()) for name, files in found.items()]
+def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
+    """Read a file, or some splits of a folder, as columns; none, if a folder has none of the splits."""
+    try:
+        folder = folder_with_data(place, splits)
+        found = find_files(folder, splits)
+        tables = [read_files(parts_of(name, files), ()) for name, files in found.items()]
+    except InputError as error:
+        raise InputError(str(error).replace("--data-dir", "DATA")) from error
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     for table in tables:
         if missing := [name for name in names if name not in table.column_names]:
             raise InputError(f"The splits of {place} have different columns: one lacks {missing[0]}.")
+    if len(names) == 1 and (mark := next((each for each in ";\t|" if each in names[0]), None)):
+        raise InputError(f"The only column of {place} is {names[0]!r}: separate columns by commas, not by {mark!r}.")
     return {name: [value for table in tables for value in table[name][:]] for name in names}
 
 
