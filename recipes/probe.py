@@ -49,6 +49,6 @@ def probe(
     table = [["candidates", "q", "share dropped", metric], *rows]
     run.report(history, tables={f"Score on {run.scored_on} rows while attention is dropped, p = {p:g}": table})
     if run.folder.writer:
-        found: dict[str, Any] = {"lines": lines, "plain": plain, "score": f"{metric} on {run.scored_on}"}
-        run.folder.write("probe", found)  # so that `attnreg plot` can draw the picture again
-        plot_probe(**found, path=run.folder.path / "plots" / "probe.png")
+        plotted: dict[str, Any] = {"lines": lines, "plain": plain, "score": f"{metric} on {run.scored_on}"}
+        run.folder.write("probe", plotted)  # so that `attnreg plot` can draw the picture again
+        plot_probe(**plotted, path=run.folder.path / "plots" / "probe.png")

@@ -306,11 +306,11 @@ def generator_in(provider: Regularizer | None) -> Any:
     if provider is None:
         return None
     parts = provider.inner() if isinstance(provider, Compose) else [provider]
-    found = [part for part in parts if hasattr(part, "sample")]
-    if len(found) != 1:
-        got = f"{len(found)} in {type(provider).__name__}"
+    generators = [part for part in parts if hasattr(part, "sample")]
+    if len(generators) != 1:
+        got = f"{len(generators)} in {type(provider).__name__}"
         raise InputError(f"Expected one Generator, such as a GNetProvider, alone or in a composition, got {got}.")
-    return found[0]
+    return generators[0]
 
 
 def copy_learner(source: FineTuning, target: FineTuning) -> None:

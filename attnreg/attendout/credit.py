@@ -117,7 +117,7 @@ class Reinforce:
 
     def check(self, provider: Regularizer, rewards: Rewards) -> None:
         """Refuse what does not fit: ``provider`` is the Generator, alone or in a composition."""
-        if alone := [type(each).__name__ for each in provider.parts() if each.looks_alone]:
+        if alone := [type(part).__name__ for part in provider.parts() if part.looks_alone]:
             raise InputError(f"{alone[0]} makes training passes of its own, without the Generator's masks: remove it.")
         if self.per != "round" and hasattr(rewards.score, "over"):
             raise InputError(f"Expected `per` 'round' with a metric as score, got {self.per!r}.")
@@ -146,7 +146,7 @@ class Teacher:
         self.rounds = 0
         self._square, self._squares = 0.0, 0  # running mean of squared advantages, and how many are in it
         self._generator: Any = generator
-        self._learned = [each for each in generator.parameters() if each.requires_grad]
+        self._learned = [parameter for parameter in generator.parameters() if parameter.requires_grad]
         self._updater = updater
         self._own_updater = Updater(max_grad_norm)  # no accelerator: these gradients are not scaled, even in fp16
         self._gradients: list[Tensor | None] = []  # summed over the round's steps
@@ -260,14 +260,14 @@ class Teacher:
 def sparse_embeddings(module: nn.Module) -> Iterator[None]:
     """Let the gradients of embedding tables hold only the few rows that a forward pass within the block uses."""
     tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
-    before = [each.sparse for each in tables]
-    for each in tables:
-        each.sparse = True
+    before = [table.sparse for table in tables]
+    for table in tables:
+        table.sparse = True
     try:
         yield
     finally:
-        for each, sparse in zip(tables, before, strict=True):
-            each.sparse = sparse
+        for table, sparse in zip(tables, before, strict=True):
+            table.sparse = sparse
 
 
 def reinforce_loss(log_prob: Tensor, advantage: Tensor | float) -> Tensor:

@@ -156,18 +156,18 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length, generator.masks_per_layer
             (3, 8, 512, 2)
         """
-        found = measured(model, example_inputs)
+        sizes = measured(model, example_inputs)
         generator = cls(
-            **found.sizes,
+            **sizes.sizes,
             initial_keep=initial_keep,
             decisions=decisions,
-            masks_per_layer=found.number("masks_per_layer", masks_per_layer),
-            num_heads=found.number("num_heads", num_heads),
+            masks_per_layer=sizes.number("masks_per_layer", masks_per_layer),
+            num_heads=sizes.number("num_heads", num_heads),
         )
         with torch.no_grad():
-            for name, weight in found.weights.items():
+            for name, weight in sizes.weights.items():
                 generator.network.get_parameter(name).copy_(weight)
-        return generator.to(found.device)
+        return generator.to(sizes.device)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:

@@ -36,9 +36,9 @@ class Measured(NamedTuple):
 def measured(model: nn.Module, example_inputs: Any) -> Measured:
     """Measure a model that takes token ids."""
     tokens, positions, offset = embedding_tables(model)
-    found = [site.info for site in discover(model, example_inputs).sites]
-    stack = "encoder" if any(site.stack == "encoder" for site in found) else "decoder"
-    sites = [site for site in found if site.stack == stack]
+    every_site = [site.info for site in discover(model, example_inputs).sites]
+    stack = "encoder" if any(site.stack == "encoder" for site in every_site) else "decoder"
+    sites = [site for site in every_site if site.stack == stack]
     padding = getattr(getattr(model, "config", None), "pad_token_id", None)
     sizes = {
         "vocab_size": tokens.weight.shape[0],

@@ -121,7 +121,7 @@ class AttnRegCallback(TrainerCallback):
         if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
             self._shared = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
-        if any(isinstance(each, AttnRegCallback) and each is not self for each in callbacks):
+        if any(isinstance(callback, AttnRegCallback) and callback is not self for callback in callbacks):
             raise InputError(f"This {name} has another AttnRegCallback: keep one, and compose regularizers as `a & b`.")
         if self in callbacks:  # by `callbacks=[...]`; it must not act twice
             callbacks.remove(self)
@@ -171,7 +171,7 @@ class AttnRegCallback(TrainerCallback):
             text = f"There is no provider in {folder}. {type(provider).__name__} keeps its present state."
             warnings.warn(text, stacklevel=3)
             return
-        saved = Regularizer.from_pretrained(folder, [*{type(each) for each in provider.parts()}])
+        saved = Regularizer.from_pretrained(folder, [*{type(part) for part in provider.parts()}])
         try:
             provider.load_state_dict(saved.state_dict())
         except RuntimeError as error:
@@ -238,7 +238,7 @@ class AttnRegCallback(TrainerCallback):
                 check_learned(optimizer, self.handle.provider)
             except InputError as error:
                 return str(error)
-        by_epoch = any(type(each).on_epoch is not Regularizer.on_epoch for each in self.handle.provider.parts())
+        by_epoch = any(type(part).on_epoch is not Regularizer.on_epoch for part in self.handle.provider.parts())
         if state.global_step and by_epoch and not has_length(train_dataloader):
             return "The Trainer resumes data without a length, whose epochs it does not know: masks may act in others."
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))

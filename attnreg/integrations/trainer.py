@@ -86,13 +86,13 @@ class RegularizedTrainer(Trainer):
         objective: ObjectiveFunction | None = None,
         **kwargs: Any,
     ) -> None:
-        for each in (*args, *kwargs.values(), provider):
-            if isinstance(each, TrainingMethod):
+        for arg in (*args, *kwargs.values(), provider):
+            if isinstance(arg, TrainingMethod):
                 raise InputError(
-                    f"A Trainer steps and saves one model with one optimizer, but {type(each).__name__} does this "
+                    f"A Trainer steps and saves one model with one optimizer, but {type(arg).__name__} does this "
                     "itself: call its `step(batch)` in a loop of your own."
                 )
-        if any(isinstance(each, Regularizer) for each in (*args, *kwargs.values())):
+        if any(isinstance(arg, Regularizer) for arg in (*args, *kwargs.values())):
             raise InputError("Pass the regularizer by its name: `RegularizedTrainer(model, args, provider=...)`.")
         self._objective: ObjectiveFunction | None = objective
         super().__init__(*args, **kwargs)
@@ -118,7 +118,9 @@ class RegularizedTrainer(Trainer):
 
     @property
     def _callback(self) -> AttnRegCallback | None:
-        return next((each for each in self.callback_handler.callbacks if isinstance(each, AttnRegCallback)), None)
+        return next(
+            (callback for callback in self.callback_handler.callbacks if isinstance(callback, AttnRegCallback)), None
+        )
 
     @property
     def handle(self) -> AttachHandle | None:

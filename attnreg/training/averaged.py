@@ -125,7 +125,7 @@ class Averaged(TrainingMethod):
             self._average = self._latest()
         if not others:
             return result
-        return replace(result, loss=torch.stack([each.loss for each in (result, *others)]).mean())
+        return replace(result, loss=torch.stack([other.loss for other in (result, *others)]).mean())
 
     @override
     def on_epoch(self, epoch: int) -> None:

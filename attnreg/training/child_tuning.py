@@ -128,8 +128,8 @@ class ChildTuning(FineTuning):
                 rows = max(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
                 for row, _ in split_batch(batch, rows, self.model):
                     loss = loss_of(self.model(**row), row, self.loss_function) * (LOSS_SCALE if scaled else 1.0)
-                    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-                    for total, gradient in zip(sums.values(), found, strict=True):
+                    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+                    for total, gradient in zip(sums.values(), gradients, strict=True):
                         if gradient is not None:
                             total += gradient.square()
         return {name: self.updater.mean(total) for name, total in sums.items()}

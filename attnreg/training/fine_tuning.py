@@ -116,7 +116,7 @@ class FineTuning(TrainingMethod):
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")
         learned = [] if self.provider is None else self.provider.learned_parameters()
-        trained = [each for each in (*model.parameters(), *learned) if each.requires_grad]
+        trained = [parameter for parameter in (*model.parameters(), *learned) if parameter.requires_grad]
         if trained and not held_by(optimizer, trained):
             raise InputError(f"The optimizer holds no parameter that {type(model).__name__} trains: make a new one.")
         if learned and accelerator is not None and accelerator.is_fsdp2:
@@ -145,10 +145,10 @@ class FineTuning(TrainingMethod):
         """Check that each part of a provider fits the loss, and masks each row by itself if batches are split."""
         if self.loss_function is not None:
             check_own_loss(provider, "loss_function")
-        for each in provider.parts():
-            if each.decides_for_batch and self.micro_batches > 1:
+        for part in provider.parts():
+            if part.decides_for_batch and self.micro_batches > 1:
                 raise InputError(
-                    f"{type(each).__name__} decides once for all rows of a batch, which micro-batches would not share: "
+                    f"{type(part).__name__} decides once for all rows of a batch, which micro-batches would not share: "
                     "train on whole batches, without gradient accumulation."
                 )
 
@@ -202,7 +202,9 @@ class FineTuning(TrainingMethod):
             if value is not many[name]:  # what is not split is alike
                 both[name] = torch.cat([value, many[name]]) if isinstance(value, Tensor) else [*value, *many[name]]
         weights = [*self.model.parameters()]
-        rough = torch.is_autocast_enabled(weights[0].device.type) or any(each.dtype.itemsize < 4 for each in weights)
+        rough = torch.is_autocast_enabled(weights[0].device.type) or any(
+            weight.dtype.itemsize < 4 for weight in weights
+        )
         rough |= self.accelerator is not None and self.accelerator.mixed_precision != "no"
         with undisturbed(self.model):
             losses = (loss_of(self.model(**rows), rows, self.loss_function) for rows in (few, many, both))
@@ -293,4 +295,4 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     total = sum(terms)
     if not total:  # the loss of the whole batch is no number either
         return [(batch, 1.0)]
-    return [(part, own / total) for part, own in zip(parts, terms, strict=True) if own]
+    return [(part, term / total) for part, term in zip(parts, terms, strict=True) if term]

@@ -21,11 +21,11 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
     its weights, such as DeBERTa's relative positions. What runs after it is above, as is all outside of
     ``model.base_model``, such as a new head.
     """
-    found = discover(model)
-    blocks = blocks_of(model, found)
+    discovery = discover(model)
+    blocks = blocks_of(model, discovery)
     level_of = {module: number for number, block in enumerate(blocks, 1) for module in block.modules()}
     within = set(base_of(model).modules())
-    order = {module: number for number, module in enumerate(found.called)}
+    order = {module: number for number, module in enumerate(discovery.called)}
     first = min(order[block] for block in blocks if block in order)
     levels: list[list[nn.Parameter]] = [[] for _ in range(len(blocks) + 2)]
     for name, parameter in model.named_parameters():
@@ -35,25 +35,25 @@ def levels_of(model: nn.Module) -> list[list[nn.Parameter]]:
     return levels
 
 
-def blocks_of(model: nn.Module, found: Discovery | None = None) -> list[nn.Module]:
+def blocks_of(model: nn.Module, discovery: Discovery | None = None) -> list[nn.Module]:
     """Return the Transformer blocks of a model, from bottom to top.
 
     They have no single order if there are several lists of them (encoder and decoder, stages of an image model, two
     towers), they share weights (ALBERT), or attention runs outside of them.
     """
-    found = found or discover(model)
-    sites = [site for site in found.sites if site.info.stack != "cross"]
+    discovery = discovery or discover(model)
+    sites = [site for site in discovery.sites if site.info.stack != "cross"]
     names = {}  # of lists, in the order in which they run
     for site in sites:
         if site.block is None or site.block.module is model:
             raise _unknown(model, f"{site.info.name} is in no list of blocks")
         if site.block.index:
-            raise _unknown(model, f"{found.names[site.block.module]} runs more than once")
-        names[found.names[site.block.module].rpartition(".")[0]] = True
+            raise _unknown(model, f"{discovery.names[site.block.module]} runs more than once")
+        names[discovery.names[site.block.module].rpartition(".")[0]] = True
     if len(names) != 1:
         raise _unknown(model, f"they are in {len(names)} lists, {', '.join(names)}" if names else "it has none")
     blocks = list(model.get_submodule(*names).children())
-    ran = [module for module in found.called if module in set(blocks)]
+    ran = [module for module in discovery.called if module in set(blocks)]
     if ran != [block for block in blocks if block in set(ran)]:
         raise _unknown(model, "they do not run in the order of their list")
     owned = [parameter for block in blocks for parameter in block.parameters()]

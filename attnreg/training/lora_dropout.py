@@ -80,13 +80,13 @@ def _rates(argument: str, rates: Rates, adapters: Mapping[str, tuple[nn.Linear, 
             fits = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
         except re.error as error:
             raise InputError(f"Pattern {pattern!r} of `{argument}` is no regular expression: {error}.") from None
-        found = [name for name in adapters if name not in chosen and fits(name)]
-        if not any(adapters[name][0].weight.requires_grad for name in found):
+        matching = [name for name in adapters if name not in chosen and fits(name)]
+        if not any(adapters[name][0].weight.requires_grad for name in matching):
             raise InputError(
                 f"Pattern {pattern!r} of `{argument}` gives no adapter its rate: the names of their modules, such as "
                 f"{next(iter(adapters)).rpartition('.')[0]}, do not end in it, or an earlier pattern matches them."
             )
-        chosen.update(dict.fromkeys(found, rate))
+        chosen.update(dict.fromkeys(matching, rate))
     return {name: chosen.get(name, 0.0) for name in adapters}
 
 

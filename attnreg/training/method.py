@@ -217,9 +217,9 @@ def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: floa
 
 def check_own_loss(provider: Regularizer, other: str) -> None:
     """Refuse a provider that learns by the model's own loss, because training has another one, as ``other`` says."""
-    if found := [type(part).__name__ for part in provider.parts() if part.uses_model_loss]:
+    if names := [type(part).__name__ for part in provider.parts() if part.uses_model_loss]:
         raise InputError(
-            f"{found[0]} learns by the model's own loss, but training has `{other}`: give the provider the "
+            f"{names[0]} learns by the model's own loss, but training has `{other}`: give the provider the "
             "same loss, as its `loss`."
         )
 

@@ -42,7 +42,7 @@ class ForwardPass:
         if self._passes == 2 and self.provider is not None:
             check_looks_at_no_batch(self.provider, self.title)
             checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-            if held := [each for each in self.provider.parts() if each.draws_in_prepare and checkpointing]:
+            if held := [part for part in self.provider.parts() if part.draws_in_prepare and checkpointing]:
                 raise InputError(
                     f"{self.title} with {type(held[0]).__name__} does not work under gradient checkpointing, which "
                     "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."

@@ -89,24 +89,24 @@ class EmbeddingObjective(Objective):
                 f"{self.title} adds noise to the embeddings of tokens that are no padding: pass `input_ids`, and an "
                 f"`attention_mask` of their shape if there is padding, in the batch {sorted(batch)}."
             )
-        found = False
+        is_added = False
 
         def add(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], embedded: Tensor) -> Tensor | None:
-            nonlocal found
+            nonlocal is_added
             tokens = _tokens((*args, *kwargs.values())[0], batch)
             if tokens is None:
                 return None  # other tokens, such as those of a decoder
-            found = True
+            is_added = True
             return self._rounding.add(embedded, noise(embedded, *tokens))
 
         first = self._embeddings_of(model)
         inside, weight = set(first.modules()), getattr(first, "weight", None)
         others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
         with ExitStack() as hooks:
-            for module in (first, *(each for each in others if each.weight is weight)):  # T5 has several
+            for module in (first, *(other for other in others if other.weight is weight)):  # T5 has several
                 hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
             yield
-        if not found:
+        if not is_added:
             raise InputError(
                 f"{self.title} could not add noise, because {type(model).__name__} did not look up the batch's "
                 "`input_ids` in `get_input_embeddings()`. Train with `RDropLoss` instead."
@@ -114,13 +114,13 @@ class EmbeddingObjective(Objective):
 
     def _embeddings_of(self, model: nn.Module) -> nn.Module:
         try:
-            found = getattr(model, "get_input_embeddings", lambda: None)()
+            embeddings = getattr(model, "get_input_embeddings", lambda: None)()
         except (NotImplementedError, AttributeError):
-            found = None
-        if not isinstance(found, nn.Module):
+            embeddings = None
+        if not isinstance(embeddings, nn.Module):
             which = f"the output of `get_input_embeddings()`, which {type(model).__name__} does not have"
             raise InputError(f"{self.title} adds noise to {which}.")
-        return found
+        return embeddings
 
 
 def _tokens(ids: Tensor, batch: Batch) -> tuple[Tensor, int] | None:

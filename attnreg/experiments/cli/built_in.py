@@ -61,14 +61,14 @@ def _tasks() -> dict[str, str]:
 
 def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
-    found: dict[str, str] = {}
+    summaries: dict[str, str] = {}
     for name, module in listed_names(attnreg.__file__).items():
         if module.startswith(REGULARIZERS) and name not in _BASES:
             source = Path(attnreg.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
             for node in ast.parse(source.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name == name:
-                    found[name] = (ast.get_docstring(node) or "").partition("\n")[0]
-    return found
+                    summaries[name] = (ast.get_docstring(node) or "").partition("\n")[0]
+    return summaries
 
 
 _LISTS = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}

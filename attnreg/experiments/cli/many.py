@@ -84,7 +84,7 @@ class _Compare(GroupedCommand):
         for name in (word.partition(" ")[0].rpartition("=")[2] for word in typed):
             is_recipe = name in recipe_files() or (name.endswith(".py") and Path(name).is_file())
             params = load_command(name).params if is_recipe else []
-            if any(flag in each.opts and each.name not in OF_ALL for each in params):
+            if any(flag in param.opts and param.name not in OF_ALL for param in params):
                 return f" Put a method's options in quotes with the method, as in '{name} {flag} ...'."
         return super().instead(ctx, flag, typed)
 

@@ -92,8 +92,8 @@ class Comparison:
     @property
     def other_options(self) -> str | None:
         """The options with which a run in the folder was made, as typed, if they are others."""
-        found = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
-        return next((", ".join(each.values()) for each in found if each), None)
+        others = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
+        return next((", ".join(other.values()) for other in others if other), None)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""
@@ -142,8 +142,8 @@ class Comparison:
         """Return the finished runs that are reported, of each method that has some."""
         chosen = {method: self.chosen(method) for method in self.methods}
         runs = {method: self.final_runs(one) for method, one in chosen.items() if one is not None}
-        found = {method: Group.of(method.name, some) for method, some in runs.items()}
-        return {method: group for method, group in found.items() if group.runs}
+        by_method = {method: Group.of(method.name, some) for method, some in runs.items()}
+        return {method: group for method, group in by_method.items() if group.runs}
 
     def missing(self) -> Iterator[str]:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
@@ -179,7 +179,7 @@ class Comparison:
         # With a checksum of what their runs are made of: runs may be removed and made anew with other epochs or files.
         pair = [each for each in (self.chosen(method), self.chosen(self.baseline)) if each is not None]
         settings = [self.final_runs(each)[0].settings for each in pair]
-        made = json.dumps([[each.to_dict(), each.content()] for each in settings])
+        made = json.dumps([[setting.to_dict(), setting.content()] for setting in settings])
         return f"{' over '.join(each.text for each in pair)} {zlib.crc32(made.encode()):08x}"
 
     def decide(self) -> None:
@@ -219,4 +219,4 @@ class Comparison:
         self._output.write({**content, **design, "equal_time_epochs": decided})
 
 
-DESIGN = {each.name: each.default for each in fields(Comparison) if each.default is not MISSING}
+DESIGN = {attribute.name: attribute.default for attribute in fields(Comparison) if attribute.default is not MISSING}

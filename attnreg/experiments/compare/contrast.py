@@ -71,7 +71,7 @@ def contrasts(pairs: Mapping[Label, tuple[Group, Group]]) -> dict[Label, Contras
         if common := {run.seed for run in mine.runs} & {run.seed for run in other.runs}:
             known[label] = mine.on(common), other.on(common)
     differences = [paired_difference(mine.scores, other.scores) for mine, other in known.values()]
-    tested = zip(known.items(), differences, holm([each.p for each in differences]), strict=True)
+    tested = zip(known.items(), differences, holm([difference.p for difference in differences]), strict=True)
     return {label: Contrast(*groups, difference, p) for (label, groups), difference, p in tested}
 
 
@@ -88,24 +88,26 @@ def p_cell(value: float) -> str:
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
-def verdict(groups: Sequence[Group], found: Sequence[Contrast], same_time: Sequence[Contrast]) -> list[str]:
+def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Sequence[Contrast]) -> list[str]:
     """Say whether anything was learned, which methods differ from the baseline, and what to do next.
 
-    ``found`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
+    ``compared`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
     """
     if not any(map(_learned, groups)):
         return ["No method learned the task: train for more epochs, or on more rows."]
-    if found and max(len(each.gaps) for each in found) < 2:
+    if compared and max(len(contrast.gaps) for contrast in compared) < 2:
         return [ONE_SEED]
-    acted = [each for each in found if not each.mine.never_acted]
-    hold = [each for each in acted if each.holds]
-    better = [each for each in hold if each.difference.mean > 0]
-    same_time = [each for each in same_time if each.mine.name in [won.mine.name for won in better]]
-    won = [each for each in better if all(same.keeps for same in same_time if same.mine.name == each.mine.name)]
-    best = max(won, key=lambda each: each.difference.mean).mine if won else found[0].other if found else groups[0]
+    acted = [contrast for contrast in compared if not contrast.mine.never_acted]
+    hold = [contrast for contrast in acted if contrast.holds]
+    better = [contrast for contrast in hold if contrast.difference.mean > 0]
+    same_time = [contrast for contrast in same_time if contrast.mine.name in [won.mine.name for won in better]]
+    lost = {same.mine.name for same in same_time if not same.keeps}
+    won = [contrast for contrast in better if contrast.mine.name not in lost]
+    usual = compared[0].other if compared else groups[0]
+    best = max(won, key=lambda contrast: contrast.difference.mean).mine if won else usual
     said = [*map(_significant, hold), *_with_the_same_time(same_time), *_without_a_test(acted)]
-    if rest := [each for each in acted if not each.holds and not each.is_alike]:
-        said.append(_not_significant(rest, alone=len(found) == 1))
+    if rest := [contrast for contrast in acted if not contrast.holds and not contrast.is_alike]:
+        said.append(_not_significant(rest, alone=len(compared) == 1))
     return [*([" ".join(said)] if said else []), to_use(best)]
 
 
@@ -117,42 +119,42 @@ def to_use(group: Group) -> str:
     return f"To use {group.name}, train the model of its best seed, {run.seed}: `{run.alone}`"
 
 
-def _significant(each: Contrast) -> str:
-    gap = each.difference
-    side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {each.other.name}"
+def _significant(contrast: Contrast) -> str:
+    gap = contrast.difference
+    side = f"{abs(gap.mean):.4f} {'above' if gap.mean > 0 else 'below'} {contrast.other.name}"
     interval = f"95 % interval {gap.low:+.4f} to {gap.high:+.4f}"
-    return f"{each.mine.name} scores {side} ({interval}, corrected p {p_cell(each.p)})."
+    return f"{contrast.mine.name} scores {side} ({interval}, corrected p {p_cell(contrast.p)})."
 
 
-def _with_the_same_time(found: Sequence[Contrast]) -> Iterator[str]:
+def _with_the_same_time(compared: Sequence[Contrast]) -> Iterator[str]:
     """Say what the baseline with the same training time leaves of the gains."""
-    if lost := sorted(each.mine.name for each in found if not (each.holds or each.is_alike)):
+    if lost := sorted(contrast.mine.name for contrast in compared if not (contrast.holds or contrast.is_alike)):
         verb = "shows" if len(lost) == 1 else "show"
         yield f"Given the same training time, {', '.join(lost)} {verb} no significant gain."
-    for each in found:
-        if each.mine.name not in lost and each.difference.mean < 0:
-            yield f"Given the same training time, {each.mine.name} scores {-each.difference.mean:.4f} below it."
+    for contrast in compared:
+        if contrast.mine.name not in lost and contrast.difference.mean < 0:
+            yield f"Given the same training time, {contrast.mine.name} scores {-contrast.difference.mean:.4f} below it."
 
 
-def _without_a_test(found: Sequence[Contrast]) -> Iterator[str]:
-    for each in found:
-        if each.is_alike:
-            always = f"from {each.other.name} with every seed; a t-test needs differences that vary."
-            yield f"{each.mine.name} differs by {each.difference.mean:+.4f} {always}"
+def _without_a_test(compared: Sequence[Contrast]) -> Iterator[str]:
+    for contrast in compared:
+        if contrast.is_alike:
+            always = f"from {contrast.other.name} with every seed; a t-test needs differences that vary."
+            yield f"{contrast.mine.name} differs by {contrast.difference.mean:+.4f} {always}"
 
 
-def _not_significant(found: Sequence[Contrast], *, alone: bool) -> str:
+def _not_significant(compared: Sequence[Contrast], *, alone: bool) -> str:
     """Say which differences are not significant, and what more seeds would detect."""
-    names = "" if alone else f": {', '.join(each.mine.name for each in found)}"
-    return f"Not significant{names} {seeds_detect(found, corrected=alone)}"
+    names = "" if alone else f": {', '.join(contrast.mine.name for contrast in compared)}"
+    return f"Not significant{names} {seeds_detect(compared, corrected=alone)}"
 
 
-def seeds_detect(found: Sequence[Contrast], *, corrected: bool) -> str:
+def seeds_detect(compared: Sequence[Contrast], *, corrected: bool) -> str:
     """Say which difference the seeds can detect, in brackets, and which one four times as many would."""
-    known = [each for each in found if each.detectable is not None]
+    known = [contrast for contrast in compared if contrast.detectable is not None]
     if not known:
-        return f"(all scores equal those of {found[0].other.name})."
-    hardest = max(known, key=lambda each: each.detectable or 0.0)
+        return f"(all scores equal those of {compared[0].other.name})."
+    hardest = max(known, key=lambda contrast: contrast.detectable or 0.0)
     seeds = len(hardest.gaps)
     correction = "" if corrected else ", before correction"
     would = detectable(stdev(hardest.gaps), 4 * seeds)

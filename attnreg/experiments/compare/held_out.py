@@ -63,5 +63,5 @@ class HeldOut:
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
         """Return a trial for each of several given methods, from the runs that have finished."""
         scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
-        states: list[State] = ["complete" if len(each) == self.seeds else "running" for each in scores]
+        states: list[State] = ["complete" if len(score) == self.seeds else "running" for score in scores]
         return list(map(Trial, range(len(methods)), methods, scores, states))

@@ -80,10 +80,10 @@ class Method:
             raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
         if len(words := typed.split()) > 1 and {*words} <= recipe_files().keys():
             raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
-        found = _ALIAS.match(typed)
-        if found is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
+        named = _ALIAS.match(typed)
+        if named is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
             return cls(typed)
-        alias, text = found[1], typed[found.end() :]
+        alias, text = named[1], typed[named.end() :]
         if alias in _FOLDERS:
             raise UsageError(f"A comparison has a folder {alias}: choose another name than in {typed!r}.")
         return cls(Winner.read(Path(text[1:])).method, alias, text[1:]) if text[0] == "@" else cls(text, alias)
@@ -154,8 +154,8 @@ class Method:
     @property
     def searched(self) -> dict[str, list[str]]:
         """The values in braces by option, in their order; empty if braces hold only part of a value."""
-        found = {flag: values.split(",") for flag, values in _SEARCHED_OPTION.findall(self.text)}
-        return found if len(found) == len(_BRACES.findall(self.text)) else {}
+        searched = {flag: values.split(",") for flag, values in _SEARCHED_OPTION.findall(self.text)}
+        return searched if len(searched) == len(_BRACES.findall(self.text)) else {}
 
     @property
     def slug(self) -> str:
@@ -187,5 +187,5 @@ def default_baseline(methods: Sequence[Method]) -> Method:
 def typed_words(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out."""
     pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
-    given = [(flag_of(name), each) for name, each in pairs if each is not None and each is not False]
-    return [word for flag, each in given for word in ([flag] if each is True else [flag, str(each)])]
+    given = [(flag_of(name), pair) for name, pair in pairs if pair is not None and pair is not False]
+    return [word for flag, value in given for word in ([flag] if value is True else [flag, str(value)])]

@@ -70,8 +70,8 @@ def bootstrap_over_rows(
         return np.mean(gaps, axis=0).reshape(rows.shape[:-1])
 
     options = {"vectorized": True, "batch": 200, "method": "percentile", "rng": np.random.default_rng(seed)}
-    found = stats.bootstrap((np.arange(len(gold)),), difference, n_resamples=resamples, **options)
-    low, high = found.confidence_interval
+    result = stats.bootstrap((np.arange(len(gold)),), difference, n_resamples=resamples, **options)
+    low, high = result.confidence_interval
     return float(low), float(high)
 
 

@@ -25,7 +25,7 @@ _KEYS = {
     *("primary", "rungs", "score_on", "report_on", "output_dir", "summary", "published"),
 }
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
-_SWITCHES = {each.name for each in OPTIONS if isinstance(each.default, bool)}
+_SWITCHES = {option.name for option in OPTIONS if isinstance(option.default, bool)}
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
 _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
@@ -62,7 +62,7 @@ class Study:
     @property
     def other_options(self) -> str | None:
         """The options of runs in the folder that were made with others, if any."""
-        return next((found for each in self.comparisons.values() if (found := each.other_options)), None)
+        return next((others for comparison in self.comparisons.values() if (others := comparison.other_options)), None)
 
     def check_methods(self) -> None:
         """Refuse methods, options and paths that do not fit."""
@@ -150,7 +150,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[s
     if task is not None or folder is not None:
         entries = list(_of_one_task(entries, common.get("task", "agreement")))
     if task is not None:
-        entries = [each for each in entries if task in (each["task"], each.get("name"))] or [{"task": task}]
+        entries = [entry for entry in entries if task in (entry["task"], entry.get("name"))] or [{"task": task}]
     if folder is not None:
         entries, without = _placed(entries, common.get("task", "agreement"), Path(folder))
         whole["score_on"], others = _placed(whole.get("score_on") or [], None, Path(folder))
@@ -188,18 +188,18 @@ def _shown(name: str, value: Any) -> str:
 
 def _placed(entries: list[Any], default: str | None, root: Path) -> tuple[list[Any], list[str]]:
     """Give each task, or data to score on, its folder; return also the names of those that have none."""
-    found, without = [], dict[str, None]()
+    placed, without = [], dict[str, None]()
     for entry in entries:
         task = entry.get("task", default)
         name = entry.get("name", task) if task == "custom" else task
         if task is None or get_task(task).embedded is not None:
-            found.append(entry)
+            placed.append(entry)
         elif place := next((root / each for each in (name, name.replace("-", "_")) if (root / each).is_dir()), None):
             named = entry if default else {**entry, "name": Scoring.usual_name(entry)}  # not by the folder that it gets
-            found.append({**named, "data_dir": str(place)})
+            placed.append({**named, "data_dir": str(place)})
         else:
             without[name] = None
-    return found, list(without)
+    return placed, list(without)
 
 
 def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -272,9 +272,9 @@ def _check(right: object, key: str, expected: str, value: object) -> None:
 
 
 def _list(content: Mapping[str, Any], key: str) -> list[Any]:
-    found = content.get(key) or []
-    _check(isinstance(found, list), key, "a list", found)
-    return list(found)
+    entries = content.get(key) or []
+    _check(isinstance(entries, list), key, "a list", entries)
+    return list(entries)
 
 
 def _expanded(task: Mapping[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -295,12 +295,12 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
         given = mapping(entry.get("classes"), "`classes`")
         words = [*(entry.get("classes") or ()), *given.values()]
-        _check(not any(isinstance(each, bool) for each in words), "classes", "words, no and yes in quotes", words)
+        _check(not any(isinstance(word, bool) for word in words), "classes", "words, no and yes in quotes", words)
         classes = {theirs: str(ours) for theirs, ours in given.items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
         data = entry.get("task"), entry.get("data_dir")
         made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
-        if made[-1].file in (each.file for each in made[:-1]):
+        if made[-1].file in (item.file for item in made[:-1]):
             raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].file} twice.")
     return made

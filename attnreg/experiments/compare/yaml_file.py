@@ -36,13 +36,13 @@ def mapping(content: Any, what: str, known: Collection[str] | None = None) -> di
     """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys."""
     if content is not None and not isinstance(content, dict):
         raise InputError(f"Expected {what} to map names to values, got {content!r}.")
-    found = {str(key): value for key, value in (content or {}).items()}
+    named = {str(key): value for key, value in (content or {}).items()}
     if known is None:
-        return found
-    for key in found:
+        return named
+    for key in named:
         if key.replace("-", "_") not in known:
             raise InputError(f"Unknown key {key!r} in {what}.{did_you_mean(key, known)}")
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    return {key.replace("-", "_"): value for key, value in named.items()}
 
 
 def check_switches(options: Mapping[str, Any], switches: Collection[str], what: str) -> None:

@@ -34,7 +34,7 @@ class RunFolder:
     def check(self, settings: Settings) -> None:
         """Check, before anything is written, that the run can start or, with the same options and data, resume here."""
         if not settings.resume:
-            names = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+            names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
             if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
                 reader = RunReader(self.path)
                 again = ", or pass --resume to continue its run (of a finished one: to print its report)"

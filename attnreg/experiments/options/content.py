@@ -70,7 +70,7 @@ def checksum(path: str) -> str:
     """Return the checksum of a file, or of a folder's files and their names, without hidden ones and results."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else sorted(_files_in(root))
-    return _checksum_of(tuple((each, each.stat().st_mtime_ns, each.stat().st_size) for each in files), root)
+    return _checksum_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files), root)
 
 
 def _files_in(root: Path) -> Iterator[Path]:
@@ -79,8 +79,8 @@ def _files_in(root: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(root, followlinks=True):
         counts = (real := Path(place).resolve()) not in seen and (LOCK not in names or real == root)
         seen.add(real)
-        folders[:] = sorted(each for each in folders if each[0] != "." and counts)
-        names = [each for each in names if each[0] != "." and counts]
+        folders[:] = sorted(folder for folder in folders if folder[0] != "." and counts)
+        names = [name for name in names if name[0] != "." and counts]
         yield from (file for name in names if (file := Path(place, name)).is_file())
 
 

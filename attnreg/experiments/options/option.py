@@ -60,14 +60,14 @@ class GroupedCommand(click.Command):
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
         """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
-        known = [each.opts[0] for each in self.params if isinstance(each, click.Option)]
+        known = [param.opts[0] for param in self.params if isinstance(param, click.Option)]
         return did_you_mean(_ELSEWHERE.get(flag, flag), known)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
         groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
         named: dict[str, list[str]] = defaultdict(list)
-        for parameter in (each for each in self.get_params(ctx) if isinstance(each, click.Option)):
+        for parameter in (param for param in self.get_params(ctx) if isinstance(param, click.Option)):
             record, group = parameter.get_help_record(ctx), getattr(parameter, "group", "Other")
             if record and getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
                 named[group].append(parameter.opts[0])
@@ -180,7 +180,7 @@ class _OfTask(UserDict[str, Any]):
 
     @property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
-        task = next(each.default for each in self._context.command.params if each.name == "task")
+        task = next(param.default for param in self._context.command.params if param.name == "task")
         return dict(self._preset(str(self._context.params.get("task", task))))
 
 

@@ -81,17 +81,17 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
         raise InputError(f"Provider file {missing[0]} not found.")
     from attnreg.regularizer.base import Regularizer  # late: it imports torch
 
-    found: dict[str, tuple[str, type[Regularizer]]] = {}
+    known: dict[str, tuple[str, type[Regularizer]]] = {}
     for file, name in named:
-        if name in found:
-            raise InputError(f"Two classes are named {name}, in {file} and in {found[name][0]}: rename one of them.")
+        if name in known:
+            raise InputError(f"Two classes are named {name}, in {file} and in {known[name][0]}: rename one of them.")
         module = load_file(Path(file), Path(file).stem, "provider")
         classes = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, Regularizer))
-        own = {each: cls for each, cls in classes if cls.__module__ == module.__name__}
+        own = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
         if name not in own:
             raise InputError(
                 f"{file} has no regularizer {name}, "
                 + (f"only {', '.join(sorted(own))}." if own else "nor any other: derive one from attnreg.MaskProvider.")
             )
-        found[name] = file, own[name]
-    return [cls for _, cls in found.values()]
+        known[name] = file, own[name]
+    return [cls for _, cls in known.values()]

@@ -254,7 +254,7 @@ class Settings:
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""
         kept = [each for each in OPTIONS if each.name not in NOT_COMPARED and each.name != "task"]
-        changed = [each.name for each in kept if getattr(self, each.name) != each.default]
+        changed = [row.name for row in kept if getattr(self, row.name) != row.default]
         values = {"task": self.task, **{name: getattr(self, name) for name in changed}, **self.own}
         file = self.recipe_file
         words = ["attnreg", "recipe", self.recipe if file is None or is_built_in(file) else shlex.quote(file)]
@@ -278,14 +278,14 @@ def _help_texts() -> dict[str, str]:
 
 
 _HELP = _help_texts()
-OPTIONS = [each for each in dataclasses.fields(Settings) if each.name in _HELP]
+OPTIONS = [attribute for attribute in dataclasses.fields(Settings) if attribute.name in _HELP]
 SHARED = {each.name for each in OPTIONS} - _OF_ONE_RUN
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Return a saved configuration with the defaults of shared options that are newer than it."""
     kept = (each for each in OPTIONS if each.default is not MISSING and each.name not in NOT_COMPARED)
-    return {**json.loads(json.dumps({each.name: each.default for each in kept})), **config}
+    return {**json.loads(json.dumps({row.name: row.default for row in kept})), **config}
 
 
 def scored_rows(options: Mapping[str, Any]) -> str:

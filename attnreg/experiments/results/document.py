@@ -100,7 +100,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
                 parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
             case Contents():
                 _, *chapters = (each for each in blocks if isinstance(each, Heading))
-                parts.append("\n".join(f"- [{each}](#{_anchor(each)})" for each in chapters))
+                parts.append("\n".join(f"- [{chapter}](#{_anchor(chapter)})" for chapter in chapters))
     return "\n\n".join(parts) + "\n"
 
 

@@ -48,8 +48,8 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
             mine.append((number, loss, weight, answers))
     network.train(training)
     shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
-    _, losses, weights, found = zip(*shared, strict=True)
-    told = dict(zip(labelled.order, (answer for some in found for answer in some), strict=True))
+    _, losses, weights, parts = zip(*shared, strict=True)
+    told = dict(zip(labelled.order, (answer for part in parts for answer in part), strict=True))
     records = kind.records([told[row] for row in range(len(told))], labelled.references)
     return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
 

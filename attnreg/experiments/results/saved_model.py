@@ -130,8 +130,8 @@ class SavedModel:
             raise InputError(f"{file} would become part of the {'run' if of_run else 'data'}: choose another place.")
         model, kind = self._load(task)
         records = predict(model, self._batches(kind, rows, "inputs"), kind).records
-        found = [record["prediction"] for record in records]
-        named = [task.labels[each] for each in found] if cls.has_classes else found
+        predictions = [record["prediction"] for record in records]
+        named = [task.labels[number] for number in predictions] if cls.has_classes else predictions
         given = rows.remove_columns(task.label).to_list()
         given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
         write_text(file, _table([{**row, "prediction": each} for row, each in zip(given, named, strict=True)], file))
@@ -225,8 +225,8 @@ def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: 
 def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
     """Whether a file holds an evaluation of the same data, or none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else what
-        return what.items() <= {"renamed": {}, "options": {}, **found}.items()  # as earlier versions write them
+        written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else what
+        return what.items() <= {"renamed": {}, "options": {}, **written}.items()  # as earlier versions write them
     except (OSError, ValueError, TypeError):
         return False
 

@@ -165,7 +165,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         if isinstance(value, int) and value > LARGEST_WHOLE:
             raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
     own = dict(options)
-    shared = {each.name: own.pop(each.name) for each in OPTIONS}
+    shared = {option.name: own.pop(option.name) for option in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
         then = f"run `attnreg evaluate RUN --task {task.name}`"
@@ -190,7 +190,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         shared[name] = getattr(task, name) if shared[name] is None else shared[name]
     data = data_name(task.name, shared["data_dir"])
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
-    flags = {str(each.name): "/".join((each.opts[0], *each.secondary_opts[:1])) for each in command.params}
+    flags = {str(param.name): "/".join((param.opts[0], *param.secondary_opts[:1])) for param in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
     settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
     if isinstance(command, RecipeCommand):

@@ -123,7 +123,7 @@ class Run(Setup):
             blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(heading), table]
         with self.folder.written():
             pictures = self.pictures()
-            named = f", pictures to {self.folder.path}/plots: {', '.join(each.path.name for each in pictures)}"
+            named = f", pictures to {self.folder.path}/plots: {', '.join(picture.path.name for picture in pictures)}"
             say(console, *said, f"Results saved to {self.folder.path}/{named if pictures else ''}.")
             blocks += [*map(Paragraph, said), *pictures]
             self.folder.write_text("report.md", markdown(blocks, self.folder.path))

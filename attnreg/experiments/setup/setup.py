@@ -117,7 +117,7 @@ class Setup:
         self.remarks += [
             *([summary(self.model)] if is_adapted(self.model) else []),
             *self.kind.remarks,
-            *(f"{WARNING}{each}" for each in doubts),
+            *(f"{WARNING}{doubt}" for doubt in doubts),
         ]
         self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
         if settings.label_noise:
@@ -167,7 +167,7 @@ class Setup:
     @property
     def warnings(self) -> list[str]:
         """The warnings among the remarks, and why the regularizer never acts."""
-        told = [each.removeprefix(WARNING) for each in self.remarks if each.startswith(WARNING)]
+        told = [remark.removeprefix(WARNING) for remark in self.remarks if remark.startswith(WARNING)]
         return told if self.asleep is None else [*told, self.asleep]
 
     @property

@@ -63,11 +63,11 @@ def completions(split: str) -> list[_Row]:
 def _splits(seed: str, draw: Callable[[random.Random], _Row]) -> dict[str, list[_Row]]:
     """Draw the rows of all splits; the first field of a row is unique."""
     rng = random.Random(seed)
-    found: dict[str | int, _Row] = {}
-    while len(found) < sum(SIZES.values()):
+    unique: dict[str | int, _Row] = {}
+    while len(unique) < sum(SIZES.values()):
         row = draw(rng)
-        found.setdefault(next(iter(row.values())), row)
-    drawn = iter(found.values())
+        unique.setdefault(next(iter(row.values())), row)
+    drawn = iter(unique.values())
     return {name: list(islice(drawn, size)) for name, size in SIZES.items()}
 
 

@@ -132,11 +132,11 @@ def names_of(values: Iterable[Any]) -> list[str]:
         >>> names_of([10, 2, "2", "", "b", "a"])
         ['2', '10', 'a', 'b']
     """
-    found = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
-    words = {value for value in found if isinstance(value, str)}
+    plain = {plain_label(value) for value in values if isinstance(value, (str, int, float)) and value != ""}
+    words = {value for value in plain if isinstance(value, str)}
     if all(_FRACTION.fullmatch(value.strip().lower()) for value in words):
         words = set()
-    return [*map(str, sorted(value for value in found if isinstance(value, int))), *sorted(words)]
+    return [*map(str, sorted(value for value in plain if isinstance(value, int))), *sorted(words)]
 
 
 def number_of(value: Any) -> float | None:

@@ -42,12 +42,12 @@ _FIT = (
 
 def write_report(comparison: Comparison) -> list[str | Table]:
     """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
-    found = comparison.groups()
-    if not found:
+    by_method = comparison.groups()
+    if not by_method:
         return []
-    groups = list(found.values())
-    baseline = found.get(comparison.baseline, groups[0])
-    others = [group for group in groups if group is not baseline and comparison.baseline in found]
+    groups = list(by_method.values())
+    baseline = by_method.get(comparison.baseline, groups[0])
+    others = [group for group in groups if group is not baseline and comparison.baseline in by_method]
     compared = list(contrasts({group.name: (group, baseline) for group in others}).values())
     longer = {
         method.name: Group.of(more.name, comparison.final_runs(more, "equal time"))

@@ -23,16 +23,16 @@ from attnreg.experiments.results.plots.run import plot_drop_rates
 from attnreg.experiments.results.plots.style import COLORS, count_axis, picture, point_alone, styles
 
 
-def forest(found: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
+def forest(differences: Mapping[str, Contrast], path: Path, caption: str) -> Picture:
     """Plot mean paired differences with their intervals; the points of intervals without 0 are filled."""
-    names, contrasts = [folded(name) for name in found], list(found.values())
-    metrics = " or ".join(dict.fromkeys(each.mine.metric.replace("_", " ") for each in contrasts))
+    names, contrasts = [folded(name) for name in differences], list(differences.values())
+    metrics = " or ".join(dict.fromkeys(contrast.mine.metric.replace("_", " ") for contrast in contrasts))
     label = folded(f"difference in {metrics} to {contrasts[0].other.name}", 34)
     height = 1.0 + 0.18 * label.count("\n") + sum(0.36 + 0.14 * name.count("\n") for name in names)
     with picture(path, width=5.4, height=height, grid="x", published=True) as (axes,):
         axes.axvline(0, color=COLORS[0], lw=1.0)
-        for row, each in enumerate(contrasts):
-            mean, low, high, _ = each.difference
+        for row, contrast in enumerate(contrasts):
+            mean, low, high, _ = contrast.difference
             is_clear = low > 0 or high < 0  # false for NaN
             if not math.isnan(low):
                 axes.plot([low, high], [row, row], "-", color=COLORS[1], lw=2.2, solid_capstyle="butt")
@@ -69,21 +69,21 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
 
 def drop_rates(groups: Sequence[Group], folder: Path) -> list[Block]:
     """Plot the drop rates by layer over steps of each method's first seed, where it has some."""
-    found: list[Block] = []
+    pictures: list[Block] = []
     for number, group in enumerate(groups, 1):
         run, path = group.runs[0], folder / f"drop-rates-{number}.png"
         if any(line["drop_rate"] for line in run.reader.telemetry):
             plot_drop_rates(run.reader, path, published=True)
-            found.append(Picture(path, f"Drop rate by layer over steps: {group.name}, seed {run.seed}."))
-    return found
+            pictures.append(Picture(path, f"Drop rate by layer over steps: {group.name}, seed {run.seed}."))
+    return pictures
 
 
 def learning(groups: Sequence[Group], folder: Path) -> Block:
     """Plot dev score, training loss and dev loss by epoch, if they were measured in more than one epoch."""
     curves = {group.name: [_returned(run) for run in group.runs] for group in groups}
     curves = {name: runs for name, runs in curves.items() if all(runs)}
-    records, where = [record for runs in curves.values() for each in runs for record in each], groups[0].where
-    if not any(len(each) > 1 for runs in curves.values() for each in runs):
+    records, where = [record for runs in curves.values() for run in runs for record in run], groups[0].where
+    if not any(len(run) > 1 for runs in curves.values() for run in runs):
         told = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
         return Paragraph(told)
     path, metric = folder / "learning.png", groups[0].metric
@@ -93,13 +93,13 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
     with picture(path, width=5.4, height=height, rows=len(keys), grid="y", published=True) as panels:
         for key, axes in zip(keys, panels, strict=True):
             for name, runs, style in zip(names, curves.values(), styles(), strict=False):
-                scores = [{record["epoch"]: float(record[key]) for record in each} for each in runs]
-                epochs = [epoch for epoch in scores[0] if all(epoch in each for each in scores)]
-                values = [[each[epoch] for each in scores] for epoch in epochs]
+                scores = [{record["epoch"]: float(record[key]) for record in run} for run in runs]
+                epochs = [epoch for epoch in scores[0] if all(epoch in score for score in scores)]
+                values = [[score[epoch] for score in scores] for epoch in epochs]
                 look = {**style._asdict(), "marker": point_alone(epochs)}
-                axes.plot(epochs, [fmean(each) for each in values], **look, label=name)
+                axes.plot(epochs, [fmean(value) for value in values], **look, label=name)
                 if len(runs) > 1:
-                    ends = [min(each) for each in values], [max(each) for each in values]
+                    ends = [min(value) for value in values], [max(value) for value in values]
                     axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
             axes.set_ylabel("training loss" if key == "training_loss" else f"{where} {key.replace('_', ' ')}")
         count_axis(*panels)

@@ -33,11 +33,11 @@ _RUNGS = (
 
 def write_study_report(study: Study) -> list[Table]:
     """Write the report of a study and ``results.csv``; return the tables to show."""
-    found = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
-    groups = {name: {group.name: group for group in some} for name, some in found.items() if some}
+    finished = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
+    groups = {name: {group.name: group for group in some} for name, some in finished.items() if some}
     if not groups:
         return []
-    missing = [f"{name}: {text}" for name, each in study.comparisons.items() for text in each.missing()]
+    missing = [f"{name}: {text}" for name, comparison in study.comparisons.items() for text in comparison.missing()]
     reported = groups if study.report_on is None else _scored_on(study, groups, study.report_on)
     if not reported:
         missing.append(f"No run has a score on {study.report_on} yet: repeat the command.")
@@ -122,8 +122,8 @@ def _verdict(declared: Declared) -> Iterator[str]:
 
 def _differences(declared: Declared) -> Table:
     """The declared differences on each task, with one correction over all of them."""
-    found = declared.items()
-    rows = [{"difference of": " - ".join(pair), "task": task, **each.cells} for (pair, task), each in found]
+    named = declared.items()
+    rows = [{"difference of": " - ".join(pair), "task": task, **contrast.cells} for (pair, task), contrast in named]
     return Table.of(rows, texts=(0, 1))
 
 
@@ -131,12 +131,13 @@ def _against_best_rung(study: Study, groups: Groups) -> Table:
     """Each method that is no rung minus the best rung of each task, with one correction over all of them."""
     best = {task: study.comparisons[task].best_of(study.rungs) if study.rungs else None for task in groups}
     rungs = {task: groups[task][name] for task, name in best.items() if name is not None and name in groups[task]}
-    others = [(task, each) for task in rungs for each in groups[task].values() if each.name not in study.rungs]
-    found = contrasts({(task, each.name): (each, rungs[task]) for task, each in others})
+    others = [(task, group) for task in rungs for group in groups[task].values() if group.name not in study.rungs]
+    compared = contrasts({(task, other.name): (other, rungs[task]) for task, other in others})
     rows = []
-    for (task, name), each in found.items():
+    for (task, name), contrast in compared.items():
         time = f"{groups[task][name].training_time / rungs[task].training_time:.2f}"
-        rows.append({"task": task, "method": name, "best rung": each.other.name, "time / rung's": time, **each.cells})
+        row = {"task": task, "method": name, "best rung": contrast.other.name, "time / rung's": time}
+        rows.append(row | contrast.cells)
     return Table.of(rows, texts=(0, 1, 2))
 
 
@@ -145,9 +146,9 @@ def _across(study: Study, groups: Groups) -> Table:
     baseline, rows = study.first.baseline.name, []
     for name in (method.name for method in study.first.methods if method.name != baseline):
         known = {task: methods for task, methods in groups.items() if {name, baseline} <= methods.keys()}
-        found = contrasts({task: (methods[name], methods[baseline]) for task, methods in known.items()})
-        if len(found) == len(groups) > 1:
-            gaps = [[gap / _highest(each.mine) for gap in each.gaps] for each in found.values()]
+        compared = contrasts({task: (methods[name], methods[baseline]) for task, methods in known.items()})
+        if len(compared) == len(groups) > 1:
+            gaps = [[gap / _highest(contrast.mine) for gap in contrast.gaps] for contrast in compared.values()]
             mean, low, high = mean_over_tasks(gaps)
             interval = {"95 % over tasks and seeds": f"[{low:+.4f}, {high:+.4f}]"}
             rows.append({"method": name, "mean difference": f"{mean:+.4f}", **interval})
@@ -160,8 +161,8 @@ def _highest(group: Group) -> float:
 
 def _measured(group: Group, scoring: Scoring | None, metric: str) -> dict[int, float]:
     """Return the scores, by seed, of the runs that are scored on further data, or on dev without any."""
-    found = {run.seed: run.result["dev"] if scoring is None else scoring.of(run) for run in group.runs}
-    return {seed: float(each[metric]) for seed, each in found.items() if each is not None and metric in each}
+    scores = {run.seed: run.result["dev"] if scoring is None else scoring.of(run) for run in group.runs}
+    return {seed: float(score[metric]) for seed, score in scores.items() if score is not None and metric in score}
 
 
 def _further(study: Study, groups: Groups) -> Table:
@@ -197,9 +198,9 @@ def _published(study: Study, groups: Groups) -> Table:
 
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
     for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
-        found = {task: each for (both, task), each in declared.items() if both == pair}
+        of_pair = {task: each for (both, task), each in declared.items() if both == pair}
         path = study.folder / "plots" / f"difference-{number}.png"
-        yield figures.forest(found, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
+        yield figures.forest(of_pair, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 
 
 def _csv_rows(study: Study, groups: Groups) -> Iterator[dict[str, object]]:

@@ -32,17 +32,22 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     return Table.of(rows, texts=(0, 3))
 
 
-def differences(found: Sequence[Contrast], baseline: Group) -> Table:
+def differences(compared: Sequence[Contrast], baseline: Group) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
     rows = []
-    for each in found:
-        row = {"method": each.mine.name, **each.cells}
+    for contrast in compared:
+        row = {"method": contrast.mine.name, **contrast.cells}
         if baseline.counts_rows:
-            labels = [row["label"] for row in each.other.records[0]]
-            sides = ([[row["prediction"] for row in run] for run in group.records] for group in (each.mine, each.other))
-            low, high = bootstrap_over_rows(CONFUSION[each.mine.metric], labels, *sides)
+            labels = [row["label"] for row in contrast.other.records[0]]
+            sides = (
+                [[row["prediction"] for row in run] for run in group.records]
+                for group in (contrast.mine, contrast.other)
+            )
+            low, high = bootstrap_over_rows(CONFUSION[contrast.mine.metric], labels, *sides)
             row["95 % over dev rows"] = f"[{low:+.4f}, {high:+.4f}]"
-        rows.append({**row, "detectable": each.cells["p"] if each.detectable is None else f"{each.detectable:.4f}"})
+        rows.append(
+            {**row, "detectable": contrast.cells["p"] if contrast.detectable is None else f"{contrast.detectable:.4f}"}
+        )
     return Table.of(rows)
 
 
@@ -84,14 +89,14 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
     return Table.of(rows)
 
 
-def equal_time(found: Sequence[Contrast]) -> Table:
+def equal_time(compared: Sequence[Contrast]) -> Table:
     """Each method's score minus that of the baseline with the same training time."""
     rows = []
-    for each in found:
-        mine, longer = each.mine, each.other
+    for contrast in compared:
+        mine, longer = contrast.mine, contrast.other
         times = {"baseline time (s)": f"{longer.training_time:.0f}"}
         times["time ratio"] = f"{longer.training_time / mine.training_time:.2f}"
-        means = {"baseline mean": f"{fmean(longer.scores):.4f}", **each.cells}
+        means = {"baseline mean": f"{fmean(longer.scores):.4f}", **contrast.cells}
         rows.append({"method": mine.name, "longer baseline": longer.name, **times, **means})
     return Table.of(rows, texts=(0, 1))
 
@@ -123,8 +128,8 @@ def tries(comparison: Comparison) -> Table | None:
     rows = []
     for method in comparison.methods:
         chosen = comparison.chosen(method)
-        for each in comparison.trials(method):
-            mean, scores = score_cells(each.scores)
-            row = {"tried": each.method.name, "mean on held-out rows": mean, f"seeds, from {FIRST_SEED}": scores}
-            rows.append({**row, "choice": "chosen" if each.method == chosen else "no"})
+        for trial in comparison.trials(method):
+            mean, scores = score_cells(trial.scores)
+            row = {"tried": trial.method.name, "mean on held-out rows": mean, f"seeds, from {FIRST_SEED}": scores}
+            rows.append({**row, "choice": "chosen" if trial.method == chosen else "no"})
     return Table.of(rows, texts=(0, 3)) if rows else None

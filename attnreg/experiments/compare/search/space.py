@@ -105,7 +105,9 @@ class Space:
 
     def extremes(self) -> Iterator[str]:
         """Return the methods to check before the search starts."""
-        parts = [[self._expression(name, drawn)] for name, own in self.providers.items() for drawn in _cycled(own)]
+        parts = [
+            [self._expression(name, drawn)] for name, provider in self.providers.items() for drawn in _cycled(provider)
+        ]
         for drawn in _cycled({"": Choice(parts or [[]]), **self.options}):
             part = drawn.pop("")
             yield self._method(drawn, part)
@@ -122,7 +124,7 @@ class Space:
             drawn = {flag: value for flag, value in drawn.items() if flag in known}
         # Without single quotes, so that a shell needs only those.
         quoted = " & ".join(parts).replace("\\", "\\\\").replace('"', '\\"')
-        words = [recipe, f'--provider "{quoted}"' if parts else "", *(as_typed(*each) for each in drawn.items())]
+        words = [recipe, f'--provider "{quoted}"' if parts else "", *(as_typed(*item) for item in drawn.items())]
         return " ".join(word for word in words if word)
 
 
@@ -177,9 +179,9 @@ def read_values(value: Any, name: str) -> Values:
 
     ``name`` is what has this value, for messages.
     """
-    if isinstance(value, str) and (found := _RANGE.fullmatch(value.strip())):
-        low, high, log = _number(found[1]), _number(found[2]), found[3] == "log"
-        numbers = not isinstance(low, str) and not isinstance(high, str) and (log or found[3] is None)
+    if isinstance(value, str) and (ends := _RANGE.fullmatch(value.strip())):
+        low, high, log = _number(ends[1]), _number(ends[2]), ends[3] == "log"
+        numbers = not isinstance(low, str) and not isinstance(high, str) and (log or ends[3] is None)
         if numbers and low < high and (low > 0 or not log):
             return Range(low, high, log)
     else:
@@ -208,6 +210,6 @@ def _number(value: Any) -> Any:
 
 def _cycled(values: Mapping[str, Values]) -> list[dict[str, Any]]:
     """Combine each extreme value with some of the others, so that all of them are there."""
-    ends = {name: each.extremes for name, each in values.items()}
+    ends = {name: value.extremes for name, value in values.items()}
     count = max(map(len, ends.values()))
-    return [{name: each[number % len(each)] for name, each in ends.items()} for number in range(count)]
+    return [{name: end[number % len(end)] for name, end in ends.items()} for number in range(count)]

@@ -24,5 +24,5 @@ KINDS = {
 
 def kind_class(name: str) -> type[Kind]:
     """Return the class of a kind. Importing it does not import torch."""
-    found: type[Kind] = pkgutil.resolve_name(f"{__name__}.{KINDS[name]}")
-    return found
+    kind: type[Kind] = pkgutil.resolve_name(f"{__name__}.{KINDS[name]}")
+    return kind

@@ -231,8 +231,8 @@ class Tokens(Kind):
 
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
-        found, labelled = output.logits.argmax(-1).cpu(), (batch["labels"] != IGNORED).cpu()
-        return [row[here].tolist() for row, here in zip(found, labelled, strict=True)]
+        predicted, labelled = output.logits.argmax(-1).cpu(), (batch["labels"] != IGNORED).cpu()
+        return [row[here].tolist() for row, here in zip(predicted, labelled, strict=True)]
 
     @override
     def record(self, answer: Any, reference: Any) -> Record:

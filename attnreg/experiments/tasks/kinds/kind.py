@@ -99,8 +99,8 @@ class Kind(ABC):
             )
         labels = known or names_of(each for rows in splits.values() for each in self.labels_in(rows))
         if len(labels) < 2:
-            found = ", ".join(labels) or "none: numbers are of --kind regression, and lists of labels of --kind tokens"
-            raise InputError(f"Column {label} of {where} needs at least two classes, got {found}.")
+            got = ", ".join(labels) or "none: numbers are of --kind regression, and lists of labels of --kind tokens"
+            raise InputError(f"Column {label} of {where} needs at least two classes, got {got}.")
         return tuple(labels)
 
     def labels_in(self, rows: Dataset) -> list[Any]:
@@ -130,8 +130,8 @@ class Kind(ABC):
     def fit_tokenizer(self, tokenizer: Any, name: str) -> None:
         """Adapt a loaded tokenizer to this kind, in place, or raise: it lacks what the kind needs."""
         if self.tokenizer_needs and not getattr(tokenizer, self.tokenizer_needs[0]):
-            found = f"The tokenizer of --model {name} ({type(tokenizer).__name__})"
-            raise InputError(f"{found} {self.tokenizer_needs[1]}.")
+            whose = f"The tokenizer of --model {name} ({type(tokenizer).__name__})"
+            raise InputError(f"{whose} {self.tokenizer_needs[1]}.")
 
     def check_model(self, model: nn.Module, name: str) -> None:
         """Raise if a loaded model does not fit the kind."""

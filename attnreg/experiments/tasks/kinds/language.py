@@ -156,11 +156,11 @@ class CausalLM(Kind):
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         labels = batch["labels"][:, 1:]
         texts = self._generated(network, batch) if self.generates else [None] * len(labels)
-        found = []
+        answers = []
         for logits, row, text in zip(output.logits[:, :-1], labels, texts, strict=True):
             counted = row != IGNORED
             gold, log_p = row[counted], logits[counted].float().log_softmax(-1)
-            found.append(
+            answers.append(
                 {
                     "tokens": len(gold),
                     "right": int((log_p.argmax(-1) == gold).sum()),
@@ -168,7 +168,7 @@ class CausalLM(Kind):
                     "prediction": text,
                 }
             )
-        return found
+        return answers
 
     def _generated(self, network: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
         """Return the completion of each prompt, generated greedily."""
@@ -194,9 +194,9 @@ class CausalLM(Kind):
 
     @override
     def score(self, records: Iterable[Record]) -> dict[str, float]:
-        found = list(records)
-        mean = sum(record["log_likelihood"] for record in found) / sum(record["tokens"] for record in found)
-        return {**super().score(found), "perplexity": math.exp(min(-mean, 700.0))}
+        rows = list(records)
+        mean = sum(record["log_likelihood"] for record in rows) / sum(record["tokens"] for record in rows)
+        return {**super().score(rows), "perplexity": math.exp(min(-mean, 700.0))}
 
     @override
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:

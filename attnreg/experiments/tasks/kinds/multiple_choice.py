@@ -158,19 +158,19 @@ def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str)
         wanted = "{}, {} or {}".format(*read) if read[best].count(None) == len(every) else best
         answer, _, place = every[read[best].index(None)]
         raise InputError(f"Expected {wanted} in column {column}, got {answer!r} in {place}.")
-    (form, found), *others = fitting.items()
+    (form, numbers), *others = fitting.items()
     instead = "numbers from 0" if "letter" in form else "letters"
     for other, theirs in others:
-        if differing := [row[2] for row, mine, its in zip(every, found, theirs, strict=True) if mine != its]:
+        if differing := [row[2] for row, mine, its in zip(every, numbers, theirs, strict=True) if mine != its]:
             raise InputError(
                 f"Column {column} may give {form} or {other}, which differ in {differing[0]}: write {instead} instead."
             )
     for answer, given, place in every:
-        if "text" in form and [str(plain_label(each)) for each in given.texts].count(str(plain_label(answer))) > 1:
+        if "text" in form and [str(plain_label(text)) for text in given.texts].count(str(plain_label(answer))) > 1:
             raise InputError(
                 f"Column {column} gives {form}, but two choices have the same text in {place}: write {instead} instead."
             )
-    return found
+    return numbers
 
 
 def _position(answer: Any, among: Sequence[str]) -> int | None:

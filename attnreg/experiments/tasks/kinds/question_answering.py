@@ -127,8 +127,8 @@ class QuestionAnswering(Kind):
     @override
     def to_train_on(self, encoded: Dataset) -> Dataset:
         references = encoded[REFERENCE][:]
-        whole = {each["row"] for each in references if each["has_answer"] or not each["answers"]}
-        wanted = [each["row"] in whole for each in references]  # others would teach that there is no answer
+        whole = {reference["row"] for reference in references if reference["has_answer"] or not reference["answers"]}
+        wanted = [reference["row"] in whole for reference in references]  # others would teach that there is no answer
         return kept(encoded, wanted, "its first answer within a window of --max-length")
 
     @override

@@ -91,11 +91,11 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     """Load a split, from where :func:`load_data` would, or from a single file; each row gets the same label."""
     datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
-    where, found = _find(task, data_dir, spellings(split))
-    name = WHOLE if WHOLE in found else choose_names({split: [spellings(split)]}, found, where).get(split, split)
-    if name not in found:
-        raise missing_split(split, found, where)
-    rows = _read(task, name, found[name])
+    where, there = _find(task, data_dir, spellings(split))
+    name = WHOLE if WHOLE in there else choose_names({split: [spellings(split)]}, there, where).get(split, split)
+    if name not in there:
+        raise missing_split(split, there, where)
+    rows = _read(task, name, there[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
@@ -111,8 +111,8 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
 
 def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found, dict[str, str]]:
     """Return where the data is, what is there, and the name of each split in it."""
-    where, found = _find(task, data_dir, names_of(task))
-    return where, found, choose_splits(task, found, where)
+    where, there = _find(task, data_dir, names_of(task))
+    return where, there, choose_splits(task, there, where)
 
 
 def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
@@ -120,8 +120,8 @@ def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tu
         return _read_hub(task)
     has_images, place = kind_class(task.kind).reads_images, Path(data_dir)
     folder = place if has_images and place.is_dir() else folder_with_data(place, names)
-    found: _Found = read_saved(folder) or find_files(folder, names)
-    return folder, read_images(folder) if has_images and not found else found
+    there: _Found = read_saved(folder) or find_files(folder, names)
+    return folder, read_images(folder) if has_images and not there else there
 
 
 def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
@@ -146,9 +146,9 @@ def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> dataset
 
 
 def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
-    where, found, chosen = _named(task, data_dir)
-    check_splits(task, found, chosen, where, needs_validation=needs_validation)
-    return {split: _read(task, name, found[name]) for split, name in chosen.items()}
+    where, there, chosen = _named(task, data_dir)
+    check_splits(task, there, chosen, where, needs_validation=needs_validation)
+    return {split: _read(task, name, there[name]) for split, name in chosen.items()}
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
@@ -163,8 +163,8 @@ def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: M
     if "train" not in splits or any(columns.class_names(rows, column) for rows in splits.values()):
         return
     classes = {name: columns.names_of(kind.labels_in(rows)) for name, rows in splits.items()}
-    for name, found in classes.items():
-        if strange := [label for label in found if label not in classes["train"]]:
+    for name, labels in classes.items():
+        if strange := [label for label in labels if label not in classes["train"]]:
             raise InputError(
                 f"Label {strange[0]!r} in column {column} of {places[name]} does not occur in split train: spell "
                 "classes alike in all splits, and remove the rows of classes that train lacks."

@@ -54,16 +54,16 @@ def names_of(task: Task) -> set[str]:
     return {name for groups in wanted_names(task).values() for group in groups for name in group}
 
 
-def choose_splits(task: Task, found: Collection[str], where: Path | str) -> dict[str, str]:
-    """Return the name of each split among those found."""
-    if WHOLE in found:
+def choose_splits(task: Task, there: Collection[str], where: Path | str) -> dict[str, str]:
+    """Return the name of each split among the names there."""
+    if WHOLE in there:
         return {"validation" if task.evaluation_only else "train": WHOLE}
-    return choose_names(wanted_names(task), found, where)
+    return choose_names(wanted_names(task), there, where)
 
 
 def check_splits(
     task: Task,
-    found: Mapping[str, object],
+    there: Mapping[str, object],
     chosen: Collection[str],
     where: Path | str,
     *,
@@ -74,16 +74,16 @@ def check_splits(
         if is_needed and split not in chosen:
             of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
             is_last = split == "train" or task.evaluation_only
-            raise missing_split(split, found, where, "" if is_last else of_train)
+            raise missing_split(split, there, where, "" if is_last else of_train)
 
 
 def choose_names(
-    wanted: Mapping[str, Iterable[Collection[str]]], found: Collection[str], where: Path | str
+    wanted: Mapping[str, Iterable[Collection[str]]], names: Collection[str], where: Path | str
 ) -> dict[str, str]:
-    """Choose one of the names found for each split, or raise if there are two; a split without any is left out."""
+    """Choose one of the names for a split, or raise if there are two; a split without any is left out."""
     chosen: dict[str, str] = {}
     for split, groups in wanted.items():
-        there = next((same for group in groups if (same := [name for name in group if name in found])), [])
+        there = next((same for group in groups if (same := [name for name in group if name in names])), [])
         if len(there) > 1:
             raise InputError(f"{where} has several splits for {split}, {' and '.join(there)}: keep only one of them.")
         if there and there[0] not in chosen.values():  # a test split may already be used as validation
@@ -104,7 +104,7 @@ def folder_with_data(place: Path, names: Collection[str]) -> Path:
         raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
     if is_saved(place) or find_files(place, names):
         return place
-    below = [each for each in _entries(place) if each.is_dir() and (is_saved(each) or find_files(each, names))]
+    below = [entry for entry in _entries(place) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
     if len(below) > 1:
         some = ", ".join(folder.name for folder in below)
         raise InputError(f"{place} has data in several folders, {some}: use --data-dir to give one of them.")
@@ -119,25 +119,25 @@ def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
     """
     if place.is_file():
         return {WHOLE: [place]}
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for entry in _entries(place):
         name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
         if name in names and _has_data(entry):
-            found.setdefault(name, []).append(entry)
-    return found
+            splits.setdefault(name, []).append(entry)
+    return splits
 
 
-def parts_of(name: str, found: list[Path]) -> list[Path]:
+def parts_of(name: str, parts: list[Path]) -> list[Path]:
     """Return the files of a split, or the folder in which ``datasets`` has saved it, or raise if they do not fit.
 
-    ``name`` and ``found`` are those of :func:`find_files`.
+    ``name`` and ``parts`` are those of :func:`find_files`.
     """
-    where, files = found[0].parent, found
-    if len(found) == 1 and found[0].is_dir():
-        if is_saved(found[0]):
-            return found
-        where, files = found[0], [each for each in _entries(found[0]) if each.is_file() and suffix_of(each)]
-    several = len(found) > 1 and any(each.is_dir() or _stem(each) == name for each in found)
+    where, files = parts[0].parent, parts
+    if len(parts) == 1 and parts[0].is_dir():
+        if is_saved(parts[0]):
+            return parts
+        where, files = parts[0], [entry for entry in _entries(parts[0]) if entry.is_file() and suffix_of(entry)]
+    several = len(parts) > 1 and any(part.is_dir() or _stem(part) == name for part in parts)
     if several or len({suffix_of(file) for file in files}) > 1:
         raise InputError(f"{where} has split {name} several times, {shown(files)}: keep one, or parts of one format.")
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
@@ -155,17 +155,17 @@ def not_on_hub(task: Task) -> InputError:
     return InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
 
 
-def missing_split(split: str, found: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
+def missing_split(split: str, there: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
     """Return the error for a split that is not there: what is there, and what to do; ``hint`` is another way out."""
-    if WHOLE in found:
+    if WHOLE in there:
         return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
     if isinstance(place, str) or (place / "dataset_dict.json").exists():
         advice = "use --data-dir to give a folder that has it"
-        return InputError(f"No {split} split in {place}, which has {', '.join(found)}: {advice}{hint}.")
-    there = shown(_entries(place)) or "no files"
+        return InputError(f"No {split} split in {place}, which has {', '.join(there)}: {advice}{hint}.")
+    files = shown(_entries(place)) or "no files"
     others = [f"{name}.*" for name in spellings(split)[1:]]
     advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
-    return InputError(f"No {split} file in {place}, which has {there}: {advice}{hint}.")
+    return InputError(f"No {split} file in {place}, which has {files}: {advice}{hint}.")
 
 
 def shown(files: Iterable[Path]) -> str:
@@ -174,7 +174,7 @@ def shown(files: Iterable[Path]) -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _stem(file: Path) -> str:

@@ -42,13 +42,13 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     named = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
     with tempfile.TemporaryDirectory() as cache:
         try:
-            found = datasets.load_dataset(
+            splits = datasets.load_dataset(
                 "imagefolder", data_dir=str(folder.resolve()), cache_dir=cache, keep_in_memory=True
             )
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
             reason = one_line(error.__cause__ or error)
             raise InputError(f"Cannot read {folder} as a folder of images: {reason}") from error
-    return {str(name): rows for name, rows in found.items()} if named else {WHOLE: found["train"]}
+    return {str(name): rows for name, rows in splits.items()} if named else {WHOLE: splits["train"]}
 
 
 def read_files(files: Sequence[Path], columns: Collection[str]) -> datasets.Dataset:

@@ -53,10 +53,10 @@ def check_files(task: Task, data_dir: str | Path, *, needs_validation: bool) -> 
     folder = folder_with_data(Path(data_dir), names := names_of(task))
     if is_saved(folder):
         return None
-    found, wanted = find_files(folder, names), [*task.columns, *task.choices, task.label]
-    chosen = choose_splits(task, found, folder)
-    check_splits(task, found, chosen, folder, needs_validation=needs_validation)
-    sizes, parts = dict[Path, int](), {split: parts_of(name, found[name]) for split, name in chosen.items()}
+    there, wanted = find_files(folder, names), [*task.columns, *task.choices, task.label]
+    chosen = choose_splits(task, there, folder)
+    check_splits(task, there, chosen, folder, needs_validation=needs_validation)
+    sizes, parts = dict[Path, int](), {split: parts_of(name, there[name]) for split, name in chosen.items()}
     for split, files in parts.items():
         for file in files:
             if not file.is_file() or format_of(file) == "parquet" or not file.stat().st_size:
@@ -200,11 +200,11 @@ def _parsed(text: str) -> Any:
     """Parse JSON; an object that has a name twice is a ``ValueError``, as is one that is nested too deeply."""
 
     def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        named = dict(pairs)
+        if len(named) < len(pairs):
             ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"it has {twice!r} twice")
-        return found
+        return named
 
     try:
         return json.loads(text, object_pairs_hook=without_repetition)

@@ -78,8 +78,8 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         divided = StratifiedKFold(min(FOLDS, int(counts[counts > 1].min()))).split(several, y[several])
         name, parts = "C", [(np.append(several[fit], single), several[held]) for fit, held in divided]
     search = GridSearchCV(estimator, {name: STRENGTHS}, scoring=score, cv=parts).fit(x, y)
-    found = search.best_estimator_
-    put_into_head(head, found.coef_, found.intercept_, None if labels.is_floating_point() else found.classes_)
+    best = search.best_estimator_
+    put_into_head(head, best.coef_, best.intercept_, None if labels.is_floating_point() else best.classes_)
     return float(search.best_params_[name])
 
 
@@ -123,7 +123,7 @@ def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Li
                 raise no_head
             head, *both = called[-1]
             # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
-            states, of_head = (each[:, 0] if each.dim() == 3 else each for each in both)
+            states, of_head = (side[:, 0] if side.dim() == 3 else side for side in both)
             if of_head.shape != logits.shape or not torch.allclose(of_head.to(logits), logits, atol=1e-7):
                 raise no_head
             features.append(states)

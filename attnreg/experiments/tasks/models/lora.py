@@ -74,9 +74,9 @@ def with_lora(
         except ValueError as error:
             none = f"none, and peft has no default for {type(model).__name__}"
             raise _no_such(names[0] if names else none, linear) from error
-    found = adapted.targeted_module_names
+    adapted_names = adapted.targeted_module_names
     for name in names or ():
-        if name != ALL and not any(f".{each}".endswith(f".{name}") for each in found):
+        if name != ALL and not any(f".{adapted_name}".endswith(f".{name}") for adapted_name in adapted_names):
             raise _no_such(name, linear)
     # Absolute, so that the adapter finds its model from every folder.
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base

@@ -42,8 +42,8 @@ def located(folder: Path, name: str) -> str:
         return "no such folder, so a hub name"
     if not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
         inner = folder / "model"
-        found = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {found}.")
+        what = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
+        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {what}.")
     return "a folder"
 
 

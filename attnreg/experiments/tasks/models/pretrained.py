@@ -206,19 +206,19 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
         held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
     unused = _unused(model, info["unexpected_keys"], inside)
-    found = {
+    doubts = {
         "lacks pretrained weights of the right size, which are newly initialized": [
             key for key in new if not head_is_new or key.startswith(inside)
         ],
         "has weights for which its configuration has no place, so they are not used": unused,
     }
-    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in found.items()}
+    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in doubts.items()}
     return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
     """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
-    modules, found = dict(model.named_modules()), []
+    modules, unused = dict(model.named_modules()), []
     for key in keys:
         whole = key if key.startswith(inside) else f"{inside[0]}{key}"
         known, _, leaf = whole.rpartition(".")
@@ -228,8 +228,8 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
         # Buffers of older versions, such as GPT-2's `attn.bias`, belong to no leaf module.
         is_leaf = not any(modules[known].children()) and any(True for _ in modules[known].parameters())
         if leaf in ("weight", "bias") and known.startswith(inside) and (further or is_leaf):
-            found.append(f"{known}.{first}." if further else whole)
-    return found
+            unused.append(f"{known}.{first}." if further else whole)
+    return unused
 
 
 def _tiny_model(task: Task, dropout: float | None) -> tuple[Any, Any]:
