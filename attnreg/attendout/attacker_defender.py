@@ -82,7 +82,7 @@ class AttackerDefender(TrainingMethod):
         rewards: the rows that both networks are scored on, and the score.
         rounds: how long a round and the game are, and who wins a round.
         returns: network to keep after training, "attacker" or "defender".
-        scheduler_factory: makes the learning-rate schedule of an optimizer; called once for each network.
+        scheduler_factory: makes the learning-rate schedule of an optimizer; called once per network.
         max_grad_norm: clip the gradients of each network to this norm; ``None`` does not clip.
         on_round: called after each round; the numbers that it returns are logged.
         accelerator: handles devices, precision and processes.
@@ -187,7 +187,7 @@ class AttackerDefender(TrainingMethod):
         Args:
             model: as in the class.
             batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
-                development set for each round, which biases scores on it.
+                development set per round, which biases scores on it.
             optimizer_factory: as in the class.
             steps: T; the paper's main text leaves it open, as the next two.
             score: as in :class:`Rewards`.

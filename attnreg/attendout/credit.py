@@ -259,7 +259,7 @@ class Teacher:
 @contextmanager
 def sparse_embeddings(module: nn.Module) -> Iterator[None]:
     """Let the gradients of embedding tables hold only the few rows that a forward pass within the block uses."""
-    tables = [each for each in module.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
+    tables = [table for table in module.modules() if isinstance(table, nn.Embedding) and not table.scale_grad_by_freq]
     before = [table.sparse for table in tables]
     for table in tables:
         table.sparse = True

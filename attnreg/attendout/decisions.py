@@ -19,7 +19,7 @@ SHARED = {"unit": (), "key": (3,), "type": (3,), "word": (1, 3), "batch": (0, 3,
 
 
 class Decisions:
-    """A Generator's decisions on a batch: one for each unit, key or type of key, or for the whole batch.
+    """A Generator's decisions on a batch: one per unit, key or type of key, or for the whole batch.
 
     With ``"word"``, a type of key has one decision for all layers, with ``"type"`` one for each. A decision that is
     shared by several units has the mean of their logits.
@@ -31,18 +31,18 @@ class Decisions:
 
     def __init__(
         self,
-        each: Granularity,
+        granularity: Granularity,
         draws: int,
         logits: Tensor,
         units: Tensor,
         types: Tensor | None = None,
         num_types: int = 0,
     ) -> None:
-        self._shared, self._draws, self._types, self._num_types = SHARED[each], draws, types, num_types
+        self._shared, self._draws, self._types, self._num_types = SHARED[granularity], draws, types, num_types
         self._shape = logits.shape
         self.logits, self.valid = logits, units[:, None, None]
         if self._shared:
-            valid = self.valid.expand(-1, logits.shape[1], -1, -1, -1) if each == "word" else self.valid
+            valid = self.valid.expand(-1, logits.shape[1], -1, -1, -1) if granularity == "word" else self.valid
             count = self._total(valid)
             self.logits = self._total(logits.masked_fill(~self.valid, 0.0)) / count.clamp(min=1)
             self.valid = count > 0
@@ -53,9 +53,9 @@ class Decisions:
         keep = self.logits.new_empty((batch, layers, heads * self._draws, *rest), dtype=torch.bool)
         with torch.no_grad():  # not as a decorator, at which torch.compile would break its graph
             for layer in range(layers):  # one layer at a time, because the float noise takes memory
-                each = self.logits[:, layer].repeat_interleave(self._draws, 1)
-                uniform = draws_of_pass().uniform(each.shape, device=each.device, dtype=each.dtype)
-                keep[:, layer] = functional.sample_keep(each, uniform)
+                of_layer = self.logits[:, layer].repeat_interleave(self._draws, 1)
+                uniform = draws_of_pass().uniform(of_layer.shape, device=of_layer.device, dtype=of_layer.dtype)
+                keep[:, layer] = functional.sample_keep(of_layer, uniform)
         return self._of_units(keep)
 
     def log_prob(self, keep: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class GNetProvider(MaskProvider):
               x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
               P(\text{keep}) = \sigma(s_{lg} + b_l)
 
-    :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, for each layer
+    :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, per layer
     and sample. On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in
     each layer is ``initial_keep``; then it is learned.
 
@@ -236,8 +236,8 @@ class GNetProvider(MaskProvider):
         logits, valid = decisions.logits, decisions.valid
         bias = self.network.bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
         for layer, own in enumerate(bias) if valid.any() else ():
-            each = logits[:, layer] - own.mean()
-            own.fill_(shift_to(self.initial_keep, each[valid[:, 0].expand(each.shape)]))
+            of_layer = logits[:, layer] - own.mean()
+            own.fill_(shift_to(self.initial_keep, of_layer[valid[:, 0].expand(of_layer.shape)]))
         self.calibrated = True
 
     def _calibrated_decisions(self, inputs: Mapping[str, Any]) -> Decisions:

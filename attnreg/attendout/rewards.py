@@ -189,7 +189,7 @@ class Referee:
 
     def judge(self, defender: nn.Module, attacker: nn.Module) -> Verdict:
         """Score the networks in eval mode and draw the winner."""
-        per_batch = [[self._scores(each, batch) for each in (defender, attacker)] for batch in self._batches()]
+        per_batch = [[self._scores(network, batch) for network in (defender, attacker)] for batch in self._batches()]
         self.number, self._played = self.number + 1, []
         d, a = (torch.cat(scores) for scores in zip(*self._updater.gathered(per_batch), strict=True))
         if (over := getattr(self.score, "over", None)) is not None:

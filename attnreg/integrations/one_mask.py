@@ -27,7 +27,7 @@ class OneMask:
     """
 
     def __init__(self, trainer: Any, handle: AttachHandle) -> None:
-        classes = {each.__name__ for each in type(trainer).__mro__}
+        classes = {cls.__name__ for cls in type(trainer).__mro__}
         methods: dict[str, Plain] = {}
         if "DPOTrainer" in classes:
             methods = {"_compute_loss": self._loss_of_pairs}

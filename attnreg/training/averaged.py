@@ -59,7 +59,7 @@ class Averaged(TrainingMethod):
         wise: Probability = 1.0,
     ) -> None:
         self.methods = [method] if isinstance(method, TrainingMethod) else list(method)
-        if len({id(each.model) for each in self.methods}) < max(1, len(self.methods)):
+        if len({id(one.model) for one in self.methods}) < max(1, len(self.methods)):
             raise InputError("Expected methods to average, each with a network of its own.")
         self.method = method = self.methods[0]
         self.ema = probability_below_one("ema", ema)
@@ -89,7 +89,7 @@ class Averaged(TrainingMethod):
     def _latest(self) -> list[Tensor]:
         """Mean weights of the networks that train, in float32 or more: in bfloat16, an average would stand still."""
         return [
-            torch.stack([each.to(torch.promote_types(each.dtype, torch.float32)) for each in same]).mean(0)
+            torch.stack([weight.to(torch.promote_types(weight.dtype, torch.float32)) for weight in same]).mean(0)
             for same in zip(*(_weights(method.model) for method in self.methods), strict=True)
         ]
 
@@ -146,7 +146,7 @@ class Averaged(TrainingMethod):
         for method, theirs in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(theirs)
         device = next(self._network.parameters()).device
-        self._before, self._average = ([each.to(device) for each in state[name]] for name in ("before", "average"))
+        self._before, self._average = ([weight.to(device) for weight in state[name]] for name in ("before", "average"))
         self._is_current = False
 
 

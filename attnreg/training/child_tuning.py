@@ -157,7 +157,7 @@ class ChildTuning(FineTuning):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self.child = {
-            name: unpack([each.cpu() for each in packed]).to(self._weights[name].device)
+            name: unpack([part.cpu() for part in packed]).to(self._weights[name].device)
             for name, packed in state["child"].items()
         }
         self._data = None if self.child else self._data  # the child is chosen once

@@ -277,7 +277,7 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
 
     A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
     as much as it has of these. Parts without any are left out. The model tells whether labels are shifted. Lists with
-    an entry for each row, such as the masks of each image, are split, too.
+    an entry per row, such as the masks of each image, are split, too.
     """
     named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
@@ -289,7 +289,7 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     others = {name: tree_leaves(value) for name, value in named.items() if name not in split}
     if whole := [name for name, leaves in others.items() if any(isinstance(x, Tensor) and x.dim() for x in leaves)]:
         raise InputError(f"Cannot split the batch: {whole[0]!r} holds tensors, but no entry for each of {size} rows.")
-    bounds = [(int(each[0]), int(each[-1]) + 1) for each in torch.arange(size).tensor_split(min(count, size))]
+    bounds = [(int(rows[0]), int(rows[-1]) + 1) for rows in torch.arange(size).tensor_split(min(count, size))]
     parts = [{**batch, **{name: value[begin:end] for name, value in split.items()}} for begin, end in bounds]
     terms = [terms_of(model, part) for part in parts]
     total = sum(terms)

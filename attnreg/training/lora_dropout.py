@@ -32,7 +32,7 @@ class LoRADropout:
 
     Args:
         model: a model of peft, or any that holds its LoRA layers.
-        p: rate at which columns of A and rows of B are dropped (LoRA Dropout). A mapping has a rate for each pattern of
+        p: rate at which columns of A and rows of B are dropped (LoRA Dropout). A mapping has a rate per pattern of
             module names, as peft's ``rank_pattern``: a regular expression for the end of the name, from a dot on, such
             as ``{r"0\..*query": 0.5, "value": 0.1}``. The first that matches counts; other modules have rate 0.
         ranks: rate at which rows of A are dropped, which multiply columns of B (rank dropout), or such a mapping.
@@ -43,7 +43,7 @@ class LoRADropout:
 
     Reference:
         LoRA Dropout (arXiv 2404.09610), whose ensemble of dropped models at test time is not here. DropLoRA
-        (arXiv 2508.17337) drops ranks; the authors' code drops them for each token by itself.
+        (arXiv 2508.17337) drops ranks; the authors' code drops them per token by itself.
 
     Example:
         >>> from peft import LoraConfig, get_peft_model

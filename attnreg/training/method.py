@@ -158,7 +158,7 @@ class Updater:
         held = list(parameters)
         if self.processes == 1 or not held:
             return
-        # All processes must take part for each parameter: one without a gradient contributes zeros if another has one.
+        # All processes must take part for all parameters: one without a gradient contributes zeros if another has one.
         share = self.mean(torch.tensor([float(parameter.grad is not None) for parameter in held]))
         for parameter, anywhere in zip(held, share.tolist(), strict=True):
             if anywhere:

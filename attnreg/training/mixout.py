@@ -30,7 +30,7 @@ class Mixout(FineTuning):
     .. math:: \tilde W_{oi} = \big( M_i U_{oi} + (1 - M_i) W_{oi} - p\, U_{oi} \big) / (1 - p), \qquad
         M_i \sim \mathrm{Bernoulli}(p)
 
-    U are the weights at the time the method is made. M is drawn for each layer and each forward pass in training mode.
+    U are the weights at the time the method is made. M is drawn per layer and each forward pass in training mode.
 
     It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
     head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's own dropout stays on,

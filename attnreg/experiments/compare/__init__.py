@@ -1,1 +1,1 @@
-"""Compare methods over seeds: equal conditions for each method, paired statistics, one report."""
+"""Compare methods over seeds: equal conditions for all methods, paired statistics, one report."""

@@ -114,7 +114,7 @@ class Comparison:
         return [run for variant in method.candidates for run in self._held_out.runs(variant)]
 
     def trials(self, method: Method) -> list[Trial]:
-        """Return a trial for each combination of a method's values in braces; none if there are no braces."""
+        """Return a trial per combination of a method's values in braces; none if there are no braces."""
         return self._held_out.grid(method.candidates)
 
     def chosen(self, method: Method) -> Method | None:
@@ -177,13 +177,13 @@ class Comparison:
 
     def _pair(self, method: Method) -> str:
         # With a checksum of what their runs are made of: runs may be removed and made anew with other epochs or files.
-        pair = [each for each in (self.chosen(method), self.chosen(self.baseline)) if each is not None]
-        settings = [self.final_runs(each)[0].settings for each in pair]
+        pair = [one for one in (self.chosen(method), self.chosen(self.baseline)) if one is not None]
+        settings = [self.final_runs(one)[0].settings for one in pair]
         made = json.dumps([[setting.to_dict(), setting.content()] for setting in settings])
-        return f"{' over '.join(each.text for each in pair)} {zlib.crc32(made.encode()):08x}"
+        return f"{' over '.join(one.text for one in pair)} {zlib.crc32(made.encode()):08x}"
 
     def decide(self) -> None:
-        """Choose, once for each method that has run, the epochs for which the baseline takes as long."""
+        """Choose, once per method that has run, the epochs for which the baseline takes as long."""
         groups = {method: group for method, group in self.groups().items() if len(group.runs) == self.seeds}
         decided, plain = self._decided(), groups.get(self.baseline)
         if plain is None or plain.config("patience") is not None:

@@ -22,7 +22,7 @@ from attnreg.experiments.runs.signals import interruptible
 
 
 class Board:
-    """Print a line for each run that ends, and show what runs, and how much time is left, in a bar.
+    """Print a line per run that ends, and show what runs, and how much time is left, in a bar.
 
     ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
     """

@@ -133,7 +133,7 @@ class Method:
 
     @property
     def variants(self) -> list[Method]:
-        """One method for each combination of the values in braces; the method itself if there are no braces."""
+        """One method per combination of the values in braces; the method itself if there are no braces."""
         pieces = _BRACES.split(self.text)  # text and values alternate
         if len(pieces) == 1:
             return [self]
@@ -186,6 +186,6 @@ def default_baseline(methods: Sequence[Method]) -> Method:
 
 def typed_words(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out."""
-    pairs = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else [v])]
+    pairs = [(name, value) for name, v in options.items() for value in (v if isinstance(v, tuple) else [v])]
     given = [(flag_of(name), pair) for name, pair in pairs if pair is not None and pair is not False]
     return [word for flag, value in given for word in ([flag] if value is True else [flag, str(value)])]

@@ -19,7 +19,7 @@ class Scoring:
     """Further data, on which finished networks are also scored.
 
     ``name`` is for files and tables; ``None`` stands for what the comparison has; ``classes`` gives the class of the
-    model for each class of the data, where names differ.
+    model per class of the data, where names differ.
     """
 
     name: str

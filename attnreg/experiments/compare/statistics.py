@@ -53,7 +53,7 @@ def bootstrap_over_rows(
     """Percentile bootstrap of a difference, averaged over seeds: what other dev rows would change for these networks.
 
     Return the ends of the 95 % interval. Both methods are scored on the same resampled rows. ``metric`` is a function
-    of confusion matrices ``(..., C, C)``; both methods give predicted classes ``(n,)`` for each seed.
+    of confusion matrices ``(..., C, C)``; both methods give predicted classes ``(n,)`` per seed.
     """
     gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
     classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
@@ -109,14 +109,14 @@ def detectable(deviation: float, seeds: int) -> float:
 def mean_over_tasks(gaps: Sequence[ArrayLike], *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
     """Mean of the tasks' mean differences, and the ends of its 95 % bootstrap interval.
 
-    Each resample draws tasks, and for each drawn task its seeds, with replacement; with few tasks, the interval is too
-    narrow. ``gaps`` are the paired differences of the seeds, for each task.
+    Each resample draws tasks, and per drawn task its seeds, with replacement; with few tasks, the interval is too
+    narrow. ``gaps`` are the paired differences of the seeds, per task.
     """
-    each = [np.asarray(gap, float) for gap in gaps]
-    mean = float(np.mean([gap.mean() for gap in each]))
+    of_tasks = [np.asarray(gap, float) for gap in gaps]
+    mean = float(np.mean([gap.mean() for gap in of_tasks]))
     draw = np.random.default_rng(seed)
-    means = np.stack([draw.choice(gap, (resamples, len(each), len(gap))).mean(-1) for gap in each], -1)
-    tasks = draw.integers(len(each), size=(resamples, len(each)))
+    means = np.stack([draw.choice(gap, (resamples, len(of_tasks), len(gap))).mean(-1) for gap in of_tasks], -1)
+    tasks = draw.integers(len(of_tasks), size=(resamples, len(of_tasks)))
     drawn = np.take_along_axis(means, tasks[..., None], -1)[..., 0].mean(-1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return mean, float(low), float(high)

@@ -122,7 +122,7 @@ def _checked(content: Any) -> dict[str, Any]:
             columns = options.get(name)
             _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
     for entry in (whole, *whole["tasks"]):
-        scored = [mapping(each, "`score_on`", _SCORING) for each in _list(entry, "score_on")]
+        scored = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
         entry |= {"score_on": scored} if scored else {}
     search = mapping(whole.pop("search", None), "`search`", _SEARCH)
     return whole | {f"search_{name}": value for name, value in search.items()}
@@ -131,7 +131,7 @@ def _checked(content: Any) -> dict[str, Any]:
 def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the content of a study file with options as typed, and sentences that say what has changed.
 
-    ``--data-dir`` holds a folder for each task; tasks without one are left out. ``--task`` chooses among the tasks, by
+    ``--data-dir`` holds a folder per task; tasks without one are left out. ``--task`` chooses among the tasks, by
     task or name, or replaces them all. Entries that options make the same are there once. Methods are added to those of
     the file.
     """
@@ -194,7 +194,9 @@ def _placed(entries: list[Any], default: str | None, root: Path) -> tuple[list[A
         name = entry.get("name", task) if task == "custom" else task
         if task is None or get_task(task).embedded is not None:
             placed.append(entry)
-        elif place := next((root / each for each in (name, name.replace("-", "_")) if (root / each).is_dir()), None):
+        elif place := next(
+            (root / folder for folder in (name, name.replace("-", "_")) if (root / folder).is_dir()), None
+        ):
             named = entry if default else {**entry, "name": Scoring.usual_name(entry)}  # not by the folder that it gets
             placed.append({**named, "data_dir": str(place)})
         else:
@@ -216,7 +218,7 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     recipes = "a mapping of names to recipes with options, as in `high: ad-drop --p 0.3`"
     _check(texts, "methods", recipes, whole.get("methods"))
     methods = [Method.parse(text) for text in texts]
-    by_name = {each: method for method in reversed(methods) for each in (method.text, method.name)}
+    by_name = {name: method for method in reversed(methods) for name in (method.text, method.name)}
 
     def named(key: str, name: Any) -> Method:
         return by_name[one_of(key, name, list(by_name))]

@@ -48,9 +48,9 @@ def mapping(content: Any, what: str, known: Collection[str] | None = None) -> di
 def check_switches(options: Mapping[str, Any], switches: Collection[str], what: str) -> None:
     """Raise for true or false, as which YAML reads ``yes`` and ``no``, as a value of another option than a switch."""
     for name, value in options.items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, bool) and name not in switches:
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, bool) and name not in switches:
                 raise InputError(
-                    f"Expected {name} in {what} as a number or text, got {each}, as YAML reads yes, no, on and off: "
+                    f"Expected {name} in {what} as a number or text, got {item}, as YAML reads yes, no, on and off: "
                     "write a number, or put the word in quotes."
                 )

@@ -36,7 +36,9 @@ def is_built_in(file: str) -> bool:
 def summary(path: Path) -> str:
     """Read the first line of the docstring of a recipe, which is a decorated function, without running its file."""
     functions = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    return (ast.get_docstring(next(each for each in functions if each.decorator_list)) or "").partition("\n")[0]
+    return (ast.get_docstring(next(function for function in functions if function.decorator_list)) or "").partition(
+        "\n"
+    )[0]
 
 
 def find_recipe(name: str) -> Path:
@@ -54,4 +56,6 @@ def _folder() -> Path:
     """Return the recipes of the package that runs: within it where it is installed, beside it in a checkout."""
     # Not `attnreg.recipes`: where one checkout is installed and another one runs, it is that of the first.
     package = Path(attnreg.__file__).parent
-    return next(each for each in (package / "recipes", package.parent / "recipes") if (each / "__init__.py").is_file())
+    return next(
+        folder for folder in (package / "recipes", package.parent / "recipes") if (folder / "__init__.py").is_file()
+    )

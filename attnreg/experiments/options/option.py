@@ -117,7 +117,7 @@ class Numbers(click.ParamType):
         if value == self._word or isinstance(value, list):
             return value
         try:
-            numbers = [self._number.convert(each, param, ctx) for each in value.split(",")]
+            numbers = [self._number.convert(word, param, ctx) for word in value.split(",")]
         except click.BadParameter:
             numbers = [math.nan]
         if any(math.isnan(number) for number in numbers):
@@ -151,7 +151,7 @@ def flag_of(name: str) -> str:
 
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Make one decorator of several options, listed in this order."""
-    return lambda function: functools.reduce(lambda done, each: each(done), reversed(options), function)
+    return lambda function: functools.reduce(lambda done, decorator: decorator(done), reversed(options), function)
 
 
 def as_typed(flag: str, value: Any) -> str:
@@ -161,7 +161,7 @@ def as_typed(flag: str, value: Any) -> str:
         return off_flag if value is False else ""
     if value is True:
         return flag
-    words = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    words = [str(item) for item in value] if isinstance(value, list) else [str(value)]
     if not flag.startswith("-"):
         return shlex.join(words)
     text = ",".join(words)
@@ -189,7 +189,7 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
 
     Args:
         flag: the option's flag.
-        presets: for each choice, defaults by the names of the command's options, or a function that returns them for
+        presets: per choice, defaults by the names of the command's options, or a function that returns them for
             the value of ``--task``.
         kwargs: arguments of :func:`option`.
 

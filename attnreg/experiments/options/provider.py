@@ -86,7 +86,7 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
         if name in known:
             raise InputError(f"Two classes are named {name}, in {file} and in {known[name][0]}: rename one of them.")
         module = load_file(Path(file), Path(file).stem, "provider")
-        classes = inspect.getmembers(module, lambda each: inspect.isclass(each) and issubclass(each, Regularizer))
+        classes = inspect.getmembers(module, lambda member: inspect.isclass(member) and issubclass(member, Regularizer))
         own = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
         if name not in own:
             raise InputError(

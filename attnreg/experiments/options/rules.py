@@ -69,8 +69,8 @@ def check_pairs(values: Mapping[str, Any], pairs: Sequence[tuple[str, str, str]]
 def check_needs(values: Mapping[str, Any], needs: Sequence[tuple[str, Sequence[str]]], flag: Flag) -> None:
     """Refuse an option without one that it needs."""
     for name, needed in needs:
-        if is_set(name, values) and not any(is_set(each, values) for each in needed):
-            raise UsageError(f"{typed(name, flag)} needs {' or '.join(typed(each, flag) for each in needed)}.")
+        if is_set(name, values) and not any(is_set(other, values) for other in needed):
+            raise UsageError(f"{typed(name, flag)} needs {' or '.join(typed(other, flag) for other in needed)}.")
 
 
 def check_kind(values: Mapping[str, Any], task: Task, flag: Flag) -> None:

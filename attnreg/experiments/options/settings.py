@@ -253,7 +253,7 @@ class Settings:
 
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""
-        kept = [each for each in OPTIONS if each.name not in NOT_COMPARED and each.name != "task"]
+        kept = [attribute for attribute in OPTIONS if attribute.name not in NOT_COMPARED and attribute.name != "task"]
         changed = [row.name for row in kept if getattr(self, row.name) != row.default]
         values = {"task": self.task, **{name: getattr(self, name) for name in changed}, **self.own}
         file = self.recipe_file
@@ -271,20 +271,22 @@ def _help_texts() -> dict[str, str]:
     (source,) = ast.parse(inspect.getsource(Settings)).body
     assert isinstance(source, ast.ClassDef)
     return {
-        ast.unparse(each.target): " ".join(ast.literal_eval(text.value).split())
-        for each, text in pairwise(source.body)
-        if isinstance(each, ast.AnnAssign) and isinstance(text, ast.Expr)
+        ast.unparse(attribute.target): " ".join(ast.literal_eval(text.value).split())
+        for attribute, text in pairwise(source.body)
+        if isinstance(attribute, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
 
 _HELP = _help_texts()
 OPTIONS = [attribute for attribute in dataclasses.fields(Settings) if attribute.name in _HELP]
-SHARED = {each.name for each in OPTIONS} - _OF_ONE_RUN
+SHARED = {attribute.name for attribute in OPTIONS} - _OF_ONE_RUN
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Return a saved configuration with the defaults of shared options that are newer than it."""
-    kept = (each for each in OPTIONS if each.default is not MISSING and each.name not in NOT_COMPARED)
+    kept = (
+        attribute for attribute in OPTIONS if attribute.default is not MISSING and attribute.name not in NOT_COMPARED
+    )
     return {**json.loads(json.dumps({row.name: row.default for row in kept})), **config}
 
 
@@ -312,7 +314,7 @@ def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> l
     compare``) and ``"run"`` (only of a single run).
     """
     made, group, hints = [], "", get_type_hints(Settings, include_extras=True)
-    for name, default in ((each.name, each.default) for each in OPTIONS):
+    for name, default in ((attribute.name, attribute.default) for attribute in OPTIONS):
         group = _GROUPS.get(name, group)
         if ("task" if name in TASK_OPTIONS else "run" if name in _OF_ONE_RUN else "all") not in scopes:
             continue

@@ -99,7 +99,7 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
             case Picture():
                 parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
             case Contents():
-                _, *chapters = (each for each in blocks if isinstance(each, Heading))
+                _, *chapters = (part for part in blocks if isinstance(part, Heading))
                 parts.append("\n".join(f"- [{chapter}](#{_anchor(chapter)})" for chapter in chapters))
     return "\n\n".join(parts) + "\n"
 

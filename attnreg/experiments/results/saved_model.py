@@ -134,7 +134,9 @@ class SavedModel:
         named = [task.labels[number] for number in predictions] if cls.has_classes else predictions
         given = rows.remove_columns(task.label).to_list()
         given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
-        write_text(file, _table([{**row, "prediction": each} for row, each in zip(given, named, strict=True)], file))
+        write_text(
+            file, _table([{**row, "prediction": answer} for row, answer in zip(given, named, strict=True)], file)
+        )
         return len(rows)
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
@@ -161,12 +163,12 @@ def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
     to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
     if file.suffix == ".jsonl":
         return "".join(to_json(row) + "\n" for row in rows)
-    ends_lines = any(isinstance(each, str) and "\r" in each for row in rows for each in row.values())
+    ends_lines = any(isinstance(value, str) and "\r" in value for row in rows for value in row.values())
     quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which leaves a lone carriage return bare
     writer = csv.writer(text := io.StringIO(), lineterminator="\n", quoting=quoting)
     writer.writerow(rows[0])
     for row in rows:
-        writer.writerow([to_json(each) if isinstance(each, (list, dict)) else each for each in row.values()])
+        writer.writerow([to_json(value) if isinstance(value, (list, dict)) else value for value in row.values()])
     return text.getvalue()
 
 

@@ -202,7 +202,7 @@ class _Loop:
             write_state(self.run.folder.checkpoints, self.history.step, state)
 
     def _state(self) -> dict[str, Any]:
-        """Return the state of the run; for each process, its rows, telemetry and random state."""
+        """Return the state of the run; per process, its rows, telemetry and random state."""
         scaler = self.run.accelerator.scaler
         return {
             "method": self.method.state_dict(),

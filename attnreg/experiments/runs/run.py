@@ -128,8 +128,8 @@ class Run(Setup):
             blocks += [*map(Paragraph, said), *pictures]
             self.folder.write_text("report.md", markdown(blocks, self.folder.path))
         if not self.settings.keep_checkpoints:
-            for each in (self, *(() if plain is None else plain[:1])):
-                each.folder.remove_checkpoints()
+            for run in (self, *(() if plain is None else plain[:1])):
+                run.folder.remove_checkpoints()
 
     def pictures(self) -> list[Picture]:
         """Draw what there is to see of the run, unless --no-plots turns it off."""

@@ -115,7 +115,7 @@ def _tensors(values: Mapping[str, Tensor | float]) -> Values:
 
 
 class PassCounter:
-    """Count each row once for each forward pass that returns logits, and once for each backward pass through them.
+    """Count each row once per forward pass that returns logits, and once for each backward pass through them.
 
     A backward pass through the loss, or without weight gradients, counts the same.
     """

@@ -73,7 +73,7 @@ def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iter
     """
     names, counts = kind.task.labels, Counter(kind.gold(train))
     few = max(min(2, len(train) / (10 * len(names))), max(counts.values()) >= _SEVERAL)
-    if rare := [each for each in counts.keys() - {*kind.gold(dev)} if counts[each] <= few]:
+    if rare := [number for number in counts.keys() - {*kind.gold(dev)} if counts[number] <= few]:
         number = min(rare)
         others = [name for name in names if name != names[number]]
         count = f"{counts[number]} of {len(train)} training rows and none in {scored_on}"

@@ -89,12 +89,12 @@ def mislabel(rows: Dataset, share: float, classes: int, seed: int) -> tuple[Data
     return rows, truth
 
 
-def _shots(labels: Sequence[Hashable], each: int) -> list[int]:
+def _shots(labels: Sequence[Hashable], shots: int) -> list[int]:
     of_class = _of_class(labels)
     for label, rows in of_class.items():
-        if len(rows) < each:
-            raise InputError(f"Expected --shots of at most {len(rows)}, rows of class {label} in train, got {each}.")
-    return sorted(row for rows in of_class.values() for row in rows[:each])
+        if len(rows) < shots:
+            raise InputError(f"Expected --shots of at most {len(rows)}, rows of class {label} in train, got {shots}.")
+    return sorted(row for rows in of_class.values() for row in rows[:shots])
 
 
 def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:

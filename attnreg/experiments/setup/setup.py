@@ -80,14 +80,16 @@ class Setup:
             wanted = settings.mixed_precision or "float32"
             raise InputError(f"Precision {wanted} is not available here: {error}") from error
         processes, accumulation = self.accelerator.num_processes, settings.gradient_accumulation
-        each, left = divmod(settings.batch_size, processes)
+        share, left = divmod(settings.batch_size, processes)
         if left:
             raise InputError(
                 f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
                 f"{processes}, got {settings.batch_size}."
             )
-        if accumulation > each:
-            raise InputError(f"Expected --gradient-accumulation of at most {each}, a batch's rows, got {accumulation}.")
+        if accumulation > share:
+            raise InputError(
+                f"Expected --gradient-accumulation of at most {share}, a batch's rows, got {accumulation}."
+            )
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.accelerator.is_fsdp2:
             raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
         self.folder.writer = self.accelerator.is_main_process

@@ -57,7 +57,7 @@ def has_labels(rows: Dataset, label: str) -> bool:
     if not len(rows):
         return True  # an empty split must reach the check that rejects it
     there = top_column(label, rows.column_names) in rows.column_names
-    return there and any(str(plain_label(each)) not in ("-1", "None", "") for each in column_of(rows, label))
+    return there and any(str(plain_label(value)) not in ("-1", "None", "") for value in column_of(rows, label))
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
@@ -178,4 +178,4 @@ def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
 
 def of_each(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the change of a label, or of each label in a list."""
-    return [change(each) for each in value] if isinstance(value, list) else change(value)
+    return [change(item) for item in value] if isinstance(value, list) else change(value)

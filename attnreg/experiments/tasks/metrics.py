@@ -21,7 +21,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 BINS = 15  # of confidence, for the calibration error
 
-_LABELS, _NUMBERS, _TEXTS = (datasets.Value(each) for each in ("int64", "float64", "string"))
+_LABELS, _NUMBERS, _TEXTS = (datasets.Value(dtype) for dtype in ("int64", "float64", "string"))
 _TAGS = datasets.Sequence(_TEXTS)
 
 
@@ -84,7 +84,7 @@ def word_f1(prediction: str, reference: str) -> float:
 
 
 #: The classes of metrics by name, each a local ``evaluate.Metric`` that needs no network.
-METRICS = {each.__name__: each for each in (
+METRICS = {metric.__name__: metric for metric in (
     _metric("matthews_correlation", "Matthews correlation coefficient, the metric of CoLA.",
             lambda ours, theirs: sk.matthews_corrcoef(theirs, ours)),
     _metric("accuracy", "Fraction of correct predictions.", lambda ours, theirs: sk.accuracy_score(theirs, ours)),

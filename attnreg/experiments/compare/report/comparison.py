@@ -96,7 +96,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
 def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, folder: Path) -> Iterator[Block]:
     yield Heading(f"Differences to {baseline.name}")
     yield figures.forest(
-        {each.mine.name: each for each in compared},
+        {contrast.mine.name: contrast for contrast in compared},
         folder / "differences.png",
         f"Mean difference to {baseline.name}, paired by seed, with its 95 % interval over seeds (Student's t). Filled: "
         "the interval does not include 0.",

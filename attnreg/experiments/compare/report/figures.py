@@ -123,7 +123,7 @@ def _returned(run: PlannedRun) -> list[dict[str, Any]]:
 
 
 def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Picture]:
-    """Plot, for each method of which two options were searched, the mean score of each pair of values as a heat map."""
+    """Plot the mean score of pairs of values as a heat map, for methods of which two options were searched."""
     chosen = {method: comparison.chosen(method) for method in comparison.methods if len(method.searched) == 2}
     for method, best in chosen.items():
         if best is None:

@@ -73,7 +73,7 @@ def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
     """Return the groups with their scores on further data, and without the runs that have none."""
     made: dict[str, dict[str, Group]] = {}
     for task, methods in groups.items():
-        scoring = next(each for each in study.score_on[task] if each.name == name)
+        scoring = next(scoring for scoring in study.score_on[task] if scoring.name == name)
         for method, group in methods.items():
             if scores := _measured(group, scoring, group.metric):
                 made.setdefault(task, {})[method] = replace(group.on(scores), further=scores)
@@ -106,18 +106,20 @@ def _mean(values: Sequence[float]) -> str:
 
 def _verdict(declared: Declared) -> Iterator[str]:
     """Say in one sentence which of the declared differences hold."""
-    hold = {label: each for label, each in declared.items() if each.holds}
-    if declared and max(len(each.gaps) for each in declared.values()) < 2:
+    hold = {label: contrast for label, contrast in declared.items() if contrast.holds}
+    if declared and max(len(contrast.gaps) for contrast in declared.values()) < 2:
         yield ONE_SEED
     elif hold:
-        names = [f"{' - '.join(pair)} on {task} ({each.difference.mean:+.4f})" for (pair, task), each in hold.items()]
+        names = [
+            f"{' - '.join(pair)} on {task} ({contrast.difference.mean:+.4f})" for (pair, task), contrast in hold.items()
+        ]
         yield f"Of {len(declared)} differences, {len(hold)} hold after correction: {'; '.join(names)}."
-    elif tested := [each for each in declared.values() if not (each.is_alike or each.mine.never_acted)]:
+    elif tested := [contrast for contrast in declared.values() if not (contrast.is_alike or contrast.mine.never_acted)]:
         none = f"Not significant: none of {len(tested)} differences holds after one correction over all of them"
         yield f"{none} {seeds_detect(tested, corrected=len(tested) == 1)}"
-    for (pair, task), each in declared.items():
-        if each.is_alike:
-            yield f"{' - '.join(pair)} on {task} is {each.difference.mean:+.4f} with every seed, without a test."
+    for (pair, task), contrast in declared.items():
+        if contrast.is_alike:
+            yield f"{' - '.join(pair)} on {task} is {contrast.difference.mean:+.4f} with every seed, without a test."
 
 
 def _differences(declared: Declared) -> Table:
@@ -198,7 +200,7 @@ def _published(study: Study, groups: Groups) -> Table:
 
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
     for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
-        of_pair = {task: each for (both, task), each in declared.items() if both == pair}
+        of_pair = {task: contrast for (both, task), contrast in declared.items() if both == pair}
         path = study.folder / "plots" / f"difference-{number}.png"
         yield figures.forest(of_pair, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 

@@ -27,8 +27,8 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
         mean, _ = score_cells(values)
         deviation = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "1 seed"  # `stdev` takes no nan
         of_seed = {run.seed: f"{value:.3f}" for run, value in zip(runs, values, strict=True)}
-        each = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
-        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": each})
+        shown = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
+        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": shown})
     return Table.of(rows, texts=(0, 3))
 
 

@@ -161,7 +161,7 @@ def read_space(text: str | None) -> Space:
     for name, arguments in given.items():
         of_provider = mapping(arguments, f"{name} in the search space")
         whole = {**of_provider, "layers": of_provider.get("layers", content.get("layers", list(LAYERS)))}
-        providers[name] = {key: read_values(each, f"{name} {key}") for key, each in whole.items()}
+        providers[name] = {key: read_values(value, f"{name} {key}") for key, value in whole.items()}
     most = content.get("most", max(1, len(providers)))
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
@@ -185,8 +185,8 @@ def read_values(value: Any, name: str) -> Values:
         if numbers and low < high and (low > 0 or not log):
             return Range(low, high, log)
     else:
-        values = [_number(each) for each in (value if isinstance(value, list) else [value])]
-        if values and not any(isinstance(each, dict) for each in values):
+        values = [_number(item) for item in (value if isinstance(value, list) else [value])]
+        if values and not any(isinstance(item, dict) for item in values):
             return Choice(values)
     forms = "a range from low to high, such as 0.1..0.5 or 1e-5..1e-3 log (above 0), a list of values, or a value"
     raise InputError(f"Expected {name} in the search space as {forms}, got {value!r}.")

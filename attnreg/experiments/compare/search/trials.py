@@ -121,7 +121,7 @@ class Trials:
 class Search:
     """A search for the best options and the best composition of providers.
 
-    ``runs`` is the budget, of which each trial takes one for each seed.
+    ``runs`` is the budget, of which each trial takes one per seed.
     """
 
     space: Space

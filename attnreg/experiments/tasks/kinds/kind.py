@@ -34,7 +34,7 @@ class Kind(ABC):
         task: the task, with its class names filled in.
         tokenizer: the tokenizer of the model, or its image processor.
         max_length: maximum input length in tokens; longer inputs are truncated.
-        reading: for a model that was trained on other classes: the task's class number for each class of the model.
+        reading: for a model that was trained on other classes: the task's class number of every class of the model.
     """
 
     task: Task
@@ -92,12 +92,12 @@ class Kind(ABC):
         known = next((names for rows in splits.values() if (names := class_names(rows, label))), [])
         bare = [splits["train"]] if known and "train" in splits and class_names(splits["train"], label) is None else []
         number = Classes(known, numbered=False).number
-        if strange := [each for rows in bare for each in names_of(self.labels_in(rows)) if number(each) is None]:
+        if strange := [label for rows in bare for label in names_of(self.labels_in(rows)) if number(label) is None]:
             raise InputError(
                 f"Label {strange[0]!r} in column {label} of split train of {where} is none of the classes that another "
                 f"split declares, {listed(known, 20)}: give train their names."
             )
-        labels = known or names_of(each for rows in splits.values() for each in self.labels_in(rows))
+        labels = known or names_of(label for rows in splits.values() for label in self.labels_in(rows))
         if len(labels) < 2:
             got = ", ".join(labels) or "none: numbers are of --kind regression, and lists of labels of --kind tokens"
             raise InputError(f"Column {label} of {where} needs at least two classes, got {got}.")
@@ -160,7 +160,7 @@ class Kind(ABC):
         return {**encoded, "labels": gold, REFERENCE: gold}
 
     def to_score(self, encoded: Dataset) -> Dataset:
-        """Return encoded rows to score a network on; what training draws for each batch is drawn once for each row."""
+        """Return encoded rows to score a network on; what training draws for each batch is drawn once per row."""
         return encoded
 
     def divided(self, encoded: Dataset, at: int) -> int:
@@ -226,7 +226,7 @@ class Kind(ABC):
 def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
     """Warn of classes that no training row has, and of those whose names differ only in case or spaces."""
     there, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
-    if alike := [repr(name) for name, each in zip(names, spelled, strict=True) if spelled.count(each) > 1]:
+    if alike := [repr(name) for name, spelling in zip(names, spelled, strict=True) if spelled.count(spelling) > 1]:
         yield f"classes {listed(alike, _SHOWN)} differ only in case or spaces: spell a class alike in all rows."
     if len(there) == 1:
         yield f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."
@@ -250,7 +250,7 @@ def labelled(encoded: Dataset) -> list[bool]:
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:
-    """Return the task's class number for each class of a model, by name or by ``merges`` of the task, or raise."""
+    """Return the task's class numbers of a model's classes, by name or by ``merges`` of the task, or raise."""
     names = [task.merges.get(name, name) for name in classes]
     if strange := [name for name in names if name not in task.labels]:
         known = dict.fromkeys((*task.labels, *task.merges))

@@ -87,7 +87,7 @@ class CausalLM(Kind):
         # Two passes of the same shape: for tokens that do not see the last one, they differ by rounding at most.
         ids = [torch.tensor([[0, 1, last]]) for last in (2, 3)]
         with torch.no_grad():  # and in eval mode, as transformers loads models
-            ours, others = (model(input_ids=each, attention_mask=torch.ones_like(each)).logits for each in ids)
+            ours, others = (model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits for tokens in ids)
         rounding = 8 * torch.finfo(ours.dtype).eps * ours.abs().max()
         if (ours - others)[:, :2].abs().max() > rounding:
             raise InputError(
@@ -210,7 +210,7 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
     """Group rows so that the longest prompt and the longest completion of a group fit the limit together."""
     group: list[int] = []
     for row in sorted((row for row, count in enumerate(counts) if count), key=lambda row: prompts[row]):
-        if group and prompts[row] + max(counts[each] for each in [*group, row]) > limit:
+        if group and prompts[row] + max(counts[member] for member in [*group, row]) > limit:
             yield group
             group = []
         group.append(row)

@@ -115,8 +115,8 @@ def _listed(value: Any) -> Choices | None:
     match value:
         case {"text": list(texts)}:
             marks = value.get("label")
-        case [{"text": _}, *_] if all(isinstance(each, dict) and "text" in each for each in value):
-            texts, marks = [each["text"] for each in value], [each.get("label") for each in value]
+        case [{"text": _}, *_] if all(isinstance(choice, dict) and "text" in choice for choice in value):
+            texts, marks = [choice["text"] for choice in value], [choice.get("label") for choice in value]
         case [_, *_]:
             texts, marks = value, None
         case _:
@@ -177,5 +177,5 @@ def _position(answer: Any, among: Sequence[str]) -> int | None:
     """Return where an answer first occurs; a missing one is nowhere, also if a choice is empty or named ``None``."""
     if answer in (None, ""):
         return None
-    plain, forms = str(plain_label(answer)), [str(plain_label(each)) for each in among]
+    plain, forms = str(plain_label(answer)), [str(plain_label(form)) for form in among]
     return [*among].index(answer) if answer in among else forms.index(plain) if plain in forms else None

@@ -133,7 +133,7 @@ class QuestionAnswering(Kind):
 
     @override
     def divided(self, encoded: Dataset, at: int) -> int:
-        rows = [each["row"] for each in encoded[REFERENCE][:]]
+        rows = [reference["row"] for reference in encoded[REFERENCE][:]]
         while 0 < at < len(rows) and rows[at - 1] == rows[at]:
             at -= 1
         return at

@@ -184,4 +184,4 @@ def _stem(file: Path) -> str:
 def _has_data(entry: Path) -> bool:
     if not entry.is_dir():
         return suffix_of(entry) is not None
-    return is_saved(entry) or any(suffix_of(each) and each.is_file() for each in _entries(entry))
+    return is_saved(entry) or any(suffix_of(file) and file.is_file() for file in _entries(entry))

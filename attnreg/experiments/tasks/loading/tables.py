@@ -33,7 +33,7 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
 
 
 def read_images(folder: Path) -> dict[str, datasets.Dataset]:
-    """Read a folder of images as the hub's ``imagefolder``: a folder for each split, with one for each class.
+    """Read a folder of images as the hub's ``imagefolder``: a folder per split, with one per class.
 
     Without splits, the name is :data:`attnreg.experiments.tasks.loading.folder.WHOLE`.
     """

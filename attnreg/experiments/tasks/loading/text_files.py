@@ -131,7 +131,7 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
             how = "put a text with a comma in double quotes" if form == "csv" else "replace a tab in a text by a space"
             how = how if any(row[len(names) :]) else f"remove the {_SEPARATORS[separator][:-1]} at its end, or {how}"
             raise InputError(f"Line {line} of {file} has {len(row)} fields instead of {len(names)}: {how}.")
-    columns = [each for each in zip_longest(names, *(row for _, row in rows), fillvalue="") if any(each)]
+    columns = [column for column in zip_longest(names, *(row for _, row in rows), fillvalue="") if any(column)]
     if twice := [name for name, number in Counter(name for name, *_ in columns).items() if number > 1]:
         how = f"named {twice[0]}" if twice[0] else "without a name"
         raise InputError(f"{file} has two columns {how}: rename one of them.")
@@ -186,7 +186,7 @@ _EXPECTED = '{} must be an array of objects, one for each row, or have it as in 
 def _rows_in_field(whole: dict[str, Any], file: Path) -> list[Any] | None:
     """Return the rows of an object that has them in a field; ``None`` if the object is a row itself."""
     lists = {name: value for name, value in whole.items() if isinstance(value, list) and value}
-    fields = [name for name, value in lists.items() if all(isinstance(each, dict) for each in value)]
+    fields = [name for name, value in lists.items() if all(isinstance(item, dict) for item in value)]
     if len(fields) > 1:
         raise InputError(f"{file} has rows in {' and '.join(fields)}: write each of them as a file.")
     if not fields and all(isinstance(value, (list, dict)) for value in whole.values()):

@@ -104,7 +104,7 @@ def put_into_head(head: nn.Linear, weight: Any, bias: Any, classes: Any = None) 
 
 @torch.no_grad()
 def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
-    """Return the head, what it reads for each row in eval mode, and the labels."""
+    """Return the head, what it reads per row in eval mode, and the labels."""
     no_head = InputError(
         f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
         "reads (`--pooling mean`), or fine-tune the whole model."
@@ -112,9 +112,11 @@ def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Li
     called: list[tuple[nn.Linear, Tensor, Tensor]] = []
     features, labels = [], []
     with evaluated(model), ExitStack() as hooks:
-        for each in model.modules():
-            if isinstance(each, nn.Linear):
-                hook = each.register_forward_hook(lambda module, args, output: called.append((module, args[0], output)))
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear):
+                hook = layer.register_forward_hook(
+                    lambda module, args, output: called.append((module, args[0], output))
+                )
                 hooks.enter_context(hook)
         for batch in batches:
             called.clear()
@@ -122,7 +124,7 @@ def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Li
             if logits is None or not called:
                 raise no_head
             head, *both = called[-1]
-            # A decoder has logits for each token; pooled states, and so their logits, are alike in all positions.
+            # A decoder has logits per token; pooled states, and so their logits, are alike in all positions.
             states, of_head = (side[:, 0] if side.dim() == 3 else side for side in both)
             if of_head.shape != logits.shape or not torch.allclose(of_head.to(logits), logits, atol=1e-7):
                 raise no_head

@@ -91,7 +91,7 @@ def load_pretrained(
             raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
         model = with_adapter(adapted.model, name)
         # The adapter also has the modules that were new in training, such as the head.
-        new = frozenset(each for each in adapted.new or () if each.rpartition(".")[0] not in saved_modules(model))
+        new = frozenset(weight for weight in adapted.new or () if weight.rpartition(".")[0] not in saved_modules(model))
         return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
     place = located(Path(name), "--model")
     try:
@@ -133,7 +133,7 @@ def load_pretrained(
         usual = usual_pooling(config, name)
         pool(model, pooling or usual, usual)
     said = weight_warnings(model, info, name, kind.head_is_new)
-    new = frozenset(info["missing_keys"]) | {each[0] for each in info["mismatched_keys"]}
+    new = frozenset(info["missing_keys"]) | {mismatch[0] for mismatch in info["mismatched_keys"]}
     if kind.has_classes and not new and [*map(str.casefold, names)] != [*map(str.casefold, task.labels)]:
         theirs, ours = listed(names, _SHOWN), listed(task.labels, _SHOWN)
         said.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
@@ -190,7 +190,7 @@ def _has_vocabulary(tokenizer: Any) -> bool:
 
 
 def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
-    """Return one sentence for each kind of weights that were probably meant to be read, or raise if none was.
+    """Return one sentence per kind of weights that were probably meant to be read, or raise if none was.
 
     A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
     ``info`` is the loading information of transformers.
@@ -198,7 +198,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     prefix = str(getattr(model, "base_model_prefix", ""))
     # How the names of pretrained weights begin; T5 with a language-model head has no module around them.
     inside = (f"{prefix}.",) if hasattr(model, prefix) else ("shared.", "encoder.", "decoder.")
-    other_sizes = [each[0] for each in info["mismatched_keys"]]
+    other_sizes = [mismatch[0] for mismatch in info["mismatched_keys"]]
     new = {*info["missing_keys"], *other_sizes}
     own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
     if own and own <= new:
