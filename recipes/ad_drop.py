@@ -7,7 +7,7 @@ from attnreg.errors import UsageError
 from attnreg.experiments import Numbers, option, preset, recipe
 
 # What the scripts of the official code set per task. Those of GLUE stop by the dev score and report the best one;
-# those of other tasks use the Trainer of transformers, with its own schedule and clipping.
+# those of other tasks use the Trainer of transformers, with another schedule and clipping.
 _GLUE = {"epochs": 50, "batch_size": 16, "learning_rate": 1e-5, "schedule": "constant", "max_grad_norm": 0.0,
          "patience": 5, "stop_on": "dev"}  # fmt: skip
 _LARGE = {**_GLUE, "epochs": 10, "patience": 3}

@@ -13,7 +13,7 @@ from attnreg.experiments import option, recipe
 from attnreg.outputs import loss_of
 from attnreg.training import FineTuning, StepResult
 
-USUAL = {"epochs": 1, "schedule": "linear", "layerwise_decay": 1.0}  # setfit's own
+USUAL = {"epochs": 1, "schedule": "linear", "layerwise_decay": 1.0}  # setfit's
 
 
 class SetFit(FineTuning):

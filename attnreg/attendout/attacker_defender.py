@@ -63,7 +63,7 @@ class Rounds:
 
 
 class AttackerDefender(TrainingMethod):
-    r"""AttendOut's game (Algorithm 1), by default in this project's variant; ``paper`` makes the paper's own.
+    r"""AttendOut's game (Algorithm 1), by default in this project's variant; ``paper`` makes the paper's.
 
     The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
     only to the Attacker. After each round of T steps, both networks are scored on reward data, and the Generator learns

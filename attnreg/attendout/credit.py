@@ -229,8 +229,8 @@ class Teacher:
                 log_prob = self._generator.log_prob(batch, unpack(masks))
             log_prob = log_prob.view(rows_of(batch), -1).mean(1)  # the choices of a row share its reward
             rows = torch.arange(begin, begin + len(log_prob)) % len(advantages)
-            own = advantages[step] if self.credit.per == "step" else advantages[rows]
-            self._accumulate(log_prob, own.to(log_prob.device))
+            advantage = advantages[step] if self.credit.per == "step" else advantages[rows]
+            self._accumulate(log_prob, advantage.to(log_prob.device))
             begin += len(log_prob)
 
     def state_dict(self) -> dict[str, Any]:

@@ -235,9 +235,9 @@ class GNetProvider(MaskProvider):
         decisions = self._decisions(inputs)
         logits, valid = decisions.logits, decisions.valid
         bias = self.network.bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
-        for layer, own in enumerate(bias) if valid.any() else ():
-            of_layer = logits[:, layer] - own.mean()
-            own.fill_(shift_to(self.initial_keep, of_layer[valid[:, 0].expand(of_layer.shape)]))
+        for layer, shifts in enumerate(bias) if valid.any() else ():
+            of_layer = logits[:, layer] - shifts.mean()
+            shifts.fill_(shift_to(self.initial_keep, of_layer[valid[:, 0].expand(of_layer.shape)]))
         self.calibrated = True
 
     def _calibrated_decisions(self, inputs: Mapping[str, Any]) -> Decisions:

@@ -94,5 +94,5 @@ def _is_position(name: str) -> bool:
 
 def _is_beside(name: str, around: str) -> bool:
     """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
-    own = name.rpartition(".")[0]
-    return not around or f"{name}.".startswith(f"{around}.") or not own or f"{around}.".startswith(f"{own}.")
+    parent = name.rpartition(".")[0]
+    return not around or f"{name}.".startswith(f"{around}.") or not parent or f"{around}.".startswith(f"{parent}.")

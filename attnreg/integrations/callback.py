@@ -32,7 +32,7 @@ class AttnRegCallback(TrainerCallback):
             created; or the handle that :func:`attnreg.attach` returned, to choose layers and stacks.
         one_mask: give each sample one mask in all passes whose log-probabilities a loss of TRL compares: with
             ``GRPOTrainer`` and ``RLOOTrainer`` the old policy and the policy, with ``DPOTrainer`` the chosen and the
-            rejected answer. The model's own dropout is part of it; generation and reference passes are in eval mode.
+            rejected answer. The model's dropout is part of it; generation and reference passes are in eval mode.
             It needs :meth:`add_to`.
 
     Example:

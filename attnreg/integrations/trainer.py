@@ -56,7 +56,7 @@ class RegularizedTrainer(Trainer):
             default the loss of one pass.
         kwargs: keyword arguments of :class:`transformers.Trainer`. With ``model_init``, every new model gets a fresh
             copy of the provider. If you pass ``optimizers``, the optimizer must contain the provider's learned
-            parameters, as the Trainer's own does.
+            parameters, as the Trainer's does.
 
     Raises:
         InputError: if ``model_init`` is given with a handle, the optimizer lacks the provider's learned parameters,
@@ -244,7 +244,7 @@ class RegularizedTrainer(Trainer):
             hook.remove()
         loss = result[0] if isinstance(result, tuple) else result
         losses = [output.get("loss") for output in outputs if isinstance(output, Mapping)]
-        if not any(own is not None and torch.equal(own, loss) for own in losses):
+        if not any(model_loss is not None and torch.equal(model_loss, loss) for model_loss in losses):
             check_own_loss(provider, f"{type(self).__name__}.compute_loss")
         self._knows_loss = True
         return result
@@ -258,7 +258,7 @@ class RegularizedTrainer(Trainer):
         return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
 
     def _optimizer(self, create: Method, *args: Any, **kwargs: Any) -> Optimizer | None:
-        """Create the optimizer, with the provider's learned parameters in their own group, without weight decay."""
+        """Create the optimizer, with the provider's learned parameters in a group, without weight decay."""
         assert self.model is not None
         self._surround()  # what was set on the trainer since it was created
         if (callback := self._callback) is not None:

@@ -82,9 +82,9 @@ class CrossEntropy:
         return total / (predicted != IGNORED).sum()
 
     def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        own = aligned_labels(self.model, labels, logits).flatten()
+        classes = aligned_labels(self.model, labels, logits).flatten()
         weights = None if self.weights is None else logits.new_tensor(self.weights)
-        return F.cross_entropy(logits.flatten(0, -2), own, weights, reduction="sum", label_smoothing=self.smoothing)
+        return F.cross_entropy(logits.flatten(0, -2), classes, weights, reduction="sum", label_smoothing=self.smoothing)
 
 
 def _prompts(labels: Tensor, batch: Batch) -> Tensor:

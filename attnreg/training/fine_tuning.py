@@ -166,7 +166,7 @@ class FineTuning(TrainingMethod):
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch or of a micro-batch, 0-d: what training minimizes.
 
-        Override it to add what depends on the method's own state; for what only depends on the model and the batch,
+        Override it to add what depends on the method's state; for what only depends on the model and the batch,
         write an :class:`Objective`.
         """
         if self.objective is None:

@@ -1,4 +1,4 @@
-"""Linear layers that compute with other weights than their own in training mode."""
+"""Linear layers that compute with other weights than theirs in training mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def use_weights(layer: nn.Linear, weight_of: Callable[[nn.Linear], Tensor]) -> N
 
 
 def use_own_weights(layers: Iterable[nn.Linear]) -> None:
-    """Let layers compute with their own weights again, unless something else has replaced their forward since."""
+    """Let layers compute with their weights again, unless something else has replaced their forward since."""
     for layer in layers:
         forward = vars(layer).get("forward")
         if isinstance(forward, functools.partial) and forward.func is _forward:

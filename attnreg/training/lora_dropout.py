@@ -67,7 +67,7 @@ class LoRADropout:
             use_weights(b, functools.partial(_dropped, rows=of_features[name], columns=0.0))
 
     def detach(self) -> None:
-        """Restore the adapters' own forward passes. Calling it twice is fine."""
+        """Restore the adapters' forward passes. Calling it twice is fine."""
         use_own_weights(layer for pair in self.adapters.values() for layer in pair)
 
 

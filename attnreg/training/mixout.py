@@ -33,7 +33,7 @@ class Mixout(FineTuning):
     U are the weights at the time the method is made. M is drawn per layer and each forward pass in training mode.
 
     It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
-    head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's own dropout stays on,
+    head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's dropout stays on,
     whereas the paper replaces it.
 
     Args:
@@ -85,7 +85,7 @@ class Mixout(FineTuning):
             self._held.clear()
 
     def detach(self) -> None:
-        """Restore the model's own forward passes. Calling it twice is fine."""
+        """Restore the model's forward passes. Calling it twice is fine."""
         use_own_weights(self._layers.values())
         self._layers = {}
 

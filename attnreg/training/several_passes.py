@@ -34,7 +34,7 @@ class RDropLoss(Objective):
         \tfrac12 \big( \mathrm{KL}(P_1 \| P_2) + \mathrm{KL}(P_2 \| P_1) \big) \Big)
 
     This is half of the paper's loss, so that learning rate and gradient clipping keep their meaning without R-Drop. The
-    two passes differ in the model's own dropout and in the provider's masks.
+    two passes differ in the model's dropout and in the provider's masks.
 
     Args:
         alpha: weight of the difference between the two predictions (alpha in the paper).
@@ -145,7 +145,7 @@ class R3FLoss(EmbeddingObjective):
 
     z is added to the token embeddings of all real positions. For a model with one output (regression), the mean squared
     difference of the two scores replaces the two KL terms. The loss and the penalty of a provider are those of the pass
-    without noise. Each pass draws its own dropout and masks, as in the authors' code: with the paper's
+    without noise. Each pass draws new dropout and masks, as in the authors' code: with the paper's
     :math:`\epsilon = 10^{-5}`, the two predictions differ mostly by dropout, as in :class:`RDropLoss`.
 
     Args:

@@ -138,6 +138,6 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *,
         # The last block has the full rate; the last level is all above it.
         rate = learning_rate * layerwise_decay ** max(0, len(levels) - 2 - level)
         for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
-            own = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
-            groups += [{"params": own, "weight_decay": decay, "lr": rate}] if own or alike else []
+            chosen = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
+            groups += [{"params": chosen, "weight_decay": decay, "lr": rate}] if chosen or alike else []
     return AdamW(groups, lr=learning_rate, fused=True)  # fused: one pass over memory instead of about twelve

@@ -21,7 +21,7 @@ _OPTIONS = (
            help=f"One of {', '.join(TASKS)} (default: the run's)."),
     *shared_options("task"),
     option("--data-dir", group=DATA,
-           help="Folder with validation or test, or one file (default: the run's own)."),
+           help="Folder with validation or test, or one file (default: the run's)."),
     option("--split", group=DATA, type=click.Choice(["validation", "test"]),
            help="Split to score (default: validation)."),
     option("--predict", group=DATA, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",

@@ -105,9 +105,9 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     from attnreg.experiments.compare.study import Study, read_study, typed_study
 
     typed = given(click.get_current_context().params)
-    own = {name: options.pop(name) for name in _OWN}
-    file, folder = own["study"], own["output_dir"]
-    rules.check_pairs(own, rules.COMPARE, flag_of)
+    chosen = {name: options.pop(name) for name in _OWN}
+    file, folder = chosen["study"], chosen["output_dir"]
+    rules.check_pairs(chosen, rules.COMPARE, flag_of)
     changed = {name: value for name, value in typed.items() if name not in ("study", *_OF_MAKING)}
     of_runs = {**given(options), "task": options["task"]}
 
@@ -115,7 +115,7 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
         if file is not None:
             return read_study(find_study(file), place, changed)
         place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-        return typed_study(methods, own["baseline"], of_runs, place, {name: own[name] for name in _DESIGN})
+        return typed_study(methods, chosen["baseline"], of_runs, place, {name: chosen[name] for name in _DESIGN})
 
     first = study_in(folder)
     first.check_methods()
@@ -126,10 +126,10 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     study.check_folder()
     from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
 
-    if own["dry_run"]:
+    if chosen["dry_run"]:
         describe(study)
     else:
-        make(study, own["launcher"], own["jobs"], own["threads"], of_file=file is not None)
+        make(study, chosen["launcher"], chosen["jobs"], chosen["threads"], of_file=file is not None)
 
 
 SEARCH = "Search"
@@ -164,10 +164,10 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.compare.method import Method, typed_words
     from attnreg.experiments.compare.search.space import read_space
 
-    own = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
+    design = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
     of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
-    held_out = HeldOut(of_runs, folder, own["seeds"], own["search_rows"])
+    held_out = HeldOut(of_runs, folder, design["seeds"], design["search_rows"])
     held_out.runs(Method("finetune"))[0].check_paths()
     from rich.console import Console  # late, as all these: they are slow to import
 
@@ -176,7 +176,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.results.document import say
 
     def search_in(place: Path) -> Search:
-        return Search(varied, replace(held_out, folder=place), own["runs"], own["sampler_seed"])
+        return Search(varied, replace(held_out, folder=place), design["runs"], design["sampler_seed"])
 
     folder, told = free_folder(folder, "a search", lambda place: search_in(place).other_options)
     if told is not None:
@@ -188,7 +188,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     del model
     console, stopped = Console(), False
     jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
-    words = typed_words({**of_runs, "space": space, **own, "jobs": jobs, "output_dir": folder})
+    words = typed_words({**of_runs, "space": space, **design, "jobs": jobs, "output_dir": folder})
     with made.begun() as trials:
         try:
             made.make(trials, launch.local(jobs, threads), jobs, console)

@@ -52,8 +52,8 @@ class Comparison:
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        own = [self.search_seeds for method in self.methods if method.candidates]
-        most = max([0, *own, *(method.winner.seeds for method in self.methods if method.winner is not None)])
+        searches = [self.search_seeds for method in self.methods if method.candidates]
+        most = max([0, *searches, *(method.winner.seeds for method in self.methods if method.winner is not None)])
         searched = range(FIRST_SEED, FIRST_SEED + most)
         if any(seed in searched for seed in self._seeds):
             raise UsageError(

@@ -81,7 +81,7 @@ class Method:
         if len(words := typed.split()) > 1 and {*words} <= recipe_files().keys():
             raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
         named = _ALIAS.match(typed)
-        if named is None or Path(typed.split()[0]).is_file():  # one's own recipe, in a file with such a name
+        if named is None or Path(typed.split()[0]).is_file():  # a recipe in a file with such a name
             return cls(typed)
         alias, text = named[1], typed[named.end() :]
         if alias in _FOLDERS:

@@ -44,7 +44,7 @@ class PlannedRun:
 
     @property
     def alone(self) -> str:
-        """The command that makes the run by itself, in a folder of its own, and keeps its model."""
+        """The command that makes the run by itself, in a new folder, and keeps its model."""
         words = [*typed_words(self.options), *self.method.options, "--seed", str(self.seed)]
         return shlex.join(["attnreg", "recipe", self.method.words[0], *words])
 

@@ -174,7 +174,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[s
 
 
 def _of_one_task(entries: list[dict[str, Any]], default: Any) -> Iterator[dict[str, Any]]:
-    """Give each task of a list an entry of its own."""
+    """Give each task of a list an entry."""
     for entry in entries:
         tasks = entry.get("task", default)
         for task in tasks if isinstance(tasks, list) else [tasks]:
@@ -208,8 +208,8 @@ def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out entries that differ from an earlier one only in their name and figures."""
     kept: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        own = [pair for pair in entry.items() if pair[0] not in ("name", "published", "measured")]
-        kept.setdefault(json.dumps(own, sort_keys=True), entry)
+        content = [pair for pair in entry.items() if pair[0] not in ("name", "published", "measured")]
+        kept.setdefault(json.dumps(content, sort_keys=True), entry)
     return list(kept.values())
 
 

@@ -1,1 +1,1 @@
-"""The options of a run: those that all recipes share, and a recipe's own."""
+"""The options of a run: those that all recipes share, and those of one recipe."""

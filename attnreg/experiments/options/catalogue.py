@@ -21,7 +21,7 @@ def study_files() -> dict[str, Path]:
 
 
 def find_study(name: str) -> Path:
-    """Return a study file of one's own, by its path, or a built-in one, by its name."""
+    """Return a study file by its path, or a built-in one, by its name."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path

@@ -48,7 +48,7 @@ def load_file(path: Path, name: str, what: str) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return file, line and function where an error arose in a provider of your own; ``None`` for other errors."""
+    """Return file, line and function where an error arose in a provider from a file; ``None`` for other errors."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _OWN]
     return f"{_OWN[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 

@@ -41,7 +41,7 @@ class Option(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command that lists its options in groups, and answers an unknown one with the nearest of its own."""
+    """A command that lists its options in groups, and answers an unknown one with the nearest that it has."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""

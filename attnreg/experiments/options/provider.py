@@ -1,4 +1,4 @@
-"""Options that are expressions, such as ``--provider``: of built-in classes and of those in files of your own."""
+"""Options that are expressions, such as ``--provider``: of built-in classes and of those in files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def provider_option(*, required: bool = True, summary: str = "Provider") -> Call
     reader = f"{__name__}:read_provider"
     provider = expression_option("--provider", reader, required=required, metavar="EXPRESSION", help=text)
     rate = option("--provider-lr", type=click.FloatRange(min=0), default=1e-2,
-                  help="Learning rate of the provider's own parameters, if any.")  # fmt: skip
+                  help="Learning rate of the provider's parameters, if any.")  # fmt: skip
     return lambda function: provider(rate(function))
 
 
@@ -58,10 +58,10 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 def read_provider(text: str) -> str:
     """Return a provider expression in a uniform spelling, or raise if a provider or an argument in it does not fit."""
-    own = own_classes([text])
+    classes = own_classes([text])
     from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
 
-    spelled = checked_expression(CLASS_IN_FILE.sub(r"\2", text), own)
+    spelled = checked_expression(CLASS_IN_FILE.sub(r"\2", text), classes)
     for file, name in set(CLASS_IN_FILE.findall(text)):
         spelled = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), spelled)
     return spelled
@@ -87,11 +87,15 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
             raise InputError(f"Two classes are named {name}, in {file} and in {known[name][0]}: rename one of them.")
         module = load_file(Path(file), Path(file).stem, "provider")
         classes = inspect.getmembers(module, lambda member: inspect.isclass(member) and issubclass(member, Regularizer))
-        own = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
-        if name not in own:
+        regularizers = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
+        if name not in regularizers:
             raise InputError(
                 f"{file} has no regularizer {name}, "
-                + (f"only {', '.join(sorted(own))}." if own else "nor any other: derive one from attnreg.MaskProvider.")
+                + (
+                    f"only {', '.join(sorted(regularizers))}."
+                    if regularizers
+                    else "nor any other: derive one from attnreg.MaskProvider."
+                )
             )
-        known[name] = file, own[name]
+        known[name] = file, regularizers[name]
     return [cls for _, cls in known.values()]

@@ -67,7 +67,7 @@ Joined = Annotated[str | None, {"multiple": True, "callback": lambda ctx, param,
 class Settings:
     """The options of one run. Each attribute with a text below it is an option of every recipe, with this help.
 
-    An option without a default has the task's. ``own`` holds the recipe's own options. ``flags`` maps the names of
+    An option without a default has the task's. ``own`` holds the recipe's options. ``flags`` maps the names of
     options to their flags, such as ``"--baseline/--no-baseline"``, by default the name with dashes. ``recipe_file`` is
     the file that defines the recipe.
     """
@@ -88,7 +88,7 @@ class Settings:
     model: str | None = None
     """Folder or Hub name of the model (default: the task's)."""
     data_dir: str | None = None
-    """Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's own)."""
+    """Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's)."""
     score_on: str | None = None
     """File or folder of other text (column text), to score the model on before and after training (causal-lm)."""
     train_size: Positive | None = None
@@ -139,7 +139,7 @@ class Settings:
     prompt_weight: NotNegative = 0.0
     """Weight of a prompt's tokens in the training loss, relative to those of its completion (causal-lm)."""
     model_dropout: BelowOne | None = None
-    """Rate of the model's own dropout, in attention and elsewhere (default: as configured)."""
+    """Rate of the model's dropout, in attention and elsewhere (default: as configured)."""
     pooling: Annotated[str | None, click.Choice(POOLINGS)] = None
     """State that a classification head reads: of the first token, of the last, the mean of all, or what the model's own
     head reads (default: "mean" for a checkpoint of sentence-transformers that has it, else "own")."""
@@ -174,7 +174,7 @@ class Settings:
     device: Annotated[str | None, click.Choice(DEVICES)] = None
     """Device (default: the best available)."""
     threads: Positive | None = None
-    """CPU threads (default: 1 for a model of at most 5 million parameters, else torch's own number)."""
+    """CPU threads (default: 1 for a model of at most 5 million parameters, else torch's number)."""
     mixed_precision: Annotated[str | None, click.Choice(["bf16", "fp16"])] = None
     """Mixed precision (default: float32)."""
     output_dir: Annotated[Path, click.Path(path_type=Path)]

@@ -52,7 +52,7 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
 
 
 def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
-    """Say what the tables do not, after the recipe's own notes."""
+    """Say what the tables do not, after the recipe's notes."""
     settings = run.settings
     if history.drop_rates or (run.folder.path / "provider").is_dir():
         yield _activity(history)

@@ -39,7 +39,7 @@ from attnreg.experiments.tasks.task import Task
 class SavedModel:
     """The network that a finished run returned, to use on other data.
 
-    Options that are ``None`` are the run's own: ``task`` and what else defines one, the data if the task is the run's,
+    Options that are ``None`` are the run's: ``task`` and what else defines one, the data if the task is the run's,
     and the maximum length.
     """
 
@@ -52,16 +52,16 @@ class SavedModel:
 
     def __post_init__(self) -> None:
         run, self._config = self.run, _config(self.run)
-        self._task, own = _task(self._config, self.options), _task(self._config, {})
-        if self._task.kind != own.kind:
+        self._task, of_run = _task(self._config, self.options), _task(self._config, {})
+        if self._task.kind != of_run.kind:
             raise InputError(
-                f"Expected a {own.kind} task for the model of {run}, got {self._task.name!r} ({self._task.kind})."
+                f"Expected a {of_run.kind} task for the model of {run}, got {self._task.name!r} ({self._task.kind})."
             )
-        self._classes = _classes(run / "model") if kind_class(own.kind).has_classes else ()
-        self._own_folder = self._config.get("data_dir") if self._task.name == own.name else None
+        self._classes = _classes(run / "model") if kind_class(of_run.kind).has_classes else ()
+        self._own_folder = self._config.get("data_dir") if self._task.name == of_run.name else None
         self._folder = self._own_folder if self.data_dir is None else self.data_dir
         if self.data_dir is None and self._folder is not None:
-            if WHOLE in names_in(own, Path(self._folder)).values():
+            if WHOLE in names_in(of_run, Path(self._folder)).values():
                 raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
             now, here = checksum(self._folder), absolute(self._folder)
             if self._config.get("content", {}).get("data", now) != now:
@@ -188,8 +188,8 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
-    own = config if name == config["task"] else {}
-    return choose_task(name, **{option: options.get(option) or own.get(option) for option in TASK_OPTIONS})
+    kept = config if name == config["task"] else {}
+    return choose_task(name, **{option: options.get(option) or kept.get(option) for option in TASK_OPTIONS})
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:

@@ -42,7 +42,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     """Write nested dicts and lists of tensors and plain values to ``folder/step-N``, then remove older checkpoints."""
-    path, content = folder / f"step-{step:07d}", io.BytesIO()  # torch's own files do not say that a disk is full
+    path, content = folder / f"step-{step:07d}", io.BytesIO()  # torch's files do not say that a disk is full
     torch.save(state, content)
     content.seek(0)
     if others := get_unsafe_globals_in_checkpoint(content):

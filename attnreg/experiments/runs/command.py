@@ -61,8 +61,8 @@ def recipe(
 
     Args:
         name: name of the recipe.
-        own: the recipe's own options, made by :func:`attnreg.experiments.argument` or
-            :func:`attnreg.experiments.option`; the function receives each by name.
+        own: the options of this recipe alone, made by :func:`attnreg.experiments.option`; the function receives them
+            by name.
         task: default of ``--task``.
         defaults: other defaults of shared options, by name, such as ``{"epochs": 10}``.
         check: a function of the run's settings that raises an error if they make no sense together.
@@ -70,7 +70,7 @@ def recipe(
             other, and the reason.
 
     Returns:
-        A decorator for a function that takes a :class:`attnreg.experiments.Run` and the recipe's own options. The
+        A decorator for a function that takes a :class:`attnreg.experiments.Run` and these options. The
         function's docstring becomes the help of the command.
 
     Example:
@@ -135,7 +135,7 @@ def check_paths(settings: Settings) -> None:
 
 
 def load_command(name: str) -> RecipeCommand:
-    """Load the command of a built-in recipe, or of your own recipe file."""
+    """Load the command of a built-in recipe, or of a recipe file."""
     is_own = name.endswith(".py")
     path = Path(name) if is_own else find_recipe(name)
     if not path.is_file():
@@ -164,8 +164,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
         if isinstance(value, int) and value > LARGEST_WHOLE:
             raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
-    own = dict(options)
-    shared = {option.name: own.pop(option.name) for option in OPTIONS}
+    others = dict(options)
+    shared = {option.name: others.pop(option.name) for option in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
         then = f"run `attnreg evaluate RUN --task {task.name}`"
@@ -192,9 +192,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
     flags = {str(param.name): "/".join((param.opts[0], *param.secondary_opts[:1])) for param in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
-    settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
+    settings = Settings(recipe=str(command.name), own=others, flags=flags, recipe_file=source, **shared)
     if isinstance(command, RecipeCommand):
-        values = {**vars(settings), **own}
+        values = {**vars(settings), **others}
         for name, why in (row for row in command.excludes if len(row) == 2):
             if rules.is_set(name, values):
                 raise UsageError(f"Recipe {command.name} {why}: remove {settings.flag(name)}.")

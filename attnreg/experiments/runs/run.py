@@ -48,7 +48,7 @@ class Run(Setup):
             options: further arguments of the method, such as ``loss_function``.
 
         Raises:
-            UsageError: if such an option would replace the recipe's own ``loss_function``.
+            UsageError: if such an option would replace the recipe's ``loss_function``.
             InputError: if the method does not take one of the ``options``.
         """
         if self.loss_function is not None and options.get("loss_function") is not None:

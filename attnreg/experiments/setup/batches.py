@@ -1,4 +1,4 @@
-"""Batch encoded rows by similar length; each batch is padded only to its own longest row."""
+"""Batch encoded rows by similar length; each batch is padded only to its longest row."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainBatches:
         self._generator = torch.Generator()
         self._seed = seed
         sampler = LengthGroupedSampler(batch_size, lengths=kind.lengths(rows), generator=self._generator)
-        # With its own generator, a loader that restarts within an epoch draws nothing from torch's global one.
+        # With a generator, a loader that restarts within an epoch draws nothing from torch's global one.
         self._loader = DataLoader(
             rows.remove_columns(REFERENCE),
             batch_size,
@@ -75,7 +75,7 @@ def to_score(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
 
 def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> list[Batch]:
     """Batch rows in their order on a device. Every process gets the same batches."""
-    # A loader draws a number each time it starts. With its own generator, evaluating more often does not change the
+    # A loader draws a number each time it starts. With a generator, evaluating more often does not change the
     # random numbers of training.
     given, generator = rows.remove_columns(REFERENCE), torch.Generator()
     loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)

@@ -229,8 +229,8 @@ class Setup:
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
                 "and save the model in another folder, or train from the adapter's own model."
             )
-        own: list[Any] = [settings.model, settings.model_dropout, settings.pooling]
-        model, tokenizer, new, self._doubts = load_pretrained(self.task, *own)
+        choices: list[Any] = [settings.model, settings.model_dropout, settings.pooling]
+        model, tokenizer, new, self._doubts = load_pretrained(self.task, *choices)
         if settings.lora_rank is None:
             return model, tokenizer
         if new is None:

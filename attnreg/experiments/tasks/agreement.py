@@ -107,8 +107,8 @@ def _parts(rng: random.Random) -> tuple[list[_Word], list[_Word]]:
     elif kind == 2:
         predicate = [_agreeing(rng, TRANSITIVES, plural), *_noun_phrase(rng)]
     else:
-        own = "themselves" if plural else noun[2]
-        reflexive = _Word(own, tuple(word for word in REFLEXIVES if word != own))
+        right = "themselves" if plural else noun[2]
+        reflexive = _Word(right, tuple(word for word in REFLEXIVES if word != right))
         predicate = [_agreeing(rng, TRANSITIVES, plural), reflexive]
     return subject + _modifier(rng, modifier, plural), predicate
 

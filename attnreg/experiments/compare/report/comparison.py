@@ -120,12 +120,12 @@ def _same_time(baseline: Group, equal: Sequence[Contrast]) -> Iterator[Block]:
 
 def _command(comparison: Comparison) -> str:
     searched = any(comparison.search_runs(method) for method in comparison.methods)
-    own: dict[str, object] = {"seeds": comparison.seeds, "first_seed": comparison.first_seed or None}
-    own |= {"baseline": comparison.baseline.name, "output_dir": comparison.folder}
-    own |= {"search_seeds": comparison.search_seeds, "search_rows": comparison.search_rows} if searched else {}
-    own |= {"keep_models": comparison.keep_models, "no_equal_time": not comparison.equal_time}
+    design: dict[str, object] = {"seeds": comparison.seeds, "first_seed": comparison.first_seed or None}
+    design |= {"baseline": comparison.baseline.name, "output_dir": comparison.folder}
+    design |= {"search_seeds": comparison.search_seeds, "search_rows": comparison.search_rows} if searched else {}
+    design |= {"keep_models": comparison.keep_models, "no_equal_time": not comparison.equal_time}
     methods = [method.typed for method in comparison.methods]
-    options = {**comparison.options, **own}
+    options = {**comparison.options, **design}
     held = options.pop("validation_rows", None)
     told = shlex.join(["attnreg", "compare", *methods, *typed_words(options)])
     return told if held is None else f"{told}  # in a study file, with `validation_rows: {held}`"

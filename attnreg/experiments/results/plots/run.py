@@ -130,8 +130,8 @@ def plot_game(run: RunReader, path: Path) -> None:
             ("Attacker", "-", "^", COLORS[2], " (masked in training)"),
             ("Defender", "--", "o", COLORS[1], ""),
         ):
-            own = [line[f"{name.lower()}_score"] for line in rounds]
-            scores.plot(number, own, dash, marker=alone, color=color, label=f"{name}{note}")
+            line_scores = [line[f"{name.lower()}_score"] for line in rounds]
+            scores.plot(number, line_scores, dash, marker=alone, color=color, label=f"{name}{note}")
             won = [(n, line) for n, line in zip(number, rounds, strict=True) if line["winner"] == name.lower()]
             best = [max(line["attacker_score"], line["defender_score"]) for _, line in won]
             scores.plot([n for n, _ in won], best, marker, color=color, ms=6, mfc="white",

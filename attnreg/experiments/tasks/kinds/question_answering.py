@@ -38,7 +38,7 @@ class QuestionAnswering(Kind):
     usual_columns = ("question", "context")
     usual_label = "answers"
     has_windows = True
-    config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's own task has
+    config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's task has
     tokenizer_needs = FAST
     remarks = ("Rows, batch sizes and losses are of windows, into which contexts are divided; scores of questions.",)
 

@@ -22,13 +22,13 @@ POOLED = "AutoModelForSequenceClassification"  # the auto class of heads that re
 def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
     """Let the classification head of a model read one pooled state of the last layer. Changes the model in place.
 
-    The pooled state takes the place of every token's, and of the model's own pooler's output, so that every head reads
+    The pooled state takes the place of every token's, and of the model's pooler's output, so that every head reads
     it. The choice is kept in the model's configuration and saved with it; transformers alone does not know it.
 
     Args:
         model: a model of transformers for sequence classification, with an encoder or a decoder, not both.
         pooling: ``"cls"`` (the first token's state), ``"mean"`` (of all tokens that are no padding), ``"last"`` (the
-            last such token's), or ``"own"``, which is what the model's own head reads.
+            last such token's), or ``"own"``, which is what the model's head reads.
         usual: what the checkpoint would get; an ``"own"`` that differs from it is kept in the configuration, too.
 
     Reference:

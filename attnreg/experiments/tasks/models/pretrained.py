@@ -37,7 +37,7 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
     Args:
         task: the task.
         name: a folder, also one with an adapter of peft, or a hub name (default: the task's model).
-        dropout: rate of the model's own dropout (default: as in its configuration).
+        dropout: rate of the model's dropout (default: as in its configuration).
 
     Returns:
         the model and the tokenizer.
@@ -192,7 +192,7 @@ def _has_vocabulary(tokenizer: Any) -> bool:
 def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
     """Return one sentence per kind of weights that were probably meant to be read, or raise if none was.
 
-    A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's own head.
+    A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's head.
     ``info`` is the loading information of transformers.
     """
     prefix = str(getattr(model, "base_model_prefix", ""))
@@ -200,8 +200,8 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     inside = (f"{prefix}.",) if hasattr(model, prefix) else ("shared.", "encoder.", "decoder.")
     other_sizes = [mismatch[0] for mismatch in info["mismatched_keys"]]
     new = {*info["missing_keys"], *other_sizes}
-    own = {key for key, _ in model.named_parameters() if key.startswith(inside)}
-    if own and own <= new:
+    pretrained = {key for key, _ in model.named_parameters() if key.startswith(inside)}
+    if pretrained and pretrained <= new:
         others = sorted({*info["unexpected_keys"], *other_sizes})
         held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
