@@ -155,7 +155,6 @@ BAD = [
     bad("recipe", "probe", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
     bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
     bad("recipe", "pretrain", "--task", "agreement-words", "--label-noise", 0.1, code=2, says="--label-noise is for classification, but agreement-words is a masked-lm task"),
-    bad("recipe", "finetune", "--task", "agreement-completion", "--score-on", "x.jsonl", code=2, says="--score-on needs a score before training, which only a pretrained --model for causal-lm has here"),
     bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),
     bad("compare", "finetune", "best=@nowhere", says="Expected the folder of a search after @, got nowhere"),
     bad("compare", "finetune", "@nowhere", code=2, says="Give the winner of a search a name, as in best=@now"),

@@ -80,7 +80,6 @@ MISTAKES = {
         "give the folder of a model with --model",
     ),
     "an epoch too few": (["compare", "finetune", "ad-drop", "--epochs", "1"], "AD-DROP would never act"),
-    "text to score on": (["recipe", "finetune", "--task", "agreement-completion", "--model", "one", "--score-on", "no"], "no"),
 }  # fmt: skip
 
 

@@ -250,12 +250,6 @@ def test_a_task_is_chosen_or_replaces_all():
         assert [entry.get("name") for entry in whole["tasks"]] == names
 
 
-def test_other_text_to_score_on_is_not_the_further_data_of_a_task():
-    content = {**CONTENT, "tasks": [{"task": "cola", "score_on": [{"split": "test"}]}]}
-    whole, _ = change(content, {"score_on": "text.txt"})
-    assert (whole["tasks"], whole["options"]["score_on"]) == (content["tasks"], "text.txt")
-
-
 def test_each_task_has_its_folder_and_one_model(tmp_path):
     (tmp_path / "ptb_pos").mkdir()
     whole, notes = change(CONTENT, {"data_dir": str(tmp_path), "model": "m"})

@@ -26,7 +26,7 @@ from attnreg.training.method import (
     check_learned,
     check_own_loss,
     look_at,
-    penalty_of,
+    with_penalty,
 )
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
@@ -201,17 +201,15 @@ class RegularizedTrainer(Trainer):
         parts, outputs = self._divisor(given.get("num_items_in_batch")), []
         if self._objective is None:
             result = compute(model, inputs, **given)
-            if (penalty := penalty_of(handle)) is None:
-                return result
-            penalty = penalty / parts
-            return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
+            if not isinstance(result, tuple):
+                return with_penalty(result, handle, parts)
+            return with_penalty(result[0], handle, parts), *result[1:]
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
             loss, output = self._with_outputs(compute, model, own_caches(batch), given)
             outputs.append(output)
-            penalty = penalty_of(handle)
-            return (loss * parts if penalty is None else loss * parts + penalty), output
+            return with_penalty(loss * parts, handle), output
 
         provider = None if handle is None else handle.provider
         forward = ForwardPass(unwrap_model(model), provider, run, title_of(self._objective))

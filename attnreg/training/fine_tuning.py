@@ -30,7 +30,7 @@ from attnreg.training.method import (
     check_own_loss,
     held_by,
     look_at,
-    penalty_of,
+    with_penalty,
 )
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
@@ -238,9 +238,7 @@ class FineTuning(TrainingMethod):
     def _pass(self, batch: Batch) -> tuple[Tensor, Any]:
         """Make a forward pass; return its loss, with the provider's penalty, and the output of the model."""
         output = self._network(**a_batch(self.model, batch))
-        loss = loss_of(output, batch, self.loss_function)
-        penalty = penalty_of(self.handle)
-        return (loss if penalty is None else loss + penalty), output
+        return with_penalty(loss_of(output, batch, self.loss_function), self.handle), output
 
     @override
     def on_epoch(self, epoch: int) -> None:

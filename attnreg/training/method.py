@@ -197,9 +197,10 @@ def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None
         handle.provider.attribute(model, batch)
 
 
-def penalty_of(handle: AttachHandle | None) -> Tensor | None:
-    """Return what an attached provider that acts adds to the loss of the latest forward pass, if anything."""
-    return handle.provider.penalty() if handle is not None and handle.active else None
+def with_penalty(loss: Tensor, handle: AttachHandle | None, parts: int = 1) -> Tensor:
+    """Add to the loss of the latest forward pass what an attached provider that acts adds to it, divided by parts."""
+    penalty = handle.provider.penalty() if handle is not None and handle.active else None
+    return loss if penalty is None else loss + penalty / parts
 
 
 def held_by(optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, held: bool = True) -> list[nn.Parameter]:

@@ -161,10 +161,7 @@ def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[s
                 f"--data-dir {folder} has no folder for any task of the study ({', '.join(without)}): give a folder "
                 "with one for each task, or another --task."
             )
-    changed = [
-        {**entry, **{name: value for name, value in options.items() if name in entry and name != "score_on"}}
-        for entry in entries
-    ]
+    changed = [{**entry, **{name: value for name, value in options.items() if name in entry}} for entry in entries]
     whole |= {"options": {**common, **options}, "tasks": entries if changed == entries else _once(changed)}
     everywhere, wanted = whole.get("score_on") or [], whole.get("report_on")
     scored = [map(Scoring.usual_name, [*everywhere, *entry.get("score_on", [])]) for entry in whole["tasks"]]

@@ -37,8 +37,6 @@ class History:
     returned: str = ""  #: name of the network that is returned.
     #: what became of training rows with a wrong label; ``None`` without any.
     mislabelled: dict[str, Any] | None = None
-    #: scores on the text of ``--score-on``, ``"before"`` (known from the start) and ``"after"`` training.
-    other_text: dict[str, Any] | None = None
     collapsed: bool = False  #: whether the returned network predicts the same class for all dev rows.
     trivial: dict[str, Any] | None = None  #: scores of a predictor that ignores its input; ``None`` if there is none.
 

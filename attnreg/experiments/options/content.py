@@ -21,7 +21,6 @@ NAMES = {
     "recipe": "the recipe's file",
     "provider": "the provider's file",
     "data": "the data",
-    "score_on": "the text of --score-on",
     "attnreg": "attnreg's version",
 }
 

@@ -89,8 +89,6 @@ class Settings:
     """Folder or Hub name of the model (default: the task's)."""
     data_dir: str | None = None
     """Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's)."""
-    score_on: str | None = None
-    """File or folder of other text (column text), to score the model on before and after training (causal-lm)."""
     train_size: Positive | None = None
     """Train on this many rows, drawn by the seed (default: all)."""
     stratified: bool = False
@@ -248,7 +246,6 @@ class Settings:
             "provider": code_of(self.own.values()),
             "recipe": checksum(recipe) if recipe and Path(recipe).is_file() else None,
             "data": None if self.data_dir is None else checksum(self.data_dir),
-            **({} if self.score_on is None else {"score_on": checksum(self.score_on)}),
         }
 
     def command(self) -> str:

@@ -26,7 +26,7 @@ from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
 
 _OF_HISTORY = (
-    *("trivial", "mislabelled", "other_text", "drop_rates", "active_steps", "events"),
+    *("trivial", "mislabelled", "drop_rates", "active_steps", "events"),
     *("seconds", "training_seconds", "training_cpu_seconds"),
 )
 
@@ -41,9 +41,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     dev = predict(method.model, run.dev, kind, run.accelerator)
     further = evaluate_all(method.model, run.further, kind, run.accelerator)
     history.mislabelled = _mislabelled(method.model, run)
-    if history.other_text is not None and run.other_text is not None:
-        after = evaluate(method.model, *run.other_text, run.accelerator)
-        history.other_text |= {"after": after, "forgetting": after["loss"] - history.other_text["before"]["loss"]}
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
     settings, selection, records = run.settings, run.selection(), history.of(method.returned_name)

@@ -76,13 +76,6 @@ def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) 
             yield biased(run.scored_on)
     if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
         yield f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."
-    if (other := history.other_text) is not None:
-        before, after = other["before"], other["after"]
-        yield (
-            f"Forgetting on {settings.score_on}: loss per token {before['loss']:.4f} before training, "
-            f"{after['loss']:.4f} after ({other['forgetting']:+.4f}); perplexity {before['perplexity']:.4g} and "
-            f"{after['perplexity']:.4g}."
-        )
     if plain is not None:
         yield (
             "One seed is no evidence that a method is better. To compare over seeds: "

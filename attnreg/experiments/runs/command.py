@@ -125,8 +125,6 @@ def check_paths(settings: Settings) -> None:
             settings.check_rows(rows)
     elif settings.data_dir is None and task.embedded is not None:
         settings.check_rows(len(getattr(agreement, task.embedded)("train")))
-    if settings.score_on is not None and not Path(settings.score_on).exists():
-        raise InputError(f"Cannot read --score-on {settings.score_on}: no such folder or file.")
     if settings.data_dir is None and task.hub is None and task.embedded is None:
         raise not_on_hub(task)
     is_asked = settings.model is not None
@@ -172,11 +170,6 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         raise UsageError(f"Task {task.name!r} is for evaluation only. Train on another task, then {then}.")
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
-    if shared["score_on"] is not None and (task.kind != "causal-lm" or shared["model"] is None):
-        raise UsageError(
-            "--score-on needs a score before training, which only a pretrained --model for causal-lm has here: the "
-            "heads of other kinds are new, so score the finished run with `attnreg evaluate`."
-        )
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
     rules.check_needs(shared, rules.NEEDS, flag_of)
     is_stopped = shared["patience"] is not None or shared["select"] == "best"

@@ -21,7 +21,7 @@ from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.document import duration, say
-from attnreg.experiments.results.evaluation import evaluate, evaluate_all
+from attnreg.experiments.results.evaluation import evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
@@ -81,8 +81,6 @@ def fit(method: TrainingMethod, run: Setup) -> History:
             run.folder.create(run.settings, run.parameters, run.kind.max_length, run.total_steps)
             loop.history.training_seconds, loop.history.training_cpu_seconds = run.seconds_before or (0.0, 0.0)
             loop.history.seconds = loop.history.training_seconds
-            if run.other_text is not None:
-                loop.history.other_text = {"before": evaluate(method.model, *run.other_text, run.accelerator)}
         loop.progress = Progress(run, loop.history)
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from accelerate import Accelerator
@@ -19,16 +18,12 @@ from attnreg.experiments.folder.writer import RunFolder
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
-from attnreg.experiments.setup.data_checks import data_warnings, input_warnings
+from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.experiments.setup.sampling import RunData, mislabel, read_data, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import flattened, tracked
-from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.kinds.kind import Kind
-from attnreg.experiments.tasks.kinds.language import CausalLM
-from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
@@ -129,7 +124,6 @@ class Setup:
                 self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
-        self.other_text = self._read_other_text(settings.score_on, max_length)
         #: the rows that the run is scored on, in order
         self.dev = self.labelled(self.dev_rows)
         #: further validation sets of the task, by name
@@ -247,20 +241,6 @@ class Setup:
         if settings.lora_matrix_dropout or settings.lora_rank_dropout:
             LoRADropout(adapted, settings.lora_matrix_dropout, settings.lora_rank_dropout)
         return adapted, tokenizer
-
-    def _read_other_text(self, path: str | None, max_length: int) -> tuple[Labelled, Kind] | None:
-        """Read the text of ``--score-on``, if any, with the kind that scores it."""
-        if path is None:
-            return None
-        task = replace(choose_task("custom", kind="causal-lm", text_columns="text"), evaluation_only=True)
-        try:
-            task, splits = load_data(task, path)
-        except InputError as error:
-            raise InputError(f"Cannot read --score-on {path}: {error}") from error
-        kind = CausalLM(task, self.tokenizer, max_length)
-        rows = splits["validation"]
-        self.remarks += [f"{WARNING}{sentence}" for sentence in input_warnings(kind, rows, "texts of --score-on")]
-        return self.labelled(kind.encode(rows)), kind
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""

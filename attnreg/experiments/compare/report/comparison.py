@@ -34,7 +34,7 @@ _DIFFERENCES = (
 )
 _FIT = (
     "Train is the score on {} of the training rows. The calibration error is the expected calibration error on {} "
-    "rows, with 15 bins. Forgetting is the loss per token on the text of --score-on, after training minus before. Of "
+    "rows, with 15 bins. Of "
     "the training rows with a wrong label, drawn by the seed, memorized is the share that the network gives this "
     "label, recovered the share that it gives the true one."
 )

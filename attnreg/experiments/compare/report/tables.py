@@ -62,8 +62,6 @@ def fit(groups: Sequence[Group]) -> Table:
         row |= {f"{name} loss": f"{group.mean(split, 'loss'):.3f}" for split, name in both}
         errors = [result["dev"]["calibration_error"] for result in group.results]
         row["calibration error"] = "none" if None in errors else f"{fmean(errors):.3f}"
-        if group.first.get("other_text"):
-            row["forgetting"] = f"{group.mean('other_text', 'forgetting'):+.4f}"
         for name in ("memorized", "recovered") if noisy else ():
             row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
