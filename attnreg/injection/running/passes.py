@@ -78,7 +78,7 @@ class Passes(Repeatable):
         return module.training and self.active and self.latest.has_gradients
 
     def acts_at(self, name: str, module: nn.Module) -> bool:
-        """Whether a call of a module is masked; if gradient checkpointing repeats it, whether it was."""
+        """Whether a call of a module is masked, which may be repeated; raise if it could not be."""
         now = self.latest
         if self.quiet and now.is_running and not self.probing:
             if now.active is None:  # decided once
@@ -87,18 +87,8 @@ class Passes(Repeatable):
         acts = self.acts_on(module)
         if self.quiet or torch.compiler.is_compiling():
             return acts
-        if self.repeats is not None:
-            could, was = acts, next(self.repeats.acts, None)
-            if was is None:
-                self.check_plain(name, module)
-            acts = bool(was)
-            if acts and not (could and self.repeats.checkpoint.settings == self.settings()):
-                raise RuntimeError(
-                    f"Gradient checkpointing cannot repeat the masks of {type(self.provider).__name__} at {name}, "
-                    "because its settings, epoch or step, or the training mode, have changed since the forward pass. "
-                    "Run the backward pass before `eval()`, `on_epoch()`, `handle.step()` and new rates."
-                )
-            if acts and (waits := self._drawing_in_prepare()) and self.latest.first is not self._prepared:
+        if acts and self.repeats is not None:
+            if (waits := self._drawing_in_prepare()) and self.latest.first is not self._prepared:
                 raise RuntimeError(
                     f"{type(waits[0]).__name__} draws its masks when a forward pass begins, and gradient checkpointing "
                     f"repeats {name} of an earlier one: run the backward pass of each forward pass before the next."
@@ -108,8 +98,6 @@ class Passes(Repeatable):
                 f"{name} runs in an autograd.Function ({function}), whose backward pass may compute it without its "
                 "masks: use torch.utils.checkpoint for gradient checkpointing."
             )
-        for each in self.checkpoints():
-            each.acts.append(acts)
         return acts
 
     def check_plain(self, name: str, module: nn.Module) -> None:
@@ -129,7 +117,7 @@ class Passes(Repeatable):
             for name, value in vars(each).items()
             if name == "training" or (name[0] != "_" and isinstance(value, (bool, int, float, str)))
         )
-        return self._steps, self.provider.active, *settings
+        return self._steps, self.provider.active, *settings, *(each.training for each in self.modules)
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
         """Begin a forward pass of the model, or of a module in it, which may not contain the ``whole`` attention."""

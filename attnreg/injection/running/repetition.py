@@ -133,8 +133,13 @@ class Checkpoint:
     settings: tuple[Any, ...]  # what masks depend on besides the seed
     is_reentrant: bool  # whether gradients are enabled only when it is repeated
     begun: list[Pass] = field(default_factory=list)  # the passes that began in it
-    acts: list[bool] = field(default_factory=list)  # whether each call of a module in it was masked
     is_repeated: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is of a masked pass."""
+        around = self.state.latest
+        return ((around.is_running or around.is_open) and around.acts) or any(each.acts for each in self.begun)
 
 
 class Repetition(NamedTuple):
@@ -142,7 +147,6 @@ class Repetition(NamedTuple):
 
     checkpoint: Checkpoint
     begun: Iterator[Pass]
-    acts: Iterator[bool]
 
 
 @dataclass(eq=False)
@@ -222,8 +226,14 @@ class Repeatable(State):
     def _repeat(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the function of a checkpoint again, in the state in which it began."""
         checkpoint.is_repeated = True
+        if checkpoint.is_masked and checkpoint.settings != self.settings():
+            raise RuntimeError(
+                "Gradient checkpointing cannot repeat the masks of the regularizer, because its settings, epoch or "
+                "step, or the training mode, have changed since the forward pass. Run the backward pass before `eval()`, "
+                "`on_epoch()`, `handle.step()` and new rates."
+            )
         state = checkpoint.state.now()
-        state.repeats = Repetition(checkpoint, iter([*checkpoint.begun]), iter([*checkpoint.acts]))
+        state.repeats = Repetition(checkpoint, iter([*checkpoint.begun]))
         before = {name: getattr(self, name) for name in (*vars(state), "rates")}, [each.done for each in self._calls]
         self._return_to({**vars(state), "rates": DropRates()}, checkpoint.calls)
         try:
@@ -239,7 +249,7 @@ class Repeatable(State):
 
     def waits(self) -> bool:
         """Whether any checkpoint that was masked waits for its backward pass."""
-        return any(any(each.acts) and not each.is_repeated for each in self._checkpoints.values())
+        return any(each.is_masked and not each.is_repeated for each in self._checkpoints.values())
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made within a `with` block or a pass would never leave it.
