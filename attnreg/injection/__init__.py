@@ -8,8 +8,8 @@ from attnreg.injection.attachment import handle_of as handle_of
 from attnreg.injection.attachment import is_attached as is_attached
 from attnreg.injection.attachment import seeded as seeded
 from attnreg.injection.discovery import Discovery as Discovery
-from attnreg.injection.discovery import FoundSite as FoundSite
 from attnreg.injection.discovery import LeftOut as LeftOut
+from attnreg.injection.discovery import ModelSite as ModelSite
 from attnreg.injection.discovery import discover as discover
 from attnreg.injection.discovery.snapshot import draws_repeated as draws_repeated
 from attnreg.injection.discovery.snapshot import evaluated as evaluated

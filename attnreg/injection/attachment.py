@@ -11,8 +11,8 @@ from torch import nn
 
 from attnreg.arguments import one_of
 from attnreg.errors import InputError
-from attnreg.injection.discovery import Discovery, FoundSite, discover
-from attnreg.injection.discovery.hidden import FoundHidden, hidden_sites
+from attnreg.injection.discovery import Discovery, ModelSite, discover
+from attnreg.injection.discovery.hidden import HiddenModelSite, hidden_sites
 from attnreg.injection.discovery.selection import (
     asked_for,
     check_blocks,
@@ -22,7 +22,7 @@ from attnreg.injection.discovery.selection import (
     warn_of_the_rest,
 )
 from attnreg.injection.handle import AttachHandle
-from attnreg.injection.running.shadow import MARK
+from attnreg.injection.running.replaced_forward import MARK
 from attnreg.regularizer.abilities import that_look_at_batches
 from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
 from attnreg.regularizer.providers import HiddenProvider, MaskProvider
@@ -98,7 +98,7 @@ def attach(
         if masks_attention:
             warn_of_the_rest(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if they do not fit together
-    present: list[FoundHidden] = []
+    present: list[HiddenModelSite] = []
     if any(isinstance(each, HiddenProvider) for each in provider.parts()):
         is_there = functools.partial(is_chosen, layers=layers, stacks=stacks, modules=modules)
         present = hidden_sites(model, found, chosen, is_there)
@@ -197,8 +197,8 @@ def _check(model: nn.Module, provider: Regularizer) -> None:
         known = _ATTACHED.get(each)
         handle = None if known is None else known()
         if handle is not None and handle.attached:
-            told = f"This {type(each).__name__} is already attached to another model"
-            raise RuntimeError(f"{told}. Create one provider per model, or detach this one first.")
+            message = f"This {type(each).__name__} is already attached to another model"
+            raise RuntimeError(f"{message}. Create one provider per model, or detach this one first.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -207,7 +207,7 @@ def _check(model: nn.Module, provider: Regularizer) -> None:
         raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 
-def _check_parts(provider: Regularizer, chosen: Sequence[FoundSite]) -> None:
+def _check_parts(provider: Regularizer, chosen: Sequence[ModelSite]) -> None:
     parts = next((site.info.name for site in chosen if site.info.in_parts), None)
     for each in provider.parts():
         if parts is not None and (each.looks_at_batches or type(each).prepare is not Regularizer.prepare):

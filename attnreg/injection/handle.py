@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from attnreg.arguments import short
 from attnreg.errors import InputError
 from attnreg.injection.backends import Tap
-from attnreg.injection.discovery import Discovery, FoundSite, LeftOut
+from attnreg.injection.discovery import Discovery, LeftOut, ModelSite
 from attnreg.injection.discovery.blocks import input_names
-from attnreg.injection.discovery.hidden import FoundHidden
+from attnreg.injection.discovery.hidden import HiddenModelSite
 from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.attached_module import attached_modules
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.shadow import (
+from attnreg.injection.running.replaced_forward import (
     MARK,
     AttachedEntry,
     Mark,
-    Shadow,
+    ReplacedForward,
     connect,
     entries,
     parts_of,
@@ -53,17 +53,17 @@ class AttachHandle:
         model: nn.Module,
         provider: Regularizer,
         found: Discovery,
-        chosen: Sequence[FoundSite],
-        states: Sequence[FoundHidden] = (),
+        chosen: Sequence[ModelSite],
+        states: Sequence[HiddenModelSite] = (),
         *,
         seeded: bool = False,
     ) -> None:
-        everywhere: list[FoundSite | FoundHidden] = [*chosen, *states]
+        everywhere: list[ModelSite | HiddenModelSite] = [*chosen, *states]
         #: the attention sites that the provider masks, then the hidden-state sites, each in running order
         self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
         #: the attention that is not masked, and what only looks like attention; each with the reason
         self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
-        calls = [site.sighting.running for site in chosen]
+        calls = [site.attention.running for site in chosen]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
         around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
         begins = entries(model, around)
@@ -79,17 +79,17 @@ class AttachHandle:
         passes.uncompiled = seeded and has_two
         self.rates = passes.rates
         modules = attached_modules(passes, found, chosen)
-        self._shadows: list[Shadow[Any]] = [
+        self._replaced: list[ReplacedForward[Any]] = [
             *modules.values(),
             *attached_blocks(passes, found, chosen, states, modules),
             *(reversed(seeded_modules(passes, found.names)) if seeded else ()),
             *(AttachedEntry(passes, module, found.names[module], whole=False) for module in reversed(parts)),
             *(AttachedEntry(passes, module, found.names[module], whole=True) for module in reversed(begins)),
         ]
-        connect(self._shadows[: -len(begins)])
-        for attached in self._shadows:
+        connect(self._replaced[: -len(begins)])
+        for attached in self._replaced:
             attached.install(self)
-        masked = [each for each in self._shadows if not isinstance(each, AttachedEntry)]
+        masked = [each for each in self._replaced if not isinstance(each, AttachedEntry)]
         passes.changes = Changes(model, masked, found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
@@ -101,7 +101,7 @@ class AttachHandle:
     @property
     def attached(self) -> bool:
         """Whether the provider is still attached to the model."""
-        return bool(self._shadows)
+        return bool(self._replaced)
 
     if not TYPE_CHECKING:
 
@@ -113,7 +113,7 @@ class AttachHandle:
     def holds(self, model: nn.Module) -> bool:
         """Whether a model contains a module that this handle changed."""
         inside = set(model.modules())
-        return any(shadow.module in inside for shadow in self._shadows)
+        return any(replaced.module in inside for replaced in self._replaced)
 
     @property
     def active(self) -> bool:
@@ -287,11 +287,11 @@ class AttachHandle:
         self._remove()
 
     def _remove(self) -> None:
-        for attached in reversed(self._shadows):
+        for attached in reversed(self._replaced):
             attached.remove()
         for hook in self._hooks:
             hook.remove()
-        self._shadows, self._hooks = [], []
+        self._replaced, self._hooks = [], []
         self._passes.attached = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AttachHandle:
@@ -302,21 +302,21 @@ class AttachHandle:
                 return copied
         copied = memo[id(self)] = object.__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        for attached, of_copy in zip(self._shadows, copied._shadows, strict=True):
+        for attached, of_copy in zip(self._replaced, copied._replaced, strict=True):
             if of_copy.installed is None:  # its module was copied before the model, as a part
                 of_copy.__dict__.update(copy.deepcopy(attached.__dict__, memo))
                 setattr(of_copy.module, MARK, Mark(copied, copied._passes.model))
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        shadows = [(each, vars(each), vars(each.module)[MARK]) for each in self._shadows]
-        return {**self.__dict__, "_shadows": shadows}
+        replaced = [(each, vars(each), vars(each.module)[MARK]) for each in self._replaced]
+        return {**self.__dict__, "_replaced": replaced}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _shadows=[shadow for shadow, _, _ in state["_shadows"]])
-        for shadow, own, mark in state["_shadows"]:
-            shadow.__dict__.update(own)
-            mark.handle, mark.model = self, shadow.passes.model
+        self.__dict__.update(state, _replaced=[replaced for replaced, _, _ in state["_replaced"]])
+        for replaced, own, mark in state["_replaced"]:
+            replaced.__dict__.update(own)
+            mark.handle, mark.model = self, replaced.passes.model
 
     def __enter__(self) -> AttachHandle:
         return self

@@ -15,30 +15,30 @@ from attnreg.errors import NoAttentionError, one_line
 from attnreg.injection.discovery.blocks import ModuleCall
 from attnreg.injection.discovery.coverage import NOT_CHOSEN, LeftOut, left_out, why_hidden
 from attnreg.injection.discovery.example_inputs import example_inputs as make_example_inputs
-from attnreg.injection.discovery.finder import Finder, Sighting
-from attnreg.injection.discovery.sites import FoundSite, sites_of
+from attnreg.injection.discovery.finder import AttentionCall, Finder
+from attnreg.injection.discovery.sites import ModelSite, sites_of
 from attnreg.injection.discovery.snapshot import materialized, unchanged
 from attnreg.outputs import own_caches
 
 ONE_AT_A_TIME = threading.Lock()  # a dry run changes global state of torch and restores it
 
-__all__ = ["Discovery", "FoundSite", "LeftOut", "discover"]
+__all__ = ["Discovery", "LeftOut", "ModelSite", "discover"]
 
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
     """The result of a dry run of a model."""
 
-    sites: tuple[FoundSite, ...]  #: the attention that can be masked, in the order in which it runs
+    sites: tuple[ModelSite, ...]  #: the attention that can be masked, in the order in which it runs
     left_out: tuple[LeftOut, ...]  #: other attention, and what is named or looks like attention
-    sightings: tuple[Sighting, ...]  #: every computation that looked like attention, in order
+    attentions: tuple[AttentionCall, ...]  #: every computation that looked like attention, in order
     names: Mapping[nn.Module, str]  #: the names of the model's modules
     called: tuple[nn.Module, ...]  #: the modules that ran, in the order of their first calls
     samples: int  #: number of samples of the dry run
     entries: tuple[ModuleCall, ...]  #: the calls of entries of lists, in order
     classifier: ModuleCall | None  #: the call of the linear layer that takes the pooled state, if there is one
 
-    def left_out_besides(self, chosen: Sequence[FoundSite]) -> tuple[LeftOut, ...]:
+    def left_out_besides(self, chosen: Sequence[ModelSite]) -> tuple[LeftOut, ...]:
         """Return what is left out if only these sites are chosen."""
         rest = [site.info for site in self.sites if site not in chosen]
         return (*self.left_out, *(LeftOut(info.name, info.label, NOT_CHOSEN) for info in rest))
@@ -59,9 +59,9 @@ def discover(
     """
     with ONE_AT_A_TIME, materialized(model):
         finder, classifier = _dry_run(model, example_inputs)
-    _refuse_shuffled(finder.sightings)
+    _refuse_shuffled(finder.attentions)
     left = left_out(finder)
-    sites = sites_of(model, finder.names, [sighting for sighting in finder.sightings if sighting.is_attention])
+    sites = sites_of(model, finder.names, [attention for attention in finder.attentions if attention.is_attention])
     if not sites and needs_attention:
         seen = "; ".join(str(each) for each in left[:3])
         raise NoAttentionError(
@@ -69,15 +69,15 @@ def discover(
             + (f"{seen}." if seen else why_hidden(model))
         )
     called, entries = tuple(finder.called), tuple(finder.entries)
-    return Discovery(sites, left, tuple(finder.sightings), finder.names, called, finder.samples, entries, classifier)
+    return Discovery(sites, left, tuple(finder.attentions), finder.names, called, finder.samples, entries, classifier)
 
 
-def _refuse_shuffled(sightings: Sequence[Sighting]) -> None:
+def _refuse_shuffled(attentions: Sequence[AttentionCall]) -> None:
     """Treat queries as reordered in all modules of a class that reordered them once."""
-    classes = {type(each.place.module) for each in sightings if each.reading and not each.reading.in_order}
-    for sighting in sightings:
-        if sighting.reading is not None and type(sighting.place.module) in classes:
-            sighting.reading = replace(sighting.reading, in_order=False)
+    classes = {type(each.place.module) for each in attentions if each.structure and not each.structure.in_order}
+    for attention in attentions:
+        if attention.structure is not None and type(attention.place.module) in classes:
+            attention.structure = replace(attention.structure, in_order=False)
 
 
 def _unshared(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class ModuleCall:
     args: tuple[Any, ...]  # its positional arguments
     kwargs: dict[str, Any]  # its keyword arguments
     index: int  # number of earlier calls of the module
-    attentions: int = 0  # number of self-attention computations in it
+    attention_count: int = 0  # number of self-attention computations in it
     is_repeated: bool = False  # whether the module is called more than once in the pass
     is_entry: bool = False  # whether the module is an entry of a list, as blocks are
     around: tuple[ModuleCall, ...] = ()  # the calls around it, outermost first
@@ -40,7 +40,7 @@ class ModuleCall:
 
     def returns(self, output: Any) -> None:
         """End the call."""
-        if not (self.attentions or self.is_entry):
+        if not (self.attention_count or self.is_entry):
             return
         self.first = next(iter(input_names(self.module)), "")
         given = self.args[0] if self.args else self.kwargs.get(self.first)
@@ -80,10 +80,10 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Module
         call = None if entry is None else around.get(entry)
         if call is None:
             return None
-        if call.attentions == 1 and call.is_block:
+        if call.attention_count == 1 and call.is_block:
             return call
     whole = calls[0]
-    return whole if not entries and whole.is_block and whole.attentions == 1 and len(calls) > 1 else None
+    return whole if not entries and whole.is_block and whole.attention_count == 1 and len(calls) > 1 else None
 
 
 def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:

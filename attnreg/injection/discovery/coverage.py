@@ -73,15 +73,15 @@ def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str])
 
 def _seen(finder: Finder) -> Iterator[LeftOut]:
     names = finder.names
-    found = {sighting.place.module for sighting in finder.sightings if sighting.is_attention}
-    for sighting in finder.sightings:
-        module = sighting.place.module
+    found = {attention.place.module for attention in finder.attentions if attention.is_attention}
+    for attention in finder.attentions:
+        module = attention.place.module
         name = names[module]
         named = module not in found and _is_called_attention(module, name)
-        if not sighting.is_attention:
-            shuffled = sighting.reading is not None and not sighting.reading.in_order
-            reason = SHUFFLED if shuffled else NO_PRODUCTS if sighting.reading is None else NO_VALUES
-            yield LeftOut(name, f"softmax of {sighting.rank} dimensions", reason, is_attention=named or shuffled)
+        if not attention.is_attention:
+            shuffled = attention.structure is not None and not attention.structure.in_order
+            reason = SHUFFLED if shuffled else NO_PRODUCTS if attention.structure is None else NO_VALUES
+            yield LeftOut(name, f"softmax of {attention.rank} dimensions", reason, is_attention=named or shuffled)
     for seen, reason, places in (("attention", NOT_SOFTMAX, finder.hidden), ("logsumexp", ASIDE, finder.aside)):
         for module in (running[-1].module for running in places):
             yield LeftOut(names[module], seen, reason)
@@ -89,7 +89,7 @@ def _seen(finder: Finder) -> Iterator[LeftOut]:
 
 def _named(finder: Finder) -> Iterator[LeftOut]:
     """Yield modules that are named attention, but in and around which no attention was found."""
-    seen = [sighting.running for sighting in finder.sightings]
+    seen = [attention.running for attention in finder.attentions]
     seen += finder.hidden
     places = {running[-1].module for running in seen}
     around = {call.module for running in seen for call in running}

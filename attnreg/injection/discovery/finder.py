@@ -18,20 +18,20 @@ from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call, Noting
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.blocks import LISTS, ModuleCall
 from attnreg.injection.discovery.origins import compact
-from attnreg.injection.discovery.reading import Reading, read
+from attnreg.injection.discovery.structure import Structure, structure_of
 from attnreg.injection.discovery.tracing import Tracer
 
 LOGSUMEXP = torch.logsumexp, Tensor.logsumexp
 
 
 @dataclass(eq=False)
-class Sighting:
+class AttentionCall:
     """A softmax or fused kernel call in the dry run."""
 
     backend: str  # name of the backend that saw it
     shape: tuple[int, ...]  # shape of its scores
     running: tuple[ModuleCall, ...]  # the module calls around it, innermost last
-    reading: Reading | None  # the kind of attention; ``None`` if its scores are not products of queries and keys
+    structure: Structure | None  # the kind of attention; ``None`` if its scores are not products of queries and keys
     causal: bool = False  # whether no query may attend to a later key
     head_size: int | None = None  # D, if the backend sees queries
     weighted: bool = False  # whether its weights were multiplied by values
@@ -46,13 +46,13 @@ class Sighting:
 
     @property
     def heads(self) -> int | None:
-        """The number of heads H; ``None`` if the reading is ``None``."""
-        return None if self.reading is None else self.reading.layout.sizes(self.shape)[1]
+        """The number of heads H; ``None`` if the structure is ``None``."""
+        return None if self.structure is None else self.structure.layout.sizes(self.shape)[1]
 
     @property
     def is_attention(self) -> bool:
         """Whether it is attention that can be masked."""
-        return self.reading is not None and self.weighted and self.reading.in_order
+        return self.structure is not None and self.weighted and self.structure.in_order
 
     @property
     def place(self) -> ModuleCall:
@@ -76,13 +76,13 @@ class Finder(Noting):
         self.samples = next((leaf.shape[0] for leaf in given if leaf.dim()), 0)
         self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], given, self._confirm)
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
-        self.sightings: list[Sighting] = []
+        self.attentions: list[AttentionCall] = []
         self.hidden: list[tuple[ModuleCall, ...]] = []  # where values are multiplied by other weights
         self.aside: list[tuple[ModuleCall, ...]] = []  # where a logsumexp of scores is taken
         self.entries: list[ModuleCall] = []  # calls of entries of lists
         self.linear: list[tuple[ModuleCall, Tensor]] = []  # linear layers of one vector per sample, with their output
         self._listed = {child for module in self.names if isinstance(module, LISTS) for child in module.children()}
-        self._before: tuple[Any, Tensor, Reading | None] | None = None
+        self._before: tuple[Any, Tensor, Structure | None] | None = None
         self._running: list[ModuleCall] = []
         self._latest: dict[nn.Module, ModuleCall] = {}
 
@@ -160,35 +160,35 @@ class Finder(Noting):
         tracer = self._tracer
         with tracer.paused():
             origin = self._origin_of_scores(call)
-            reading = self._read(origin, call)
-        sighting = Sighting(backend, call.shape, tuple(self._running), reading)
-        self.sightings.append(sighting)
+            structure = self._read(origin, call)
+        attention = AttentionCall(backend, call.shape, tuple(self._running), structure)
+        self.attentions.append(attention)
         if call.query is None:
             out = func(*args, **kwargs)
-            if reading is not None:
-                tracer.came_from_softmax(out, len(self.sightings) - 1, reading.keys, call.shape[call.dim])
+            if structure is not None:
+                tracer.came_from_softmax(out, len(self.attentions) - 1, structure.keys, call.shape[call.dim])
         else:
             with tracer.paused():
                 out = func(*args, **kwargs)
                 assert origin is not None
                 tracer.came_from_queries(out[0] if isinstance(out, tuple) else out, origin)
-            self._confirm(len(self.sightings) - 1)
-            sighting.head_size = call.query.shape[-1]
-            sighting.asked = None if call.key is None else (call.query, call.key)
-        if reading is not None:
+            self._confirm(len(self.attentions) - 1)
+            attention.head_size = call.query.shape[-1]
+            attention.asked = None if call.key is None else (call.query, call.key)
+        if structure is not None:
             with tracer.paused():
-                self._describe(sighting, reading, call)
+                self._describe(attention, structure, call)
         return out
 
-    def _read(self, origin: Tensor | None, call: Call) -> Reading | None:
-        """Read the scores of a call. The last reading is reused, because most layers repeat the one before."""
+    def _read(self, origin: Tensor | None, call: Call) -> Structure | None:
+        """Read the scores of a call. The last answer is reused, because most layers repeat the one before."""
         how = call.shape, call.dim, call.query is None, self.heads
         small = None if origin is None else compact(origin)
         if small is not None and self._before is not None and self._before[0] == how and small.equal(self._before[1]):
             return self._before[2]
-        reading = read(origin, call, self._tracer.origins, self.heads)
-        self._before = None if small is None else (how, small, reading)
-        return reading
+        structure = structure_of(origin, call, self._tracer.origins, self.heads)
+        self._before = None if small is None else (how, small, structure)
+        return structure
 
     def _origin_of_scores(self, call: Call) -> Tensor | None:
         if call.query is None or call.key is None:
@@ -201,8 +201,8 @@ class Finder(Noting):
             key = key.transpose(-1, -2)
         return rules.scores(query, key, call.shape)
 
-    def _describe(self, sighting: Sighting, reading: Reading, call: Call) -> None:
-        layout = reading.layout
+    def _describe(self, attention: AttentionCall, structure: Structure, call: Call) -> None:
+        layout = structure.layout
         batch, _, queries, keys = layout.sizes(call.shape)
         valid = None if call.valid is None else layout.canonical_mask(call.valid, call.shape)
         if call.scores is not None:
@@ -210,27 +210,27 @@ class Finder(Noting):
         if not layout.has_queries:
             return
         if valid is None:
-            sighting.tokens = torch.ones(batch, layout.number_of_keys(keys), dtype=torch.bool)
+            attention.tokens = torch.ones(batch, layout.number_of_keys(keys), dtype=torch.bool)
             return
         valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
         if layout.has_sinks and not bool((valid.any(-2) & ~layout.are_keys(keys, valid.device)).any()):
             # Keys that the model forbids to all queries are padding, whose number varies with the length.
             layout = replace(layout, sinks_before=0, sinks_after=0)
-            sighting.reading = replace(reading, layout=layout)
+            attention.structure = replace(structure, layout=layout)
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
         of_samples = valid.reshape(*[1] * (4 - valid.dim()), *valid.shape)
-        sighting.tokens = of_samples.any(2).any(1).expand(batch, -1)
+        attention.tokens = of_samples.any(2).any(1).expand(batch, -1)
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
-        sighting.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
+        attention.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
     def _confirm(self, number: int | None) -> None:
-        """Note that the weights of a sighting (``None``: other weights) are multiplied by values."""
+        """Note that the weights of a attention (``None``: other weights) are multiplied by values."""
         if number is None:
             if self._running:
                 self.hidden.append(tuple(self._running))
             return
-        sighting = self.sightings[number]
-        if not sighting.weighted and sighting.reading is not None and sighting.reading.relation == "self":
-            for call in sighting.running:
-                call.attentions += 1
-        sighting.weighted = True
+        attention = self.attentions[number]
+        if not attention.weighted and attention.structure is not None and attention.structure.relation == "self":
+            for call in attention.running:
+                call.attention_count += 1
+        attention.weighted = True

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from torch import nn
 
 from attnreg.errors import InputError
-from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.discovery.blocks import ModuleCall, lists_around
 from attnreg.sites import HiddenInfo, Site, Where
 
 
-class FoundHidden(NamedTuple):
+class HiddenModelSite(NamedTuple):
     """A hidden-state site of a model."""
 
     info: HiddenInfo  # the site as providers see it
@@ -38,12 +38,12 @@ class _Place(NamedTuple):
     call: ModuleCall
     axes: str
     chosen: bool
-    attention: FoundSite | None = None  # its self-attention
+    attention: ModelSite | None = None  # its self-attention
 
 
 def hidden_sites(
-    model: nn.Module, found: Discovery, chosen: Sequence[FoundSite], is_chosen: Callable[[Site], bool]
-) -> list[FoundHidden]:
+    model: nn.Module, found: Discovery, chosen: Sequence[ModelSite], is_chosen: Callable[[Site], bool]
+) -> list[HiddenModelSite]:
     """Return the hidden-state sites of a model, in the order in which they run.
 
     Blocks are those around ``chosen`` attention, and the entries beside them, such as Mamba layers, that return hidden
@@ -63,12 +63,12 @@ def hidden_sites(
         if place is begun or (place.attention and place.attention.begins_again(begun.attention)):
             wheres = ("embeddings", *wheres)
         if place.chosen:
-            sites += [FoundHidden(HiddenInfo(**vars(site), where=where), call, place.axes) for where in wheres]
+            sites += [HiddenModelSite(HiddenInfo(**vars(site), where=where), call, place.axes) for where in wheres]
     classifier = found.classifier
     if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
         last = next((place.site for place in reversed(places) if place.chosen), Site())
         info = HiddenInfo(**{**vars(last), "name": found.names[classifier.module]}, where="pooled")
-        sites.append(FoundHidden(info, classifier, "bc"))
+        sites.append(HiddenModelSite(info, classifier, "bc"))
     return sites
 
 
@@ -76,7 +76,7 @@ def _named(found: Discovery, call: ModuleCall) -> str:
     return found.names[call.module] + (f"#{call.index + 1}" if call.index else "")
 
 
-def _around_attention(found: Discovery, chosen: Sequence[FoundSite]) -> list[_Place]:
+def _around_attention(found: Discovery, chosen: Sequence[ModelSite]) -> list[_Place]:
     places: dict[int, _Place] = {}
     for site in found.sites:
         block, info = site.block, site.info
@@ -95,7 +95,7 @@ def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Sit
     lists = {found.names[place.call.module].rpartition(".")[0]: place for place in reversed(places)}
     for call in found.entries:
         held, _, key = found.names[call.module].rpartition(".")
-        if held not in lists or call.attentions or not call.is_block:
+        if held not in lists or call.attention_count or not call.is_block:
             continue
         other, beside, axes = lists[held][:3]
         its_key = found.names[beside.module].rpartition(".")[2]
@@ -124,11 +124,11 @@ def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str
     return next((path for path, _, _ in lists_around(model, found.names[call.module])), "")
 
 
-def _axes(site: FoundSite, shape: tuple[int, ...], samples: int) -> str:
+def _axes(site: ModelSite, shape: tuple[int, ...], samples: int) -> str:
     """Return the dimensions of a block's states, which follow from the numbers of samples and queries."""
     if len(shape) != 3:
         return ""
-    batch, _, queries, _ = site.layout.sizes(site.sighting.shape)
+    batch, _, queries, _ = site.layout.sizes(site.attention.shape)
     if batch == queries and site.layout.has_queries:
         raise InputError(
             f"Samples and tokens of the hidden states around {site.info.name} cannot be distinguished, because there "

@@ -10,9 +10,9 @@ from typing import get_args
 from torch import nn
 
 from attnreg.errors import AttnRegWarning, CoverageWarning, InputError, NoAttentionError, listed
-from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.discovery.coverage import stack_left_out
-from attnreg.injection.discovery.hidden import FoundHidden
+from attnreg.injection.discovery.hidden import HiddenModelSite
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
 from attnreg.sites import HiddenInfo, Site, Stack, Where, layer_indices, on_layers
@@ -30,7 +30,7 @@ def choose(
     layers: Sequence[int] | None = None,
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
-) -> list[FoundSite]:
+) -> list[ModelSite]:
     """Return the sites on the given layers, in the given stacks and modules; by default all self-attention."""
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted)):
@@ -55,8 +55,8 @@ def choose(
 
 
 def asked_for(
-    provider: Regularizer, found: Sequence[FoundHidden], chosen: Sequence[FoundSite], model: nn.Module
-) -> list[FoundHidden]:
+    provider: Regularizer, found: Sequence[HiddenModelSite], chosen: Sequence[ModelSite], model: nn.Module
+) -> list[HiddenModelSite]:
     """Return the hidden-state sites, of those on the chosen layers, at which a provider inside this one is asked."""
     asked = {each.info: _asked_at(provider, each.info) for each in found}
     for each in provider.parts():
@@ -86,7 +86,7 @@ def _asked_at(provider: Regularizer, site: HiddenInfo) -> list[Regularizer]:
     return [*found, provider] if isinstance(provider, HiddenProvider) and site.where in provider.places else found
 
 
-def check_blocks(who: str, chosen: Sequence[FoundSite]) -> None:
+def check_blocks(who: str, chosen: Sequence[ModelSite]) -> None:
     """Raise if a chosen self-attention has no block around it, which a provider needs; ``who`` begins the message."""
     without = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
     if without:
@@ -133,9 +133,9 @@ def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) ->
 
 def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
     """Warn if several attentions share a module that runs on other sequences in the same pass."""
-    first: dict[nn.Module, FoundSite] = {}
+    first: dict[nn.Module, ModelSite] = {}
     again = [site for site in found.sites if site.begins_again(first.setdefault(site.module, site))]
-    shared = [next(call.module for call in site.sighting.running if call.is_repeated) for site in again]
+    shared = [next(call.module for call in site.attention.running if call.is_repeated) for site in again]
     if several := [module for module in shared if shared.count(module) > 1]:
         name = found.names[several[0]]
         warnings.warn(
@@ -146,7 +146,7 @@ def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
         )
 
 
-def _check_patterns(patterns: Sequence[str], sites: Sequence[FoundSite]) -> None:
+def _check_patterns(patterns: Sequence[str], sites: Sequence[ModelSite]) -> None:
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise InputError(f"Expected `modules` to be a name or pattern, or a list of them, got {list(patterns)!r}.")
     for pattern in patterns:

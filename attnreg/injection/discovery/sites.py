@@ -15,106 +15,108 @@ from attnreg.errors import NoAttentionError
 from attnreg.injection.backends.base import Parts
 from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery.blocks import ModuleCall, block_of, number_layers
-from attnreg.injection.discovery.finder import Sighting
+from attnreg.injection.discovery.finder import AttentionCall
 from attnreg.injection.discovery.origins import NOTHING, compact
-from attnreg.injection.discovery.reading import Reading
+from attnreg.injection.discovery.structure import Structure
 from attnreg.sites import SiteInfo, Stack
 
 
 @dataclass(frozen=True, eq=False)
-class FoundSite:
+class ModelSite:
     """An attention site of a model."""
 
     info: SiteInfo  # the site as providers see it
-    sighting: Sighting  # where the dry run saw it
+    attention: AttentionCall  # where the dry run saw it
     layout: Layout  # layout of its scores
     block: ModuleCall | None = None  # the Transformer block that contains it, if it is self-attention in a block
     parts: Parts | None = None  # how it is split, if it is computed in several parts
-    others: tuple[Sighting, ...] = ()  # the sightings of its other parts
+    others: tuple[AttentionCall, ...] = ()  # the attentions of its other parts
 
     @property
     def module(self) -> nn.Module:
         """The module whose own forward computes the attention."""
-        return self.sighting.place.module
+        return self.attention.place.module
 
-    def begins_again(self, first: FoundSite | None) -> bool:
+    def begins_again(self, first: ModelSite | None) -> bool:
         """Whether it is a later call of the module of ``first``, on another sequence instead of the states of that."""
-        if first is None or first.module is not self.module or first.sighting.place is self.sighting.place:
+        if first is None or first.module is not self.module or first.attention.place is self.attention.place:
             return False
-        readings = (each.sighting.reading for each in (first, self))
-        streams, others = (frozenset() if reading is None else reading.streams for reading in readings)
+        structures = (each.attention.structure for each in (first, self))
+        streams, others = (frozenset() if structure is None else structure.streams for structure in structures)
         return bool(streams and others) and streams.isdisjoint(others)
 
 
-def sites_of(model: nn.Module, names: Mapping[nn.Module, str], sightings: Sequence[Sighting]) -> tuple[FoundSite, ...]:
+def sites_of(
+    model: nn.Module, names: Mapping[nn.Module, str], attentions: Sequence[AttentionCall]
+) -> tuple[ModelSite, ...]:
     """Return the attention sites of a model, given the names of its modules and the attention seen in them."""
-    _settle(sightings, names)
-    parts = _in_parts(sightings)
-    later = {sighting for _, others in parts.values() for sighting in others}
-    sightings = [sighting for sighting in sightings if sighting not in later]
-    stacks = [_stack(sighting) for sighting in sightings]
-    layers: dict[Sighting, tuple[int, int]] = {}  # and the depth of its stack
+    _settle(attentions, names)
+    parts = _in_parts(attentions)
+    later = {attention for _, others in parts.values() for attention in others}
+    attentions = [attention for attention in attentions if attention not in later]
+    stacks = [_stack(attention) for attention in attentions]
+    layers: dict[AttentionCall, tuple[int, int]] = {}  # and the depth of its stack
     for stack in dict.fromkeys(stacks):
-        inside = [sighting for sighting, each in zip(sightings, stacks, strict=True) if each == stack]
-        numbers, depth = number_layers(model, [names[sighting.place.module] for sighting in inside])
-        layers |= {sighting: (number, depth) for sighting, number in zip(inside, numbers, strict=True)}
+        inside = [attention for attention, each in zip(attentions, stacks, strict=True) if each == stack]
+        numbers, depth = number_layers(model, [names[attention.place.module] for attention in inside])
+        layers |= {attention: (number, depth) for attention, number in zip(inside, numbers, strict=True)}
     seen: Counter[tuple[nn.Module, int]] = Counter()
     sites = []
-    for sighting, stack in zip(sightings, stacks, strict=True):
-        place, reading, path = sighting.place, sighting.reading, names[sighting.place.module]
-        assert reading is not None
-        kind, others = parts.get(sighting, (None, []))
+    for attention, stack in zip(attentions, stacks, strict=True):
+        place, structure, path = attention.place, attention.structure, names[attention.place.module]
+        assert structure is not None
+        kind, others = parts.get(attention, (None, []))
         seen[place.module, place.index] += 1
         again = seen[place.module, place.index]
         info = SiteInfo(
             name=path + (f"#{place.index + 1}" if place.index else "") + (f"@{again}" if again > 1 else ""),
-            layer=layers[sighting][0],
-            num_layers=layers[sighting][1],
+            layer=layers[attention][0],
+            num_layers=layers[attention][1],
             stack=stack,
-            heads=sighting.heads,
-            head_size=sighting.head_size,
-            shares_keys=reading.layout.has_queries and kind != "blocks",
-            in_parts=sighting in parts,
+            heads=attention.heads,
+            head_size=attention.head_size,
+            shares_keys=structure.layout.has_queries and kind != "blocks",
+            in_parts=attention in parts,
         )
-        block = block_of(model, path, sighting.running)
-        sites.append(FoundSite(info, sighting, reading.layout, block, kind, tuple(others)))
+        block = block_of(model, path, attention.running)
+        sites.append(ModelSite(info, attention, structure.layout, block, kind, tuple(others)))
     return tuple(sites)
 
 
-def _settle(sightings: Sequence[Sighting], names: Mapping[nn.Module, str]) -> None:
+def _settle(attentions: Sequence[AttentionCall], names: Mapping[nn.Module, str]) -> None:
     """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size."""
-    layouts = [(each, each.reading.layout) for each in reversed(sightings) if each.reading and each.reading.sure]
+    layouts = [(each, each.structure.layout) for each in reversed(attentions) if each.structure and each.structure.sure]
     known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
     known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}
-    for sighting in sightings:
-        reading = sighting.reading
-        if reading is None or reading.sure:
+    for attention in attentions:
+        structure = attention.structure
+        if structure is None or structure.sure:
             continue
-        kind = sighting.backend, sighting.rank
-        layout = known.get((type(sighting.place.module), *kind)) or known.get((sighting.shape[0], *kind))
+        kind = attention.backend, attention.rank
+        layout = known.get((type(attention.place.module), *kind)) or known.get((attention.shape[0], *kind))
         if layout is not None:
-            sighting.reading = replace(reading, layout=layout)
-        elif sighting.rank == 3:
+            attention.structure = replace(structure, layout=layout)
+        elif attention.rank == 3:
             raise NoAttentionError(
-                f"Samples and heads share a dimension at {names[sighting.place.module]}, and their order is not "
+                f"Samples and heads share a dimension at {names[attention.place.module]}, and their order is not "
                 "clear from one sample. Pass `example_inputs` with two samples."
             )
 
 
-def _stack(sighting: Sighting) -> Stack:
-    assert sighting.reading is not None
-    if sighting.reading.relation != "self":
+def _stack(attention: AttentionCall) -> Stack:
+    assert attention.structure is not None
+    if attention.structure.relation != "self":
         return "cross"
-    inside_decoder = any(isinstance(call.module, nn.TransformerDecoderLayer) for call in sighting.running)
-    return "decoder" if sighting.causal or inside_decoder else "encoder"
+    inside_decoder = any(isinstance(call.module, nn.TransformerDecoderLayer) for call in attention.running)
+    return "decoder" if attention.causal or inside_decoder else "encoder"
 
 
-def _in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list[Sighting]]]:
-    """Group the sightings of attention that is computed in parts: by the first part, the kind and the other parts."""
-    groups: dict[int, list[Sighting]] = defaultdict(list)
-    for sighting in sightings:
-        groups[id(sighting.place)].append(sighting)
-    found: dict[Sighting, tuple[Parts, list[Sighting]]] = {}
+def _in_parts(attentions: Sequence[AttentionCall]) -> dict[AttentionCall, tuple[Parts, list[AttentionCall]]]:
+    """Group the attentions of attention that is computed in parts: by the first part, the kind and the other parts."""
+    groups: dict[int, list[AttentionCall]] = defaultdict(list)
+    for attention in attentions:
+        groups[id(attention.place)].append(attention)
+    found: dict[AttentionCall, tuple[Parts, list[AttentionCall]]] = {}
     for first, *others in groups.values():
         kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
         if None in kinds or not kinds or kinds > {"values"}:
@@ -123,9 +125,9 @@ def _in_parts(sightings: Sequence[Sighting]) -> dict[Sighting, tuple[Parts, list
     return found
 
 
-def _kind(a: Sighting, b: Sighting) -> Parts | None:
-    """Return how two sightings in one module call are parts of one attention; ``None`` if they are not."""
-    one, other = a.reading, b.reading
+def _kind(a: AttentionCall, b: AttentionCall) -> Parts | None:
+    """Return how two attentions in one module call are parts of one attention; ``None`` if they are not."""
+    one, other = a.structure, b.structure
     assert one is not None
     assert other is not None
     alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
@@ -142,8 +144,8 @@ def _kind(a: Sighting, b: Sighting) -> Parts | None:
     return "rows" if alike and keys else "queries" if alike and _begin_alike(one, other) else "blocks"
 
 
-def _begin_alike(one: Reading, other: Reading) -> bool:
-    """Whether two readings have the same keys, or one the first keys of the other."""
+def _begin_alike(one: Structure, other: Structure) -> bool:
+    """Whether two structures have the same keys, or one the first keys of the other."""
     if not one.layout.has_queries:
         return False
     a, b = (

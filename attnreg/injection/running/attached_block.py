@@ -18,15 +18,15 @@ from torch.utils._pytree import tree_leaves
 from attnreg.draws import Draws
 from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced
-from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.discovery.blocks import input_names
-from attnreg.injection.discovery.hidden import FoundHidden
+from attnreg.injection.discovery.hidden import HiddenModelSite
 from attnreg.injection.running.attached_module import AttachedModule
 from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import Count, number_of
 from attnreg.injection.running.repetition import checkpoint_around
-from attnreg.injection.running.shadow import Shadow
+from attnreg.injection.running.replaced_forward import ReplacedForward
 from attnreg.sites import HiddenInfo, HiddenSite, Site, SiteInfo, Where
 
 ADDS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
@@ -46,7 +46,7 @@ class BlockCall:
     foreign: frozenset[str]  # names of the model's masks that had another number of tokens in the dry run
 
 
-class AttachedBlock(Shadow[BlockCall]):
+class AttachedBlock(ReplacedForward[BlockCall]):
     """Runs a block on hidden states as the provider changes them, and changes its output, unless it is skipped.
 
     If the provider skips the block, it returns its input hidden states.
@@ -163,17 +163,17 @@ def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
 def attached_blocks(
     passes: Passes,
     found: Discovery,
-    chosen: Sequence[FoundSite],
-    states: Sequence[FoundHidden],
+    chosen: Sequence[ModelSite],
+    states: Sequence[HiddenModelSite],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
     skips = chosen if passes.provider.may_skip_blocks else ()
-    inside: dict[tuple[nn.Module, int], list[FoundSite]] = defaultdict(list)
+    inside: dict[tuple[nn.Module, int], list[ModelSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
             inside[site.block.module, site.block.index].append(site)
-    around: dict[tuple[nn.Module, int], dict[Where, FoundHidden]] = defaultdict(dict)
+    around: dict[tuple[nn.Module, int], dict[Where, HiddenModelSite]] = defaultdict(dict)
     for each in states:
         around[each.module, each.call.index][each.info.where] = each
     calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*inside, *around)}
@@ -187,9 +187,9 @@ def attached_blocks(
 
 
 def _call(
-    sites: Sequence[FoundSite],
-    states: Mapping[Where, FoundHidden],
-    chosen: Sequence[FoundSite],
+    sites: Sequence[ModelSite],
+    states: Mapping[Where, HiddenModelSite],
+    chosen: Sequence[ModelSite],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> BlockCall | None:
     inside = [site for site in sites if site in chosen]
@@ -199,7 +199,7 @@ def _call(
         return None
     places = {where: (each.info, each.axes) for where, each in states.items()}
     changed = (info for where, (info, _) in places.items() if where != "embeddings")
-    called = {(seen.place.module, seen.place.index) for site in sites for seen in (site.sighting, *site.others)}
+    called = {(seen.place.module, seen.place.index) for site in sites for seen in (site.attention, *site.others)}
     attached = tuple(modules[module] for module, _ in called if module in modules)
     info = None if own is None else own.info
     chosen_here = (*(site.info for site in inside), *changed)
@@ -207,7 +207,7 @@ def _call(
     return BlockCall(block.first, block.alone, info, chosen_here, attached, places, foreign)
 
 
-def _foreign(states: FoundHidden) -> frozenset[str]:
+def _foreign(states: HiddenModelSite) -> frozenset[str]:
     given = masks_of(states.call.around[0]) if states.call.around and "t" in states.axes else {}
     return frozenset(n for n, mask in given.items() if mask.shape[-1] != states.call.shape[states.axes.index("t")])
 

@@ -13,14 +13,14 @@ from torch import nn
 from attnreg.errors import NoAttentionError
 from attnreg.injection.backends import BACKENDS
 from attnreg.injection.backends.layout import Layout
-from attnreg.injection.discovery import Discovery, FoundSite
+from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.running.attached_attention import AttentionMode, Planned
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.shadow import Shadow
+from attnreg.injection.running.replaced_forward import ReplacedForward
 from attnreg.sharding import is_sharded
 
 
-class AttachedModule(Shadow[tuple[Planned, ...]]):
+class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def __init__(
@@ -72,21 +72,21 @@ class AttachedModule(Shadow[tuple[Planned, ...]]):
             return self.plain(*args, **kwargs)
 
 
-def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[FoundSite]) -> dict[nn.Module, AttachedModule]:
+def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[ModelSite]) -> dict[nn.Module, AttachedModule]:
     """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
-    sites = {part: site for site in chosen for part in (site.sighting, *site.others)}
+    sites = {part: site for site in chosen for part in (site.attention, *site.others)}
     again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
-    modules = dict.fromkeys(sighting.place.module for sighting in sites)  # in running order
+    modules = dict.fromkeys(attention.place.module for attention in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
-    for sighting in found.sightings:
-        if sighting in again:
+    for attention in found.attentions:
+        if attention in again:
             continue
-        around = next((call for call in reversed(sighting.running) if call.module in modules), None)
+        around = next((call for call in reversed(attention.running) if call.module in modules), None)
         if around is not None:
-            layout = Layout() if sighting.reading is None else sighting.reading.layout
-            site = sites.get(sighting)
+            layout = Layout() if attention.structure is None else attention.structure.layout
+            site = sites.get(attention)
             info, parts = (None, None) if site is None else (site.info, site.parts)
-            planned = Planned(sighting.backend, sighting.rank, info, layout, parts)
+            planned = Planned(attention.backend, attention.rank, info, layout, parts)
             plans[around.module][around.index].append(planned)
     attached = {}
     for module, calls in plans.items():

@@ -18,7 +18,7 @@ AGAIN = "Call `handle.detach()`, then `attach` again"
 class Changes:
     """Raises if masked modules or the modules around them were replaced, and warns of those that never run.
 
-    ``masked`` are the shadows of masked modules.
+    ``masked`` are the replaced forwards of masked modules.
     """
 
     def __init__(self, model: nn.Module, masked: Sequence[Any], names: Mapping[nn.Module, str]) -> None:

@@ -14,7 +14,7 @@ from attnreg.errors import InputError
 from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
 from attnreg.injection.discovery.blocks import ModuleCall, input_names
-from attnreg.injection.discovery.sites import FoundSite
+from attnreg.injection.discovery.sites import ModelSite
 from attnreg.sites import Stack
 
 OF_ENCODERS = "attention_mask", "src_key_padding_mask"
@@ -136,7 +136,7 @@ def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
     return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
 
 
-def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[Key, Convention] | None:
+def conventions_of(model: nn.Module, sites: Sequence[ModelSite]) -> dict[Key, Convention] | None:
     """Return the convention of each mask that modules around self-attention were given, by name, rank and kind.
 
     ``None`` for models of transformers, whose names tell it.
@@ -145,7 +145,7 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[Key, Co
         return None
     found: dict[Key, Convention] = {}
     for site, tokens in _attended(sites):
-        for number, call in enumerate(site.sighting.running):
+        for number, call in enumerate(site.attention.running):
             names = OF_DECODERS if number == 0 and site.info.stack == "decoder" else OF_ENCODERS
             given = {} if hasattr(call.module, "config") else masks_of(call)  # those of transformers are known
             for name, mask in given.items():
@@ -161,18 +161,18 @@ def conventions_of(model: nn.Module, sites: Sequence[FoundSite]) -> dict[Key, Co
     return found
 
 
-def hides_padding(sites: Sequence[FoundSite], conventions: Mapping[Any, Convention] | None) -> bool:
+def hides_padding(sites: Sequence[ModelSite], conventions: Mapping[Any, Convention] | None) -> bool:
     """Whether a model of one's own masked padding in the dry run, but not by a mask that is known."""
     is_known = conventions is None or not {"token", "padding"}.isdisjoint(conventions.values())
     states = (tokens for site, tokens in _attended(sites) if site.block and tokens.shape[1] in site.block.shape)
     return not is_known and not all(bool(tokens[:, :-1].all()) for tokens in states)  # the last: strictly causal
 
 
-def _attended(sites: Sequence[FoundSite]) -> Iterator[tuple[FoundSite, Tensor]]:
+def _attended(sites: Sequence[ModelSite]) -> Iterator[tuple[ModelSite, Tensor]]:
     """Yield whole self-attention, with the keys ``(B, K)`` to which any query attended."""
     for site in sites:
-        if site.sighting.tokens is not None and site.info.stack != "cross" and site.parts is None:
-            yield site, site.sighting.tokens
+        if site.attention.tokens is not None and site.info.stack != "cross" and site.parts is None:
+            yield site, site.attention.tokens
 
 
 def masks_of(call: ModuleCall) -> dict[str, Tensor]:

@@ -229,8 +229,8 @@ class Repeatable(State):
         if checkpoint.is_masked and checkpoint.settings != self.settings():
             raise RuntimeError(
                 "Gradient checkpointing cannot repeat the masks of the regularizer, because its settings, epoch or "
-                "step, or the training mode, have changed since the forward pass. Run the backward pass before `eval()`, "
-                "`on_epoch()`, `handle.step()` and new rates."
+                "step, or the training mode, have changed since the forward pass. Run the backward pass before "
+                "`eval()`, `on_epoch()`, `handle.step()` and new rates."
             )
         state = checkpoint.state.now()
         state.repeats = Repetition(checkpoint, iter([*checkpoint.begun]))

@@ -17,7 +17,7 @@ Relation = Literal["self", "cross", "learned queries"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Structure:
     """The kind of an attention."""
 
     layout: Layout  # layout of its scores
@@ -29,7 +29,7 @@ class Reading:
     in_order: bool = True  # whether queries and keys are in the same order, as far as known
 
 
-def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Reading | None:
+def structure_of(origin: Tensor | None, call: Call, origins: Origins, heads: int | None = None) -> Structure | None:
     """Derive the kind of an attention; ``None`` if its scores, of this ``origin``, are no products of queries and keys.
 
     ``heads`` is H, if known (in ``nn.MultiheadAttention``).
@@ -67,7 +67,7 @@ def read(origin: Tensor | None, call: Call, origins: Origins, heads: int | None 
     layout = replace(layout, sinks_before=before, sinks_after=after, rest_asks=0 < before + after == columns - rows)
     streams = frozenset(origins.streams(query_part))
     in_order = relation != "self" or not _is_shuffled(query_part, key_part, layout)
-    return Reading(layout, relation, keys, sure, streams, (query_part, key_part), in_order)
+    return Structure(layout, relation, keys, sure, streams, (query_part, key_part), in_order)
 
 
 def _relation(queries: Tensor, keys: Tensor, shape: tuple[int, ...], dim: int, origins: Origins) -> Relation:

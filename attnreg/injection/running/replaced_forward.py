@@ -27,7 +27,7 @@ OWN_DROPOUT = nn.modules.dropout._DropoutNd
 MAY_DRAW = OWN_DROPOUT, nn.RNNBase
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 MARK = "_attnreg"
-OF_PARTS = "module", "_shadowed"  # what a shadow has in a copy of a part of the model
+OF_PARTS = "module", "_before"  # what is kept in a copy of a part of the model
 What = TypeVar("What")
 
 
@@ -47,7 +47,7 @@ class Mark:
         return Mark, (None, None)  # a pickled handle fills it in
 
 
-class Shadow(Generic[What]):
+class ReplacedForward(Generic[What]):
     """Replaces the ``forward`` of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
@@ -64,9 +64,9 @@ class Shadow(Generic[What]):
         self.whats = tuple(whats)
         self.name = name
         self.calls = passes.counted(len(self.whats))
-        self.inside: tuple[Calls, ...] = ()  # of the shadows in this module, its own included
+        self.inside: tuple[Calls, ...] = ()  # of the replaced forwards in this module, its own included
         self.installed: Any = None
-        self._shadowed: Any = None
+        self._before: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
@@ -78,7 +78,7 @@ class Shadow(Generic[What]):
 
     def install(self, handle: object) -> None:
         """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
-        self._shadowed = self.module.__dict__.get("forward")
+        self._before = self.module.__dict__.get("forward")
         setattr(self.module, MARK, Mark(handle, self.passes.model))
         forward = functools.partial(_uncompiled if self.passes.uncompiled else _forward, self)
         forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
@@ -88,14 +88,14 @@ class Shadow(Generic[What]):
     def remove(self) -> None:
         """Restore the module's forward."""
         if self.module.__dict__.get("forward") is self.installed:
-            if self._shadowed is None:
+            if self._before is None:
                 del self.module.forward
             else:
-                self.module.forward = self._shadowed
+                self.module.forward = self._before
         self.installed = None  # if something else has wrapped the forward since, it now calls the plain one
         self.module.__dict__.pop(MARK, None)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shadow[What]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacedForward[What]:
         # In a copy of a part of the model, see `Mark`, the module runs its plain forward.
         copied = memo[id(self)] = object.__new__(type(self))
         is_part = self.installed is None or id(self.passes.model) not in memo
@@ -126,31 +126,31 @@ class Shadow(Generic[What]):
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
-        if self._shadowed is not None:
-            return self._shadowed(*args, **kwargs)
+        if self._before is not None:
+            return self._before(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
-# Shadows are partials of a module-level function: closures could be neither pickled nor copied.
-def _forward(shadow: Shadow[Any], *args: Any, **kwargs: Any) -> Any:
-    if args and args[0] is shadow.module:
+# They are partials of a module-level function: closures could be neither pickled nor copied.
+def _forward(replaced: ReplacedForward[Any], *args: Any, **kwargs: Any) -> Any:
+    if args and args[0] is replaced.module:
         args = args[1:]  # accelerate turns the forward into a bound method
-    if shadow.installed is None:
-        return shadow.plain(*args, **kwargs)
-    passes = shadow.passes
+    if replaced.installed is None:
+        return replaced.plain(*args, **kwargs)
+    passes = replaced.passes
     if passes.seeds_own and torch.compiler.is_compiling() and rooms_of((*args, *kwargs.values())):
-        return _uncompiled(shadow, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
+        return _uncompiled(replaced, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
     passes.quiet = passes.repeats is None and is_quiet()
     if not passes.quiet:
         if passes.repeats is None and in_backward():
-            passes.check_plain(shadow.name, shadow.module)
-            return shadow.plain(*args, **kwargs)
+            passes.check_plain(replaced.name, replaced.module)
+            return replaced.plain(*args, **kwargs)
         passes.checkpoints()
     if passes.latest.is_running:
-        return shadow.forward(*args, **kwargs)
+        return replaced.forward(*args, **kwargs)
     try:
-        shadow.enter(args, kwargs)
-        output = shadow.forward(*args, **kwargs)
+        replaced.enter(args, kwargs)
+        output = replaced.forward(*args, **kwargs)
     except BaseException:
         passes.end()
         raise
@@ -168,7 +168,7 @@ _uncompiled = torch.compiler.disable(_forward)
 _uncompiled.__name__ = _uncompiled.__qualname__ = "_uncompiled"  # so that it can be pickled
 
 
-class AttachedEntry(Shadow[None]):
+class AttachedEntry(ReplacedForward[None]):
     """The attached model, or a module in it that contains several of its attentions.
 
     If it contains all, it is ``whole``: each call from outside is a forward pass.
@@ -257,10 +257,10 @@ def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) 
     return [module for module, inside in held.items() if len(inside) > 1 and module not in whole]
 
 
-def connect(shadows: Sequence[Shadow[Any]]) -> None:
-    """Tell each shadow which others are in its module."""
+def connect(forwards: Sequence[ReplacedForward[Any]]) -> None:
+    """Tell each replaced forward which others are in its module."""
     of: dict[nn.Module, list[Calls]] = {}
-    for shadow in shadows:
-        of.setdefault(shadow.module, []).append(shadow.calls)
-    for shadow in shadows:
-        shadow.inside = tuple(calls for module in shadow.module.modules() for calls in of.get(module, ()))
+    for replaced in forwards:
+        of.setdefault(replaced.module, []).append(replaced.calls)
+    for replaced in forwards:
+        replaced.inside = tuple(calls for module in replaced.module.modules() for calls in of.get(module, ()))
