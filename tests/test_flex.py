@@ -11,6 +11,8 @@ import types
 import pytest
 import torch
 import transformers as hf
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as torchs
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers.integrations import flex_attention as kernels
@@ -249,3 +251,52 @@ def test_nothing_is_left_behind(name, trainable_flex):
     assert vars(Traces(model)) == vars(before)
     assert torch.equal(hidden(model), plain)
     assert names == (torchs.flex_attention, kernels.flex_attention, kernels.compile_friendly_flex_attention)
+
+
+COUNTER = CompileCounterWithBackend("eager")
+COMPILED = torch.compile(flex_attention, backend=COUNTER)
+
+
+class Compiled(nn.Module):
+    """Self-attention that calls a compiled kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (2, 8)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return COMPILED(q, k, v).transpose(1, 2).flatten(2)
+
+
+FALLING = {"total_steps": 10, "p": [(0, 0.5), (1, 0)]}
+AS_OFTEN = {
+    "scores": lambda: attnreg.AttentionDropout(0.1, placement="scores"),
+    "whole keys": lambda: attnreg.DropKey(0.1, share_queries=True),
+    "heads and scores": lambda: attnreg.DropHead(0.2) & attnreg.DropKey(0.2),
+    "a schedule": lambda: attnreg.Scheduled(attnreg.DropKey(), **FALLING),
+}
+
+
+def compilations(provider):
+    """Count how often the kernel of four layers is compiled in steps of several lengths, then with a frozen layer."""
+    torch._dynamo.reset()
+    COUNTER.clear()
+    model, x = nn.Sequential(*(Compiled() for _ in range(4))), torch.randn(2, 16, 16)
+    handle = None if provider is None else attnreg.attach(model, provider, example_inputs=(x,))
+    counts = []
+    for length in (16, 16, 32, 48, 128):
+        model(torch.randn(2, length, 16))
+        counts.append(COUNTER.frame_count)
+        if handle is not None:
+            handle.step()
+    model[0].requires_grad_(False)
+    model(x)
+    return [*counts, COUNTER.frame_count]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch's compiler
+@pytest.mark.parametrize("name", AS_OFTEN)
+def test_the_kernel_is_compiled_as_often_as_the_plain_models(name, monkeypatch, trainable_flex):
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
+    assert compilations(AS_OFTEN[name]()) == compilations(None)
