@@ -258,6 +258,7 @@ def test_a_backward_pass_that_computes_again_has_the_same_masks_or_is_refused(bu
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # which torch itself looks at
+@pytest.mark.slow
 def test_a_block_that_is_compiled_in_place_after_attaching():
     model = bert()
     with attnreg.attach(model, attnreg.AttentionDropout(0.5, placement="scores")) as handle:

@@ -19,7 +19,6 @@ from tests.helpers.passes import (
     models,
     run,
     same,
-    saved,
     under_both_kernels,
     without_dropout,
 )
@@ -104,7 +103,7 @@ def test_attached_trains_otherwise_than_plain_and_stays_finite(case, provider_ca
 def test_copies_are_attached_to_a_copy_of_the_provider(case, provider_case):
     model, batch = case.build(), case.batch()
     with attnreg.attach(model, provider_case.make(model)) as handle:
-        clones = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), saved(model)]
+        clones = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]  # torch.save: tests/test_copies.py
         expected = run(model, batch)
         for clone in clones:
             assert same(run(clone, batch), expected)

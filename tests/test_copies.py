@@ -1,6 +1,7 @@
 """A copy of a part of an attached model is plain; one of the whole is attached to a copy of the regularizer."""
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -10,7 +11,6 @@ from torch import nn
 import attnreg
 from attnreg.injection.attachment import handles
 from tests.helpers.models import small
-from tests.helpers.passes import saved
 
 
 def test_a_copy_of_a_part_is_plain():
@@ -30,6 +30,13 @@ def test_a_copy_of_a_part_is_plain():
     assert torch.equal(block(x), expected)
     with attnreg.attach(copy.deepcopy(model), attnreg.AttentionLayerDrop(1.0)) as other:
         assert len(other.sites) == 3
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def pickled(value):

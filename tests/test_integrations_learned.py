@@ -8,6 +8,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
+from tests.cases import sample
 from tests.helpers.regularizers import Learned, Priced
 from tests.helpers.trainers import Gradients, Rows, Sentences, arguments, bert, column, regularized
 from tests.method_cases import weights
@@ -75,7 +76,7 @@ def test_accumulated_penalties_are_one_penalty(tmp_path, case):
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention])
+@pytest.mark.parametrize("kind", sample([attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention], lambda kind: kind is attnreg.ConcreteDropout))  # fmt: skip
 def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
     options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
     whole, resumed = (regularized(tmp_path, kind.for_model(model), model, **options) for model in (bert(), bert()))

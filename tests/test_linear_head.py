@@ -15,7 +15,7 @@ from sklearn.model_selection import StratifiedKFold
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments import fit_linear_head
-from attnreg.experiments.tasks.models.linear_head import STRENGTHS
+from attnreg.experiments.tasks.models import linear_head
 from attnreg.experiments.tasks.models.pooling import pool
 from tests.commands import assert_sentence, ran
 from tests.method_cases import batches, bert
@@ -33,8 +33,15 @@ PADDED = {
     "right": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]),
     "left": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]),
 }
+STRENGTHS = [1e-2, 1.0, 1e2]
 IDS = torch.tensor([[3, 4, 5, 6, 7], [3, 4, 8, 3, 4]])
 PLACES = {"cls": lambda n: n[0], "last": lambda n: n[-1], "mean": None}
+
+
+@pytest.fixture(autouse=True)
+def few_strengths(monkeypatch):
+    """A third of the strengths that are tried, and a third of the time."""
+    monkeypatch.setattr(linear_head, "STRENGTHS", STRENGTHS)
 
 
 @pytest.mark.parametrize("side", PADDED)

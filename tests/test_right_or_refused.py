@@ -27,7 +27,7 @@ from attnreg.training import (
     Rounds,
     adamw,
 )  # fmt: skip
-from tests.cases import CACHE, SMALL, bert_in_float64
+from tests.cases import CACHE, SMALL, bert_in_float64, sample
 from tests.helpers.trainers import Rows, arguments, bert
 from tests.own_dropout_cases import SOUND
 
@@ -215,6 +215,7 @@ def test_a_trainer_has_one_callback(tmp_path):
         AttnRegCallback(handle).add_to(trainer)
 
 
+@pytest.mark.slow
 def test_the_mean_rate_counts_compiled_passes():
     model = bert_in_float64(num_hidden_layers=1)
     with attnreg.attach(model, attnreg.AttentionDropout(0.4)) as handle:
@@ -228,7 +229,7 @@ def test_the_mean_rate_counts_compiled_passes():
         assert abs(handle.rates.mean()["encoder.0"] - float(torch.stack(rates).mean())) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "attention"])
+@pytest.mark.parametrize("method", sample(["gradient", "integrated_gradients", "attention"], lambda method: method == "gradient"))  # fmt: skip
 def test_a_layer_that_the_model_skips_in_the_first_pass_has_no_attribution(method):
     still = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
     config = hf.Wav2Vec2Config(**{**SOUND, "num_hidden_layers": 3}, **still, layerdrop=0.4, apply_spec_augment=False)

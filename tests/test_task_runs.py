@@ -9,6 +9,7 @@ import torch
 
 from attnreg.experiments.tasks import get_task, load_model
 from tests import task_data as made
+from tests.cases import sample
 from tests.commands import assert_sentence, ran, read_lines
 from tests.helpers.runs import assert_goes_on
 
@@ -74,7 +75,7 @@ def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
 RIGHT_ANSWERS = ["--rewards", "Rewards(score='accuracy')"]
 
 
-@pytest.mark.parametrize("task", made.KINDS)
+@pytest.mark.parametrize("task", sample(made.KINDS, lambda task: task in ("mnli", "wmt16-en-ro")))
 @pytest.mark.parametrize(
     ("name", "options"),
     [

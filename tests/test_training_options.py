@@ -128,7 +128,7 @@ def test_an_accelerator_is_used_unless_the_cpu_is_asked_for(monkeypatch):
 
 def test_a_small_model_trains_with_one_thread_unless_told_otherwise(cli, tmp_path, monkeypatch):
     before = torch.get_num_threads()
-    few = ("recipe", "finetune", "--epochs", 1, "--train-size", 32, "--device", "cpu")
+    few = ("recipe", "finetune", "--epochs", 1, "--train-size", 8, "--device", "cpu")
     try:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         for threads, options, variable in ((1, (), None), (3, ("--threads", 3), None), (2, (), "2")):

@@ -1,7 +1,6 @@
 """Passes of a model: outputs and gradients under a seed, alone and in checkpoints, and what a model looks like from outside."""
 
 import functools
-import io
 
 import pytest
 import torch
@@ -66,13 +65,6 @@ def run(model, batch, seed=3):
 
 def same(a, b):
     return torch.equal(a[0], b[0]) and all(x is y is None or torch.equal(x, y) for x, y in zip(a[1], b[1], strict=True))
-
-
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def checkpointed(case, make, seed=3):
