@@ -94,7 +94,7 @@ def of(logits, labels):
 
 
 test_what_has_no_classes_or_no_prompt_is_refused = refused(
-    (lambda: CrossEntropy(bert(), prompt=0.1), "Only causal language models have a `prompt` to weigh; Bert"),
+    (lambda: CrossEntropy(bert(), prompt=0.1), "Only causal language models have a `prompt` to weigh, and Bert"),
     (lambda: CrossEntropy(llama(), smoothing=1.0), "Expected `smoothing`"),
     (lambda: CrossEntropy(llama(), prompt=-1.0), "Expected `prompt`"),
     (lambda: of(torch.zeros(2, 1), torch.zeros(2)), "CrossEntropy needs labels that are classes"),

@@ -73,7 +73,7 @@ class Averaged(TrainingMethod):
             if len(theirs) != len(start) or not all(map(torch.equal, theirs, start)):
                 raise InputError(
                     f"Expected networks with the same weights before training, got others in method {number}: give "
-                    "each method a copy of one network, or their mean is none."
+                    "each method a copy of one network."
                 )
         self._before = self._latest() if self.wise < 1 else []
         self._average: list[Tensor] = []

@@ -61,7 +61,9 @@ class CrossEntropy:
         self.prompt = not_negative("prompt", prompt)
         self.weights = weights
         if prompt and not shifts_labels(model):
-            raise InputError(f"Only causal language models have a `prompt` to weigh; {type(model).__name__} is none.")
+            raise InputError(
+                f"Only causal language models have a `prompt` to weigh, and {type(model).__name__} is not one."
+            )
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the loss of a batch."""

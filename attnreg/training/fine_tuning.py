@@ -291,6 +291,6 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
     parts = [{**batch, **{name: value[begin:end] for name, value in split.items()}} for begin, end in bounds]
     terms = [terms_of(model, part) for part in parts]
     total = sum(terms)
-    if not total:  # the loss of the whole batch is no number either
+    if not total:  # the loss of the whole batch is NaN, too
         return [(batch, 1.0)]
     return [(part, term / total) for part, term in zip(parts, terms, strict=True) if term]

@@ -90,7 +90,7 @@ class SAM(FineTuning):
         with put_back((*(weight for weight, _ in moved), *self.model.buffers())):
             with torch.no_grad():
                 for weight, gradient in moved:
-                    # `where`, because zero times an infinite gradient is no number.
+                    # `where`, because zero times an infinite gradient is NaN.
                     weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
             self.optimizer.zero_grad(set_to_none=True)
             yield

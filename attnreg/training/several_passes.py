@@ -276,7 +276,7 @@ class FreeLBLoss(EmbeddingObjective):
             raise InputError("FreeLB needs a loss that depends on the token embeddings: they may be detached in it.")
         gradient = gradient.masked_fill(~real, 0.0)
         norm = torch.linalg.vector_norm(gradient, dim=(dim, 2), keepdim=True)
-        # `where`, because zero times an infinite gradient is no number.
+        # `where`, because zero times an infinite gradient is NaN.
         moved = torch.where(norm.isfinite() & (norm > 0), gradient / norm, 0.0) * self.step_size + delta.detach()
         norm = torch.linalg.vector_norm(moved, dim=(dim, 2), keepdim=True)
         return torch.where(norm > self.radius, moved * (self.radius / norm), moved)

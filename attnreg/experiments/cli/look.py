@@ -131,7 +131,7 @@ def plot(run: Path, layer: int, tokens: str | None) -> None:
 @option("--compile", "compiled", is_flag=True, help="Also compile the model and compare its predictions.")
 @click.pass_context
 def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
-    """Show what is random in a model, and measure what of it repeats.
+    """Show what is random in a model, and measure whether it repeats.
 
     MODEL is a folder with a model of transformers, or its name. Its head is that of its configuration. The exit code is
     1 if there is a fault.

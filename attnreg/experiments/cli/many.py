@@ -119,9 +119,9 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
 
     first = study_in(folder)
     first.check_methods()
-    place, told = free_folder(first.folder, "runs", lambda place: study_in(place).other_options)
+    place, note_of_folder = free_folder(first.folder, "runs", lambda place: study_in(place).other_options)
     study = study_in(place)
-    for note in (*study.notes, *filter(None, [told])):
+    for note in (*study.notes, *filter(None, [note_of_folder])):
         click.echo(note, err=True)
     study.check_folder()
     from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
@@ -178,9 +178,9 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     def search_in(place: Path) -> Search:
         return Search(varied, replace(held_out, folder=place), design["runs"], design["sampler_seed"])
 
-    folder, told = free_folder(folder, "a search", lambda place: search_in(place).other_options)
-    if told is not None:
-        click.echo(told, err=True)
+    folder, note = free_folder(folder, "a search", lambda place: search_in(place).other_options)
+    if note is not None:
+        click.echo(note, err=True)
     model = _model(options) if varied.providers else None
     layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
     made = replace(search_in(folder), space=replace(varied, layers=layers))

@@ -180,10 +180,10 @@ def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
             if not (group.never_acted and "first acts in" in text):
                 alike.setdefault(re.sub(r"\d+", "0", text), []).append((group.name, text))
     total = sum(len(group.runs) for group in groups)
-    for told in alike.values():
-        names = dict.fromkeys(name for name, _ in told)
+    for warnings in alike.values():
+        names = dict.fromkeys(name for name, _ in warnings)
         whose = "" if len(names) == len(groups) else f"{', '.join(names)}: "
-        yield f"Warning: {whose}{told[0][1]}" + f" ({len(told)} of {total} runs)" * (len(told) < total)
+        yield f"Warning: {whose}{warnings[0][1]}" + f" ({len(warnings)} of {total} runs)" * (len(warnings) < total)
 
 
 def _learned(group: Group) -> bool:

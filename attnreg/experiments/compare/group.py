@@ -93,8 +93,8 @@ class Group:
     def training_time(self) -> float:
         """Mean training time in seconds: CPU time where the runs were on a CPU and tell it, else time by the clock."""
         on_cpu = all(result["environment"].get("device") == "cpu" for result in self.results)
-        told = all("training_cpu_seconds" in result for result in self.results)
-        return self.mean("training_cpu_seconds" if on_cpu and told else "training_seconds")
+        known = all("training_cpu_seconds" in result for result in self.results)
+        return self.mean("training_cpu_seconds" if on_cpu and known else "training_seconds")
 
     @cached_property
     def records(self) -> list[list[dict[str, Any]]]:

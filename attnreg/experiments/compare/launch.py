@@ -86,8 +86,8 @@ def _make(words: Sequence[str], log: Path, threads: int, stopped: Sequence[objec
 
     It also ends when this process ends.
     """
-    told = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "ATTNREG_CHILD": "1"}
-    command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **told}
+    variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "ATTNREG_CHILD": "1"}
+    command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **variables}
     with log.open("wb") as file:
         stdin, stderr = subprocess.PIPE, subprocess.STDOUT
         with subprocess.Popen(command, stdin=stdin, stdout=file, stderr=stderr, env=environment) as child:

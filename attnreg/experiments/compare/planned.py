@@ -74,10 +74,10 @@ class PlannedRun:
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1]
-        told = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or [
+        messages = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or [
             "stopped; repeat the command to continue it"
         ]
-        return next((line for line in told if line.startswith("Error: ")), told[0])
+        return next((line for line in messages if line.startswith("Error: ")), messages[0])
 
     @property
     def result(self) -> dict[str, Any]:

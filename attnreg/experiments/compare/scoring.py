@@ -75,5 +75,5 @@ def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[s
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
         failures = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
-    told = [failure for failure in failures if failure is not None]
-    return [f"{len(told)} scores are missing. The first: {told[0]}"] if len(told) > 1 else told
+    known = [failure for failure in failures if failure is not None]
+    return [f"{len(known)} scores are missing. The first: {known[0]}"] if len(known) > 1 else known

@@ -46,12 +46,12 @@ class History:
 
 
 def best_of(records: Sequence[Record], key: str) -> Record:
-    """Return the record with the best score, the earliest one in a tie; a score that is no number is the worst."""
+    """Return the record with the best score, the earliest one in a tie; NaN is the worst score."""
     return max(records, key=lambda record: rank(record[key]))
 
 
 def rank(score: float) -> float:
-    """Return what a score is compared by: one that is no number, as a correlation of constants, is the lowest."""
+    """Return a score for comparisons; NaN, such as a correlation of constants, counts as the lowest."""
     return -math.inf if math.isnan(score) else score
 
 

@@ -164,10 +164,10 @@ def fresh(settings: Settings) -> tuple[Settings, str | None]:
         reader = RunReader(folder)
         return ", ".join(settings.differences(reader.config).values()) if reader.kept else None
 
-    path, told = free_folder(settings.output_dir, "a run", others_in)
+    path, note = free_folder(settings.output_dir, "a run", others_in)
     if settings.resume and not path.exists():
         return settings, None
-    return replace(settings, output_dir=path), told
+    return replace(settings, output_dir=path), note
 
 
 def free_folder(path: Path, held: str, others_in: Callable[[Path], str | None]) -> tuple[Path, str | None]:

@@ -49,8 +49,8 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     network.train(training)
     shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
     _, losses, weights, parts = zip(*shared, strict=True)
-    told = dict(zip(labelled.order, (answer for part in parts for answer in part), strict=True))
-    records = kind.records([told[row] for row in range(len(told))], labelled.references)
+    by_row = dict(zip(labelled.order, (answer for part in parts for answer in part), strict=True))
+    records = kind.records([by_row[row] for row in range(len(by_row))], labelled.references)
     return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
 
 

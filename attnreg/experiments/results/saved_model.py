@@ -234,7 +234,7 @@ def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
 
 
 def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
-    """Return what a model was asked to be scored on, as it is written to the file of the scores."""
+    """Return the request to score a model, for the file of the scores."""
     given = {name: value for name, value in options.items() if value is not None}
     folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
     content = None if folder is None else checksum(folder)

@@ -86,9 +86,9 @@ def recipe(
         def callback(**options: Any) -> None:
             settings = _settings(options)
             check_paths(settings)
-            settings, told = fresh(settings)
-            if told is not None and os.environ.get("RANK", "0") == "0":
-                click.echo(told, err=True)
+            settings, note = fresh(settings)
+            if note is not None and os.environ.get("RANK", "0") == "0":
+                click.echo(note, err=True)
             try:
                 if (report := RunFolder(settings.output_dir).last_report(settings)) is not None:
                     click.echo(report)

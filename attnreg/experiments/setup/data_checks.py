@@ -115,5 +115,5 @@ def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
 def _texts(task: Task, rows: Dataset) -> list[Any]:
     """Return what tells rows apart: their texts, or the pixels of their images."""
     columns = (column_of(rows, name) for name in (*task.columns, *task.choices))
-    told = ([(x.size, x.mode, x.tobytes()) if hasattr(x, "tobytes") else repr(x) for x in column] for column in columns)
-    return list(zip(*told, strict=True))
+    keys = ([(x.size, x.mode, x.tobytes()) if hasattr(x, "tobytes") else repr(x) for x in column] for column in columns)
+    return list(zip(*keys, strict=True))

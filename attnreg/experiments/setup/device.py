@@ -43,8 +43,8 @@ def device_name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """Return the CPU's product name, or its architecture where the system does not tell."""
-    told = Path("/proc/cpuinfo")  # Linux; `platform.processor` is empty there
-    lines = told.read_text(errors="replace").splitlines() if told.exists() else []
+    file = Path("/proc/cpuinfo")  # Linux; `platform.processor` is empty there
+    lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next(iter(names), platform.processor() or platform.machine())
 

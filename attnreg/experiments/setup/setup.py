@@ -163,8 +163,8 @@ class Setup:
     @property
     def warnings(self) -> list[str]:
         """The warnings among the remarks, and why the regularizer never acts."""
-        told = [remark.removeprefix(WARNING) for remark in self.remarks if remark.startswith(WARNING)]
-        return told if self.asleep is None else [*told, self.asleep]
+        warnings = [remark.removeprefix(WARNING) for remark in self.remarks if remark.startswith(WARNING)]
+        return warnings if self.asleep is None else [*warnings, self.asleep]
 
     @property
     def total_steps(self) -> int:

@@ -126,7 +126,7 @@ def plain_label(value: Any) -> Any:
 def names_of(values: Iterable[Any]) -> list[str]:
     """Return the class names of labels: integers (also as text) first, then words, each sorted.
 
-    An empty text is none, nor is a fraction, in a column of numbers also as text.
+    Empty texts do not count, nor do fractions; in a column of numbers, fractions may be texts.
 
     Example:
         >>> names_of([10, 2, "2", "", "b", "a"])

@@ -127,8 +127,8 @@ def _command(comparison: Comparison) -> str:
     methods = [method.typed for method in comparison.methods]
     options = {**comparison.options, **design}
     held = options.pop("validation_rows", None)
-    told = shlex.join(["attnreg", "compare", *methods, *typed_words(options)])
-    return told if held is None else f"{told}  # in a study file, with `validation_rows: {held}`"
+    command = shlex.join(["attnreg", "compare", *methods, *typed_words(options)])
+    return command if held is None else f"{command}  # in a study file, with `validation_rows: {held}`"
 
 
 def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -> Iterator[str]:

@@ -84,8 +84,8 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
     curves = {name: runs for name, runs in curves.items() if all(runs)}
     records, where = [record for runs in curves.values() for run in runs for record in run], groups[0].where
     if not any(len(run) > 1 for runs in curves.values() for run in runs):
-        told = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
-        return Paragraph(told)
+        missing = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
+        return Paragraph(missing)
     path, metric = folder / "learning.png", groups[0].metric
     keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
     names = [folded(name, 48, 2) for name in curves]

@@ -42,8 +42,8 @@ def write_study_report(study: Study) -> list[Table]:
     if not reported:
         missing.append(f"No run has a score on {study.report_on} yet: repeat the command.")
     declared = _declared(study, reported)
-    told = [f"{task}: {text}" for task, methods in groups.items() for text in warnings_of([*methods.values()])]
-    opening = [*told, *_verdict(declared), *study.notes, *missing]
+    warnings = [f"{task}: {text}" for task, methods in groups.items() for text in warnings_of([*methods.values()])]
+    opening = [*warnings, *_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
     shown: list[Table] = []
     on = f" on {study.report_on}" if study.report_on else ""

@@ -107,10 +107,10 @@ def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
         method, config = methods[group.name], group.first["config"]
         values = {**{name: config[name] for name in not_common(groups)}, **config["own"]}
         flag = group.runs[0].settings.flag
-        told = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
+        typed = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
         tries = str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
         given = {"as given": method.text} if has_aliases else {}
-        rows.append({"method": method.name, **given, "options": told or "none", "tries": tries})
+        rows.append({"method": method.name, **given, "options": typed or "none", "tries": tries})
     return Table.of(rows, texts=(0, 1, 2) if has_aliases else (0, 1))
 
 

@@ -195,7 +195,7 @@ class Search:
         scores, failed = [run.score for run in runs if run.finished], [run for run in runs if not run.finished]
         failure = (failed[0].failure or "no output") if failed else None
         if failure is None and any(map(math.isnan, scores)):
-            failed, failure = [*runs], "its score is no number"
+            failed, failure = [*runs], "its score is NaN"
         trial = trials.tell(trial, scores, failure)
         if failed:
             return f"{name} failed: {failure} (see {failed[0].log})"
@@ -254,10 +254,10 @@ def _summary(search: Search, trials: Trials, made: Sequence[PlannedRun]) -> str:
     """Say how many trials and runs there were, and what they cost."""
     states = [trial.state for trial in trials.all]
     names = {"complete": "complete", "failed": "failed", "running": "unfinished"}
-    told = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
+    counts = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
     minutes = sum(run.seconds for run in made if run.finished) / 60
     runs = f"{len(made)} runs of at most {search.runs}"
-    return f"{len(states)} trials ({told}) in {runs}. The runs took {minutes:.1f} min, one after another."
+    return f"{len(states)} trials ({counts}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 
 def _table(trials: Sequence[Trial]) -> Table:

@@ -28,7 +28,7 @@ CAPTIONS = {
     "convergence": "Training loss, and loss and score on the scored rows, over steps.",
     "game": "Scores and winner of each round, rewards, and the Attacker's chance to win.",
     "probe": "Score while attention is dropped.",
-    "attention": "Attention of one sample in layer 0, and what the regularizer drops of it.",
+    "attention": "Attention of one sample in layer 0, and what the regularizer drops.",
 }
 
 
