@@ -27,8 +27,7 @@ from attnreg.experiments.fit.table import (
 )
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
-from attnreg.experiments.results.document import save
-from attnreg.experiments.results.saved_model import _table
+from attnreg.experiments.results.document import save, save_rows
 
 _MOST_COLUMNS = 20  # of probabilities
 _SETUP, _RESULT = "fit.json", "result.json"
@@ -89,7 +88,7 @@ def predict_file(model: Path, data: Path, text_columns: str | None, output: Path
     if taken := [name for name in made if name in columns]:
         raise InputError(f"{data} has a column {taken[0]!r}, which the predictions would have: rename it.")
     both = {**columns, **made}
-    write_text(output, _table([dict(zip(both, row, strict=True)) for row in zip(*both.values(), strict=True)], output))
+    save_rows([dict(zip(both, row, strict=True)) for row in zip(*both.values(), strict=True)], output)
     yield f"Predictions of {len(texts)} rows saved to {output}"
     for doubt in dict.fromkeys(filter(None, doubts)):
         yield f"{doubts.count(doubt)} rows: {doubt}."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import html
 import io
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,12 +158,19 @@ def save(blocks: Sequence[Block], folder: Path) -> None:
         write_text(folder / name, content)
 
 
-def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write rows as a CSV file; what a row lacks is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows to a ``.jsonl`` or ``.csv`` file, in which lists and objects are JSON; what a row lacks is empty."""
+    to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
+    if path.suffix == ".jsonl":
+        write_text(path, "".join(to_json(row) + "\n" for row in rows))
+        return
+    ends_lines = any(isinstance(value, str) and "\r" in value for row in rows for value in row.values())
+    quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which leaves a lone carriage return bare
+    writer = csv.writer(text := io.StringIO(), lineterminator="\n", quoting=quoting)
+    writer.writerow(columns := list(dict.fromkeys(name for row in rows for name in row)))
+    for row in rows:
+        values = [row.get(name) for name in columns]
+        writer.writerow([to_json(value) if isinstance(value, (list, dict)) else value for value in values])
     write_text(path, text.getvalue())
 
 

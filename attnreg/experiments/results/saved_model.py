@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import functools
 import hashlib
-import io
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
+from attnreg.experiments.results.document import save_rows
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.data_checks import input_warnings
@@ -134,9 +132,7 @@ class SavedModel:
         named = [task.labels[number] for number in predictions] if cls.has_classes else predictions
         given = rows.remove_columns(task.label).to_list()
         given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
-        write_text(
-            file, _table([{**row, "prediction": answer} for row, answer in zip(given, named, strict=True)], file)
-        )
+        save_rows([{**row, "prediction": answer} for row, answer in zip(given, named, strict=True)], file)
         return len(rows)
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
@@ -156,20 +152,6 @@ class SavedModel:
         for sentence in input_warnings(kind, rows, name):
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
         return to_score(kind.encode(rows), self.batch_size, kind, self._place)
-
-
-def _table(rows: Sequence[Mapping[str, Any]], file: Path) -> str:
-    """Return rows as lines of JSON, or as a table whose lists and objects are JSON; pandas would change numbers."""
-    to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
-    if file.suffix == ".jsonl":
-        return "".join(to_json(row) + "\n" for row in rows)
-    ends_lines = any(isinstance(value, str) and "\r" in value for row in rows for value in row.values())
-    quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which leaves a lone carriage return bare
-    writer = csv.writer(text := io.StringIO(), lineterminator="\n", quoting=quoting)
-    writer.writerow(rows[0])
-    for row in rows:
-        writer.writerow([to_json(value) if isinstance(value, (list, dict)) else value for value in row.values()])
-    return text.getvalue()
 
 
 def _config(run: Path) -> dict[str, Any]:

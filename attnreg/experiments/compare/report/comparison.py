@@ -225,4 +225,4 @@ def _write_csv(comparison: Comparison) -> None:
         row |= {name: value for name, value in result.items() if isinstance(value, (int, float))}
         row |= result["environment"]  # the commit, CPU, torch and so on
         rows.append(row | {"folder": run.folder.relative_to(comparison.folder).as_posix()})
-    document.save_csv(rows, comparison.folder / "results.csv")  # search runs have fewer metrics
+    document.save_rows(rows, comparison.folder / "results.csv")  # search runs have fewer metrics

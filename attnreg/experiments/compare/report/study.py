@@ -65,7 +65,7 @@ def write_study_report(study: Study) -> list[Table]:
     blocks += [Heading("Each comparison"), Paragraph(links)]
     study.folder.mkdir(parents=True, exist_ok=True)
     document.save(blocks, study.folder)
-    document.save_csv(list(_csv_rows(study, groups)), study.folder / "results.csv")
+    document.save_rows(list(_csv_rows(study, groups)), study.folder / "results.csv")
     return shown
 
 
