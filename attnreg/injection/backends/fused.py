@@ -50,7 +50,7 @@ class Attention:
             return self._uniform()
         if mask.weights is not None and not self.layout.has_sinks:
             rest, factor = mask.factored()
-        if rest.is_empty:
+        if factor is not None and rest.is_empty:
             mode.note(mask)
             out = run()
         elif (options := self.kernel_options(rest)) is not None:
@@ -95,9 +95,9 @@ class Attention:
         for each in mask.drawn[1:]:
             keep = each.written_out() if keep is None else keep & each.written_out()
         return {
-            "valid": _four(self.allowed.given, keys),
+            "valid": None if self.allowed.given is None else _four(self.allowed.given, keys),
             "causal": None if self.allowed.causal is None else 0,
-            "keep": _four(keep, keys),
+            "keep": None if keep is None else _four(keep, keys),
             "scale": self.scale,
             "scores": mask.drawn[0] if mask.drawn else None,
             "weights": mask.drawn_weights,
@@ -164,9 +164,7 @@ class Attention:
         return weights @ value
 
 
-def _four(mask: Tensor | None, keys: int) -> Tensor | None:
+def _four(mask: Tensor, keys: int) -> Tensor:
     """Return a mask with four dimensions, the last of which is in full."""
-    if mask is None:
-        return None
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     return mask.expand(*mask.shape[:3], keys)

@@ -61,7 +61,8 @@ class FusedAttention(Backend):
         if site is None:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         layout = site.layout
-        allowed = mode.read(materialized(attn_mask), is_causal, shape[-2], shape[-1], query.device)
+        mask = attn_mask if attn_mask is None or type(attn_mask) is Tensor else materialized(attn_mask)
+        allowed = mode.read(mask, is_causal, shape[-2], shape[-1], query.device)
         whole, queries, keys, values = allowed, query, key, value
         if not (layout.is_plain and query.ndim == key.ndim == 4 and query.shape[0] == key.shape[0]):
             queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))

@@ -47,7 +47,7 @@ class Pass:
     allowed: dict[Any, Allowed] = field(default_factory=dict)  # what masks allow, by the mask, while it runs
     padding: Padding | None = None  # its padding masks, while it runs
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
-    number: int | None = None  # the same, once it is read
+    mixed: int | None = None  # the same, once it is read, from which seeds of sites are derived
     mark: int = 0  # of the state of torch's generator when the seed was drawn
     drew_first: bool = False  # whether it drew before its sites
     counts: dict[tuple[int, int], int] = field(default_factory=dict)  # number of draws so far, by kind and layer

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
-from attnreg.functional.seeded import fold_seed, is_traced, transformed
+from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import (
@@ -32,6 +32,7 @@ from attnreg.injection.running.forward_pass import (
 from attnreg.injection.running.own_draws import OwnDraws
 from attnreg.injection.running.padding import Padding, check_windows
 from attnreg.injection.running.repetition import Repeatable, foreign_function, in_hook
+from attnreg.kernels.seeds import mix_64
 from attnreg.regularizer.abilities import PATIENCE, Watch, that_look_at_batches
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import Site
@@ -278,9 +279,9 @@ class Passes(Repeatable):
         number = ((count * len(KINDS) + kind) << 32) + site.layer
         if not self.quiet:
             return following(self.seed_of(now), number)
-        if now.number is None:
-            now.number = int(self.seed_of(now))
-        return fold_seed(now.number, number)
+        if now.mixed is None:
+            now.mixed = mix_64(int(self.seed_of(now)))
+        return mix_64(now.mixed + number)  # as `fold_seed` does
 
     def step(self) -> None:
         """Advance the provider's schedules, and forget what can no longer be repeated."""

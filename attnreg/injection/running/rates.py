@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,8 @@ class DropRates:
         With it come the rows that count. The pass has about as many sites as given.
         """
         place, rows = self.counters(1, sites, site.device), site.once("rows", site.rows)
-        self.note_count(site, replace(_counted(factor, site), dropped=place[0]))
+        count = _counted(factor, site)
+        self.note_count(site, Count(count.of, place[0], count.kept, count.weights))
         if factor is not None:
             kept = factor.detach() != 0
             rows = kept if rows is None else rows & kept
@@ -112,7 +113,7 @@ class DropRates:
         if torch.compiler.is_compiling():
             return torch.zeros(number, dtype=torch.int64, device=device)
         counters, used = self._counters or (None, 0)
-        if counters is None or used + number > len(counters) or counters.device != device:
+        if counters is None or used + number > counters.shape[0] or counters.device != device:
             counters, used = torch.zeros(max(number, room), dtype=torch.int64, device=device), 0
         self._counters = counters, used + number
         return counters[used : used + number]
