@@ -163,6 +163,23 @@ def test_a_bias_of_torchs_own_is_a_mask_like_any_other():
     assert torch.allclose(out, means, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_within_an_attention_module(randomness):
+    def one_by_one(a, x, y):
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+        if not a.training:  # in the dry run
+            return F.scaled_dot_product_attention(*a.heads(x, y))
+        return vmap(attend, randomness=randomness)(*a.heads(x, y))
+
+    model, x = Attention(one_by_one), torch.randn(1, 5, 16).repeat(3, 1, 1)
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x[:2],)):
+        first, second, _ = model(x)
+    assert torch.equal(first, second) is (randomness == "same")
+
+
 def test_attention_on_several_processes_is_refused():
     def shared(a, x, y):
         q, k, v = a.heads(x, y)

@@ -277,7 +277,7 @@ class Passes(Repeatable):
         count = now.counts.get((kind, site.layer), 0)
         now.counts[kind, site.layer] = count + 1
         number = ((count * len(KINDS) + kind) << 32) + site.layer
-        if not self.quiet:
+        if not self.quiet or transformed():  # within the module, too
             return following(self.seed_of(now), number)
         if now.mixed is None:
             now.mixed = mix_64(int(self.seed_of(now)))
