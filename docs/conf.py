@@ -118,7 +118,7 @@ def listing() -> str:
     for package, groups in autosummary_context["groups"].items():
         for title, names in groups.items():
             head = title if package == "attnreg" else f"{package}: {title.lower()}"
-            rows = [f"   ~{package}.{name}" for name in names]
+            rows = [f"   ~{name}" for name in names]
             lines += [head, "-" * len(head), "", f".. currentmodule:: {package}", ""]
             lines += [".. autosummary::", "   :nosignatures:", "", *rows, ""]
     return "\n".join(lines)
