@@ -17,7 +17,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running import forward_pass
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import MODELS
+from tests.cases import MODELS, sample
 from tests.helpers.games import make_game
 from tests.helpers.trainers import Rows, arguments, bert, column, regularized
 from tests.method_cases import weights
@@ -40,7 +40,7 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.slow if name in ("plain", "label smoothing") else []) for name in VARIANTS])  # fmt: skip
+@pytest.mark.parametrize("variant", sample(VARIANTS, lambda name: name.startswith("gradient")))
 def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant):
     model = bert()
     model.accepts_loss_kwargs = False  # the stock Trainer's error under gradient accumulation
@@ -62,7 +62,7 @@ def test_without_dropping_it_is_the_stock_trainer(tmp_path, monkeypatch, variant
     assert torch.equal(weights(ours.model), weights(stock.model))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sample(VARIANTS, lambda name: name.startswith("gradient")))
 def test_masks_in_every_other_epoch(tmp_path, variant):
     trainer = regularized(tmp_path, ad_drop(), **VARIANTS[variant], num_train_epochs=4)
     trainer.train()

@@ -38,7 +38,18 @@ def check(name, afterwards=False):
 
 
 # Others are of the same kinds, or in tests/test_contract.py.
-SLOW = {"deberta-v2", "t5", "big_bird", "swinv2", "qwen2_vl_vision", "informer", "canine", "segformer", "funnel"}
+SLOW = {
+    "deberta-v2",
+    "t5",
+    "jamba",
+    "big_bird",
+    "swinv2",
+    "qwen2_vl_vision",
+    "informer",
+    "canine",
+    "segformer",
+    "funnel",
+}
 
 
 @pytest.mark.parametrize(
