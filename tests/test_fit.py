@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 import transformers as hf
 
 import attnreg
@@ -13,6 +14,7 @@ from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, t
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.tasks import get_task, load_data, load_model
+from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
 from tests.commands import assert_sentence, ran, read_csv
 
 
@@ -279,3 +281,34 @@ def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
     assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
     (tmp_path / "empty").mkdir()
     assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")
+
+
+@pytest.mark.parametrize("family", ["Bert", "XLMRoberta"])
+def test_a_further_layer_computes_the_mean(family):
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    config = getattr(hf, f"{family}Config")(**sizes, pad_token_id=0, num_labels=3)
+    torch.manual_seed(0)
+    model = getattr(hf, f"{family}ForSequenceClassification")(config).eval()
+    ids = torch.randint(2, 30, (3, 7))
+    inputs = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] + [0] * 6])}
+    states = model.base_model(**inputs).last_hidden_state
+    means = torch.stack(
+        [row[: int(length)].mean(0) for row, length in zip(states, inputs["attention_mask"].sum(1), strict=True)]
+    )
+    assert pool_mean(model)
+    pooled = model.base_model(**inputs).last_hidden_state[:, 0]
+    alike = torch.cosine_similarity(pooled, means - means.mean(1, keepdim=True))
+    assert alike.min() > 0.999
+    made = with_mean_layer(model)
+    torch.testing.assert_close(made(**inputs).logits, model(**inputs).logits, atol=1e-4, rtol=1e-4)
+    assert len(made.base_model.encoder.layer) == 3
+    assert not made.base_model._forward_hooks
+    assert not pool_mean(
+        hf.DistilBertForSequenceClassification(hf.DistilBertConfig(n_layers=1, dim=8, n_heads=1, hidden_dim=8))
+    )

@@ -208,8 +208,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
             loaded = load_pretrained(task, model, pooling="own")
             self._pools = pool_mean(loaded.model)
+            if not self._pools:
+                what = f"{type(loaded.model).__name__} of {model}"
+                warnings.warn(
+                    f"The {what} cannot read the mean of its tokens, for which it was made.", AttnRegWarning, 2
+                )
         length = longest_input(loaded.model, self.max_length, task.max_length)
-        self.network_ = loaded.model
+        self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
 
 

@@ -95,7 +95,7 @@ class Race:
             if not self.is_time_for(alive, rounds, alive):
                 ended = f"Time ended the race after {fold + repeat * self.folds} of at most {folds} folds."
                 break
-            for each in alive:
+            for each in [*probes, *alive]:
                 self.train(each, repeat, fold)
             for each in self._losing([*alive, *probes]):
                 dropped[each] = self.score(each)
@@ -146,6 +146,8 @@ class Race:
 
     def train(self, which: Try, repeat: int, fold: int) -> None:
         """Train a try on a fold and keep its logits of the rows held out, unless they are there."""
+        if (repeat, fold) in self.done.get(which, {}):
+            return
         train, held = self.repeats[repeat][fold]
         number = repeat * self.folds + fold
         path = None if self.folder is None else self.folder / f"{str(which).replace(' ', '-')} {number}.npz"

@@ -90,12 +90,12 @@ class Report:
         found, score = self.found, self.found.estimate.score
         twice = 1 - (1 - score) * 0.5**found.decay
         said = [f"**More rows:** twice as many would score about {twice:.1%}, by the learning curve of a linear probe."]
-        half = max((s for t, s in zip(found.tries, found.scores, strict=True) if found.since[t] < found.seconds / 2))
-        gain = max(found.scores) - half
-        said.append(
-            f"**More time:** ways that were first tried in the second half of {duration(found.seconds)} gained "
-            f"{100 * gain:.1f} points. {found.ended}"
+        early = [s for t, s in zip(found.tries, found.scores, strict=True) if found.since[t] < found.seconds / 2]
+        gain = 100 * (max(found.scores) - max(early, default=0.0))
+        gained = (
+            f"ways that were first tried in the second half of {duration(found.seconds)} gained {gain:.1f} points. "
         )
+        said.append(f"**More time:** {gained * bool(early)}{found.ended}")
         sure = int(((self.predicted != self.labels) & (self.probabilities.max(1) > _SURE)).sum())
         if sure:
             said.append(

@@ -1,4 +1,4 @@
-"""Mean pooling that transformers computes by itself: a BERT's further layer, whose first token attends to all alike."""
+"""Mean pooling that transformers computes by itself: a further layer, in which all tokens are attended to alike."""
 
 from __future__ import annotations
 
@@ -9,53 +9,71 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_MEAN = 100.0  # weight of the mean beside the first token's own state, which a layer adds
-_FLAT = 0.5  # factor within the tanh of the pooler
+_MEAN = 100.0  # weight of the mean beside a token's own state, which a layer adds
+_FLAT = 0.5  # factor within the tanh that follows
+_POOLED = ("BertForSequenceClassification",)  # whose head reads the pooler's output
+_DENSE = (
+    "RobertaForSequenceClassification",
+    "XLMRobertaForSequenceClassification",
+    "CamembertForSequenceClassification",
+)
 
 
 def pool_mean(model: Any) -> bool:
-    """Let the head of a BERT read the normalized mean of all tokens, as :func:`with_mean_layer` computes it.
+    """Let the head of a BERT or RoBERTa read the normalized mean of all tokens, as :func:`with_mean_layer` computes it.
 
-    Changes the model in place, and returns whether it could: it must be ``BertForSequenceClassification``.
+    Changes the model in place, and returns whether it could. The dense layer before the head begins as the identity.
 
     Reference:
         The mean: Sentence-BERT (arXiv 1908.10084), Section 3.
     """
-    if type(model).__name__ != "BertForSequenceClassification":
+    name = type(model).__name__
+    if name not in (*_POOLED, *_DENSE):
         return False
-    model.bert.pooler.requires_grad_(False)
-    model.bert.register_forward_hook(_put_mean, with_kwargs=True)
+    if name in _DENSE:
+        _to_identity(model.classifier.dense, _FLAT)
+    else:
+        model.bert.pooler.requires_grad_(False)  # unused: its output is replaced
+    model.base_model.register_forward_hook(_put_mean, with_kwargs=True)
     return True
 
 
 def with_mean_layer(model: Any) -> Any:
     """Return a model without hooks that computes what one of :func:`pool_mean` does, in one layer more.
 
-    In this layer, the first token attends to all tokens alike; its feed-forward network adds nothing.
+    In this layer, each token attends to all tokens alike; its feed-forward network adds nothing.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers += 1
     made = type(model)(config)
     made.load_state_dict(model.state_dict(), strict=False)
-    layer, pooler = made.bert.encoder.layer[-1], made.bert.pooler.dense
-    with torch.no_grad():
-        for each in (each for part in (layer, made.bert.pooler) for each in part.modules()):
-            if isinstance(each, nn.Linear):
-                nn.init.zeros_(each.weight)
-                nn.init.zeros_(each.bias)
-            elif isinstance(each, nn.LayerNorm):
-                each.reset_parameters()
-        nn.init.eye_(layer.attention.self.value.weight).mul_(_MEAN)
-        nn.init.eye_(layer.attention.output.dense.weight)
-        nn.init.eye_(pooler.weight).mul_(_FLAT)
+    layer = made.base_model.encoder.layer[-1]
+    for each in layer.modules():
+        if isinstance(each, nn.Linear):
+            nn.init.zeros_(each.weight)
+            nn.init.zeros_(each.bias)
+        elif isinstance(each, nn.LayerNorm):
+            each.reset_parameters()
+    _to_identity(layer.attention.self.value, _MEAN)
+    _to_identity(layer.attention.output.dense, 1.0)
+    if type(model).__name__ in _POOLED:
+        _to_identity(made.bert.pooler.dense, _FLAT)
     return made.to(model.device).eval()
 
 
+def _to_identity(layer: nn.Linear, factor: float) -> None:
+    with torch.no_grad():
+        nn.init.eye_(layer.weight).mul_(factor)
+        nn.init.zeros_(layer.bias)
+
+
 def _put_mean(base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Replace the pooler's output; a forward hook of a BERT without its head, whose inputs have names."""
+    """Replace each token's state by their mean; a forward hook of a model without its head, whose inputs have names."""
     states: Tensor = output.last_hidden_state
     mask = kwargs["attention_mask"]
     mean = (mask / mask.sum(1, keepdim=True)).to(states.dtype)[:, None] @ states
-    normalized = F.layer_norm(mean[:, 0] + states[:, 0] / _MEAN, states.shape[-1:])
-    output["pooler_output"] = torch.tanh(_FLAT * normalized)
+    normalized = F.layer_norm(mean + states[:, :1] / _MEAN, states.shape[-1:])
+    output["last_hidden_state"] = normalized.expand_as(states)
+    if output.get("pooler_output") is not None:
+        output["pooler_output"] = torch.tanh(_FLAT * normalized[:, 0])
     return output
