@@ -11,6 +11,8 @@ import transformers as hf
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, temperature_of
+from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.tasks import get_task, load_data, load_model
@@ -241,6 +243,59 @@ def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
     assert np.mean(naive) > truth + 0.05
     assert abs(np.mean(corrected) - truth) < max(noise, 0.015)
     assert np.mean(covered) > 0.9
+
+
+class MadeUp:
+    """A bench on which tries take time and are right as often as told; nothing is trained."""
+
+    seconds = 0.01
+
+    def __init__(self, rows, time, right):
+        self.rows, self.time, self.right = rows, time, right
+
+    def measure(self):
+        pass
+
+    def out_of_fold(self, which, train, held, seed, tick):
+        self.time[0] += self.seconds * which.passes * len(train)
+        draw = np.random.default_rng([seed, *map(ord, str(which))])
+        is_right = draw.random(len(held)) < self.right(which)
+        answers = np.where(is_right, self.rows.labels[held], 1 - self.rows.labels[held])
+        return np.eye(2)[answers] * 4
+
+
+def raced(budget, right, monkeypatch, many=200):
+    """The outcome of a race with made-up scores, and the seconds that it took."""
+    time = [0.0]
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
+    rows = Rows.checked([f"text {number}" for number in range(many)], [number % 2 for number in range(many)])
+    return Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), "accuracy", 0, None).run(), time[0]
+
+
+@pytest.mark.parametrize("budget", [5, 15, 40, 100, 250, 1000])
+def test_a_race_leaves_time_to_train_the_best_on_all_rows(budget, monkeypatch):
+    found, spent = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert spent + MadeUp.seconds * 200 * found.best.passes <= budget
+    assert found.best.is_probe == (budget < 15)
+    assert found.ended.startswith("Time was short" if budget < 15 else "All 15" if budget == 1000 else "Time ended")
+
+
+def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
+    right = {True: 0.95, False: 0.75}
+    found, _ = raced(1000, lambda which: 0.55 if which.is_probe else right[which.ad_drop], monkeypatch)
+    assert found.best.ad_drop
+    assert any(which.is_probe for which in found.dropped)
+    assert any(which.is_plain for which in found.dropped)
+    assert found.in_folds.low < 0.95 < found.in_folds.high
+    assert found.in_folds.score == pytest.approx(0.95, abs=0.03)
+    assert found.estimate.score >= found.in_folds.score
+
+
+def test_a_race_that_fine_tuning_loses_ends_early(monkeypatch):
+    found, spent = raced(1000, lambda which: 0.95 if which.is_probe else 0.6, monkeypatch)
+    assert found.best.is_probe
+    assert found.ended == "A linear probe was better than all fine-tuning."
+    assert spent < 500
 
 
 def test_temperature_and_decay():

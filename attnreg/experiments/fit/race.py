@@ -72,6 +72,7 @@ class Race:
         self.folder, self.repeats = folder, list(rows.repeats(seed))
         self.done: dict[Try, dict[tuple[int, int], Logits]] = {}
         self.since: dict[Try, float] = {}
+        self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.folds, self.trainings = len(self.repeats[0]), 0
         if folder is not None:
             clock.resume(sum(float(np.load(each)["seconds"]) for each in folder.glob("*.npz")))
@@ -81,37 +82,55 @@ class Race:
         for penalty in PENALTIES:
             for fold in range(self.folds):
                 self.train(Try(penalty=penalty), 0, fold)
-        probes = [*self.done]
-        probe = self.leader(probes)
+        self.alive = [*self.done]
+        probe = self.leader(self.alive)
         self.clock.tell(f"{probe}: {self.score(probe):.1%} out of fold")
         self.bench.measure()
-        alive, later, dropped = self._entrants(probe), [*LATER], dict[Try, float]()
-        folds = len(self.repeats) * self.folds
-        ended = f"All {folds} folds were used." if alive else "There was no time for fine-tuning."
+        self.alive += (entrants := self._entrants(probe))
+        later, folds = [*LATER], len(self.repeats) * self.folds
+        ended = f"All {folds} folds were used."
         for repeat, fold in itertools.product(range(len(self.repeats)), range(self.folds)):
             rounds = 1 if repeat == 0 or fold else self.folds  # a repeat is of use only as a whole
-            if not alive:
+            while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(self.tuned * rounds):
+                self.drop(self.leader(self.tuned, worst=True))
+            if not self.tuned:
+                ended = (
+                    "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
+                )
                 break
-            if not self.is_time_for(alive, rounds, alive):
+            if not self.is_time_for(self.tuned * rounds):
                 ended = f"Time ended the race after {fold + repeat * self.folds} of at most {folds} folds."
                 break
-            for each in [*probes, *alive]:
+            for each in self.alive:
                 self.train(each, repeat, fold)
-            for each in self._losing([*alive, *probes]):
-                dropped[each] = self.score(each)
-                self.clock.tell(f"dropped {each}: {dropped[each]:.1%}")
-                alive, probes = ([other for other in some if other != each] for some in (alive, probes))
-            if not alive:
-                ended = "A linear probe was better than all fine-tuning."
-            while alive and later:  # one way more, which first makes up for the folds that others have done
-                leader, places = self.leader(alive), [*self.done[alive[0]]]
-                idea = replace(leader, **later.pop(0)(leader))
-                if idea not in self.done and self.is_time_for([idea], len(places) + 1, [*alive, idea]):
-                    for place in places:
-                        self.train(idea, *place)
-                    alive.append(idea)
+            for each in self._losing():
+                self.drop(each)
+            while self.tuned and later:
+                leader = self.leader(self.tuned)
+                if self.join(replace(leader, **later.pop(0)(leader))):
                     break
-        return self._conclude([*probes, *alive], dropped, probe, ended)
+        return self._conclude(probe, ended)
+
+    @property
+    def tuned(self) -> list[Try]:
+        """The ways of fine-tuning that are in the race."""
+        return [each for each in self.alive if not each.is_probe]
+
+    def drop(self, which: Try) -> None:
+        """Take a try out of the race."""
+        self.dropped[which] = self.score(which)
+        self.clock.tell(f"dropped {which}: {self.dropped[which]:.1%}")
+        self.alive.remove(which)
+
+    def join(self, which: Try) -> bool:
+        """Let a new try make up for the folds that others have done, if there is time for that and for a next fold."""
+        places = [*self.done[self.tuned[0]]]
+        if which in self.done or not self.is_time_for([*[which] * (len(places) + 1), *self.tuned]):
+            return False
+        for place in places:
+            self.train(which, *place)
+        self.alive.append(which)
+        return True
 
     def _entrants(self, probe: Try) -> list[Try]:
         """Return the ways of fine-tuning that begin the race, as long as there is time for."""
@@ -127,22 +146,13 @@ class Race:
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), 1e-4, penalty=probe.penalty, fits_head=True)
         some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
-        if self.is_time_for(some, len(some), some):
-            return some
-        return []
+        return some if self.is_time_for(some * len(some)) else []
 
-    def is_time_for(self, tries: list[Try], rounds: int, alive: list[Try]) -> bool:
-        """Whether tries can be trained on some folds, and then the longest of the others on all rows."""
-        return rounds * sum(map(self.cost, tries)) <= self.clock.left - self.reserve(alive)
-
-    def cost(self, which: Try) -> float:
-        """Estimate the seconds of training a try on a fold."""
-        train, held = self.repeats[0][0]
-        return self.bench.seconds * (which.passes * len(train) + len(held) / 3)
-
-    def reserve(self, alive: list[Try]) -> float:
-        """Estimate the seconds of training one of some tries on all rows, with some to spare."""
-        return 1.2 * self.bench.seconds * len(self.rows) * max((each.passes for each in alive), default=0.0) + 2.0
+    def is_time_for(self, tries: list[Try]) -> bool:
+        """Whether there is time for each of some tries on a fold, and then for the longest on all rows."""
+        (train, held), seconds = self.repeats[0][0], self.bench.seconds
+        in_folds = sum(seconds * (each.passes * len(train) + len(held) / 3) for each in tries)
+        return in_folds + 1.2 * seconds * len(self.rows) * max(each.passes for each in tries) + 2.0 <= self.clock.left
 
     def train(self, which: Try, repeat: int, fold: int) -> None:
         """Train a try on a fold and keep its logits of the rows held out, unless they are there."""
@@ -193,24 +203,25 @@ class Race:
         predictions, rows, _ = self.table([which])
         return self._scores(predictions, rows)[0]
 
-    def leader(self, tries: list[Try]) -> Try:
-        """Return the try that scores best on the folds that all have done."""
+    def leader(self, tries: list[Try], *, worst: bool = False) -> Try:
+        """Return the try that scores best, or worst, on the folds that all have done."""
         predictions, rows, _ = self.table(tries)
-        return tries[int(np.argmax(self._scores(predictions, rows)))]
+        return tries[int((np.argmin if worst else np.argmax)(self._scores(predictions, rows)))]
 
     def _scores(self, predictions: NDArray[np.int64], rows: Numbers) -> list[float]:
         everything = np.arange(len(rows))
         return scores_of(self.metric, self.rows.labels[rows], predictions, everything, len(self.rows.classes))
 
-    def _losing(self, tries: list[Try]) -> list[Try]:
-        """Return the tries that are hardly the best, by a bootstrap of the rows."""
-        predictions, rows, _ = self.table(tries)
+    def _losing(self) -> list[Try]:
+        """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
+        predictions, rows, _ = self.table(self.alive)
         labels, classes = self.rows.labels[rows], len(self.rows.classes)
         shares = probability_best(self.metric, labels, predictions, classes, seed=self.seed)
-        return [each for each, share in zip(tries, shares, strict=True) if share < LOSING]
+        return [each for each, share in zip(self.alive, shares, strict=True) if share < LOSING]
 
-    def _conclude(self, tries: list[Try], dropped: dict[Try, float], probe: Try, ended: str) -> Outcome:
+    def _conclude(self, probe: Try, ended: str) -> Outcome:
         """Choose the best try, and estimate its score on new rows."""
+        tries = self.alive
         predictions, rows, logits = self.table(tries)
         labels, classes = self.rows.labels[rows], len(self.rows.classes)
         scores = self._scores(predictions, rows)
@@ -225,7 +236,7 @@ class Race:
         whole = Estimate(*(1 - (1 - each) * share**decay for each in in_folds))
         of_best = logits[best].mean(0)
         return Outcome(
-            tries[best], whole, in_folds, tries, scores, chosen, dropped, rows, of_best,
+            tries[best], whole, in_folds, tries, scores, chosen, self.dropped, rows, of_best,
             temperature_of(of_best, labels), decay, share, self.trainings, curve, self.since, self.clock.spent, ended,
         )  # fmt: skip
 

@@ -44,10 +44,12 @@ class Report:
         """What was chosen and what it will score, beside what is simpler."""
         found = self.found
         score, low, high = found.estimate
-        plain = max((s for t, s in zip(found.tries, found.scores, strict=True) if t.is_plain), default=None)
-        beside = (
-            "plain fine-tuning was not in the race to the end" if plain is None else f"plain fine-tuning {plain:.1%}"
-        )
+        scores = {**dict(zip(found.tries, found.scores, strict=True)), **found.dropped}
+        plain = max((each for each in scores if each.is_plain), default=None, key=scores.__getitem__)
+        beside = "there was no time for plain fine-tuning"
+        if plain is not None:
+            early = ", when it was dropped" * (plain in found.dropped)
+            beside = f"plain fine-tuning, on {found.trained_on:.0%} of the rows, {scores[plain]:.1%}{early}"
         majority = np.full(len(self.all_labels), np.bincount(self.all_labels).argmax())
         trivial = score_of(self.classifier.metric, self.all_labels, majority, len(self.names))
         return (
