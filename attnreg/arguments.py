@@ -1,7 +1,4 @@
-"""Checks of arguments, which return the value or raise :class:`InputError`, and type names for their ranges.
-
-A parameter annotated with one of these names has the same range as an option on the command line.
-"""
+"""Checks of arguments, which return the value or raise :class:`InputError`, and type names for their ranges."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import pkgutil
 
+import click
 import pytest
 
 from attnreg.experiments.compare.comparison import Comparison
@@ -34,15 +35,31 @@ def test_options_have_help_and_groups_and_recipes_a_short_summary(recipe):
         assert parameter.group in ("Method", "Task and data", "Training", "Output", "Other")
 
 
-def test_defaults_are_those_of_the_class():
-    checked, shared = 0, {*Settings.__dataclass_fields__}
+RANGES = {
+    "Probability": click.FloatRange(0, 1),
+    "ProbabilityBelowOne": click.FloatRange(0, 1, max_open=True),
+    "InnerProbability": click.FloatRange(0, 1, min_open=True, max_open=True),
+    "NotNegative": click.FloatRange(min=0),
+    "Count": click.IntRange(min=1),
+    "Index": click.IntRange(min=0),
+}
+
+
+def test_defaults_and_ranges_are_those_of_the_class():
+    defaults = ranges = 0
+    shared = {*Settings.__dataclass_fields__}
     for recipe, sources in SOURCES.items():
-        arguments = {name: p.default for source in sources for name, p in signature_of(source).items()}
+        arguments = {name: argument for source in sources for name, argument in signature_of(source).items()}
         for parameter in load_command(recipe).params:
             if parameter.name in arguments.keys() - shared and (recipe, parameter.name) not in OTHER_ON_PURPOSE:
-                assert parameter.default == arguments[parameter.name], (recipe, parameter.name)
-                checked += 1
-    assert checked > 25
+                argument = arguments[parameter.name]
+                assert parameter.default == argument.default, (recipe, parameter.name)
+                defaults += 1
+                if argument.annotation in RANGES:
+                    assert str(parameter.type) == str(RANGES[argument.annotation]), (recipe, parameter.name)
+                    ranges += 1
+    assert defaults > 25
+    assert ranges > 10
 
 
 @pytest.mark.parametrize("command", [["recipe", "ad-drop"], ["compare"], ["search"]])
