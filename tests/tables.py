@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from attnreg.experiments.compare.contrast import LEVEL
@@ -116,10 +117,20 @@ def rules_of_options() -> str:
     def code(name: str) -> str:
         return f"`{typed(name, flag_of)}`"
 
-    rows = [f"| {code(one)} | not with {code(other)} |" for one, other, _ in EXCLUDES]
-    rows += [f"| {code(name)} | needs {' or '.join(map(code, needed))} |" for name, needed in NEEDS]
-    rows += [f"| {code(name)} | is for {what} |" for name, what, _ in KINDS]
-    return "\n".join(["| option | rule |", "| --- | --- |", *rows])
+    rules = [(f"not with {code(other)}", code(one)) for one, other, _ in EXCLUDES]
+    rules += [(f"need {' or '.join(map(code, needed))}", code(name)) for name, needed in NEEDS]
+    rules += [(f"are for {what}", code(name)) for name, what, _ in KINDS]
+    options: dict[str, list[str]] = {}
+    for rule, option in rules:
+        options.setdefault(rule, []).append(option)
+    rows = [f"| {', '.join(names)} | {rule} |" for rule, names in options.items()]
+    return "\n".join(["| options | rule |", "| --- | --- |", *rows])
+
+
+def by_device(numbers: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The number of each device, which the name of its column begins with; of several columns, the first."""
+    first = {column.partition(":")[0]: number for column, number in reversed(numbers.items())}
+    return ((device, first[device]) for device in sorted(first))
 
 
 def figures(page: Path) -> str:
@@ -128,7 +139,7 @@ def figures(page: Path) -> str:
     recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
     cost = costs("|".join([*own, *sorted(recipes)]))
     text = "**Cost**, in plain steps ([all](../cost.md)): "
-    each = [", ".join(f"{number} ({column})" for column, number in numbers.items()) for numbers in cost.values()]
+    each = [", ".join(f"{number} ({device})" for device, number in by_device(numbers)) for numbers in cost.values()]
     if len(cost) > 1:
         each = [f"{name} {numbers}" for name, numbers in zip(cost, each, strict=True)]
     told = [f"{text}{'; '.join(each)}."] if cost else []

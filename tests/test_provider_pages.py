@@ -43,7 +43,7 @@ def model():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_provider_has_a_page(name):
     wanted = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
-    assert name in tables.PAGE_OF, f"write docs/providers/{wanted}.md, as docs/development.md says"
+    assert name in tables.PAGE_OF, f"write docs/providers/{wanted}.md, as CONTRIBUTING.md says"
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.stem)
@@ -51,7 +51,7 @@ def test_a_page_has_all_parts(page, pictures, model):
     assert page in tables.PAGE_OF.values()
     text = page.read_text(encoding="utf-8")
     missing = [part for part, pattern in PARTS.items() if not re.search(pattern, text, re.M)]
-    assert not missing, f"{page.name} lacks {missing}: see docs/development.md"
+    assert not missing, f"{page.name} lacks {missing}: see CONTRIBUTING.md"
     drawn = [*pictures.IMAGE.finditer(text)]
     assert all((page.parent / found["path"]).stat().st_size < 30_000 for found in drawn)
     for expression in (*(found["text"] for found in drawn), *re.findall(r'--provider "([^"]+)"', text)):

@@ -39,7 +39,7 @@ def test_dependencies_are_those_that_are_imported():
 
 
 def test_each_dependency_has_a_reason():
-    text = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.search(r"^\| package \| why \|\n.*?\n\n", text, re.M | re.S)[0]
     first = {each.strip() for row in rows.splitlines()[2:] if row for each in row.split("|")[1].split(",")}
     assert first == REQUIRED

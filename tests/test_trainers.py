@@ -310,7 +310,6 @@ def test_a_cached_loss_is_refused(tmp_path, tiny_models):
 BLOCKS = {  # the model and the package that each needs
     "one_line.py": ("llama", "trl"),
     "grpo.py": ("llama", "trl"),
-    "dpo.py": ("llama", "trl"),
     "classifier.py": (None, "lightning"),
 }
 
@@ -321,7 +320,7 @@ def test_blocks_run(warm, tmp_path, tiny_models, name):
     model, package = BLOCKS[name]
     pytest.importorskip(package, reason=EXTRA)
     args = [] if model is None else [tiny_models / model]
-    page = "preferences.md" if name in ("grpo.py", "dpo.py") else "trainer.md"
+    page = "preferences.md" if name == "grpo.py" else "trainer.md"
     output = run_script(warm, ROOT / "docs" / page, name, *args, cwd=tmp_path)
     assert "attnreg" not in output, output  # no warning of ours
     if args:

@@ -56,7 +56,7 @@ Right means, in training mode on two samples, one of them padded:
 - one seed repeats the masks, also under gradient checkpointing and with other lengths.
 
 Which regularizer works in which kind of model is in [another table](providers/families.md). Both are made by commands
-([development](development.md)).
+([CONTRIBUTING](../CONTRIBUTING.md)).
 """
 
 
