@@ -43,7 +43,7 @@ def written(provider, seed):
 
 
 DRAWING_EVERY_WAY = [
-    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way in ("plain", "documents and a bias") or name == "weights" else pytest.mark.slow)
+    pytest.param(*WAYS[way], make, id=f"{way}-{name}", marks=[] if way == "plain" or name == "weights" or (way, name) == ("documents and a bias", "two") else pytest.mark.slow)
     for way in WAYS
     for name, make in DRAWING.items()
 ]  # fmt: skip

@@ -196,7 +196,7 @@ def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, gi
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
 
 
-@recipes("finetune", "attendout", "ad-drop")
+@recipes("ad-drop")
 def test_real_cola(real_data, cli, tmp_path, recipe):
     options = ["--task", "cola", "--data-dir", real_data / "cola", "--model", tmp_path / "model", "--epochs", 2]
     tiny_bert(load_data(get_task("cola"), real_data / "cola")[1]["train"]["sentence"][:500], tmp_path / "model")
