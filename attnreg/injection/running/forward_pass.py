@@ -99,12 +99,14 @@ def seed_of_pass(given: Tensor | None = None) -> Tensor:
 @contextmanager
 def still(provider: Regularizer) -> Iterator[None]:
     """Raise if a generator moves within the block, other than by the one seed that a pass or a site draws."""
-    before, generator = generator_states(), torch.Generator()
-    generator.set_state(torch.get_rng_state())
     with _untransformed():
+        before, generator = generator_states(), torch.Generator()
+        generator.set_state(torch.get_rng_state())
         new_seed(generator)
+        advanced = {**before, "torch's": generator.get_state().numpy().tobytes()}
     yield
-    after, advanced = generator_states(), {**before, "torch's": generator.get_state().numpy().tobytes()}
+    with _untransformed():
+        after = generator_states()
     if after not in (before, advanced):
         raise RuntimeError(
             f"The masks of {type(provider).__name__} cannot be repeated, because it draws from a global generator"
