@@ -224,6 +224,7 @@ NEWER: dict[str, Make] = {
     "DropAttention": lambda _: attnreg.DropAttention(P, window=3),
     "DropHead": lambda _: attnreg.DropHead(P),
     "DropKey": lambda _: attnreg.DropKey(P),
+    "DropKey, shared queries": lambda _: attnreg.DropKey(P, share_queries=True),
     "EmbeddingNoise": lambda _: attnreg.EmbeddingNoise(),
     "HeadMask, random": lambda _: attnreg.HeadMask(1),
     "HeadMask, importance": lambda _: attnreg.HeadMask(1, by="importance"),

@@ -173,7 +173,7 @@ def model_case(name: str) -> ModelCase:
 
 def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
     """What a provider says to a model that it cannot be attached to."""
-    if provider.needs_token_ids and not model.takes_token_ids and model.inputs != "image":  # of which it reads patches
+    if provider.needs_token_ids and not model.takes_token_ids:
         return "takes no token ids"
     if provider.needs_queries and not model.shows_queries:
         return "needs queries, but .* exposes only its scores"
