@@ -133,7 +133,7 @@ def patience(monkeypatch):
     return 12
 
 
-LONGEST = ("contract", "runs", "task_runs", "compare", "compile", "generator_learns", "every_provider", "sweep", "stopping")  # fmt: skip
+LONGEST = ("contract", "trainer_overrides", "runs", "stopping", "method_contract", "search", "compare", "task_runs", "fit", "trainer_search", "sweep")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

@@ -19,22 +19,22 @@ from tests.cases import BERT
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope="module")
 def texts():
     """All texts of the package; values that are filled in are an ellipsis."""
+    found = []
     for path in [*(ROOT / "attnreg").rglob("*.py"), *(ROOT / "recipes").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node] if isinstance(node, ast.Constant) else []
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
             if " " in text or "/" in text:
-                yield text
+                found.append(text)
+    return found
 
 
-ALL = list(texts())
-
-
-def test_pages_that_messages_name_exist():
-    named = {page for text in ALL for page in re.findall(r"\bdocs/[\w/-]+(?:\.md)?", text)}
-    assert len(ALL) > 1000
+def test_pages_that_messages_name_exist(texts):
+    named = {page for text in texts for page in re.findall(r"\bdocs/[\w/-]+(?:\.md)?", text)}
+    assert len(texts) > 1000
     assert not [page for page in named if not (ROOT / page).exists()]
 
 
@@ -138,8 +138,8 @@ def quotes():
 
 
 @pytest.mark.parametrize("quote", quotes())
-def test_quoted_messages_are_in_the_code(quote):
+def test_quoted_messages_are_in_the_code(quote, texts):
     pieces = [piece.strip() for piece in quote.replace("`", "").split("…") if len(piece.strip()) > 7]
-    clean = [text.replace("`", "") for text in ALL]
+    clean = [text.replace("`", "") for text in texts]
     assert pieces, quote
     assert any(all(piece in text for piece in pieces) for text in clean), quote
