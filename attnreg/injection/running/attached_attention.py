@@ -19,12 +19,7 @@ from attnreg.injection.backends.base import Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import (
-    checkpoint_around,
-    foreign_function,
-    hooks_of_saved_tensors,
-    is_quiet,
-)
+from attnreg.injection.running.repetition import checkpoint_around, foreign_function, hooks_of_saved_tensors
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -221,7 +216,7 @@ class AttentionMode(Masking):
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
         if self.passes.quiet and torch.is_grad_enabled() and hooks_of_saved_tensors() is None:
             return
-        if (self._around is None and is_quiet()) or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return
         if checkpoint_around() is not self._around:
             raise NoAttentionError(
