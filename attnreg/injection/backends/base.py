@@ -133,6 +133,10 @@ class Masking(Watching):
         """Return decisions of the model's own dropout of weights, which kept ones are divided by 1 - p."""
 
     @abstractmethod
+    def allowed(self, scores: Tensor) -> Tensor:
+        """Return the positions of scores ``(B, H, Q, K)`` that the model's own mask, already added, allows."""
+
+    @abstractmethod
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
         """Apply the factors of a mask, and the tap, to attention weights ``(B, H, Q, K)`` after the softmax."""
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnreg import functional
-from attnreg.functional.validity import allowed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Backend, Call, Masking
 
@@ -40,7 +39,7 @@ class Softmax(Backend):
         layout, shape = site.layout, call.shape
         scores = layout.canonical(call.scores)
         own = layout.of_keys(scores)
-        valid = allowed(own)
+        valid = mode.allowed(own)
         mask = mode.ask(site, tuple(own.shape), Allowed.of(valid), like=scores, written_scores=own)
         mode.note(mask)
         if mask is None and mode.tap is None:

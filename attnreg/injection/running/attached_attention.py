@@ -20,6 +20,7 @@ from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import checkpoint_around, foreign_function, hooks_of_saved_tensors
+from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -62,6 +63,7 @@ class AttentionMode(Masking):
         self._asked: set[int] = set()
         self._latest: Mask | None = None
         self._site: AttentionSite | None = None  # of the latest mask, unless that was of another part, too
+        self._soft_masks: SoftMasks | None = None
         self._around = None if passes.quiet else checkpoint_around()
         self._had_gradients = passes.quiet or torch.is_grad_enabled()
         self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
@@ -87,6 +89,9 @@ class AttentionMode(Masking):
                     "parallelism), each of which would begin its masks at position 0. Use data parallelism (DDP, FSDP)."
                 )
             return BY_FUNCTION[func].intercept(self, func, *args, **kwargs)
+        if func in ADDS_OR_MULTIPLIES and self.passes.mode is self:
+            self._soft_masks = self._soft_masks or SoftMasks()
+            self._soft_masks.note(func, args, kwargs)
         if func is UNFLATTEN and torch.compiler.is_compiling():
             func = torch.unflatten  # torch.compile cannot trace the method under a mode
         out = func(*args, **kwargs)
@@ -138,6 +143,10 @@ class AttentionMode(Masking):
         if (found := known.get(place)) is None:
             found = known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
         return found
+
+    @override
+    def allowed(self, scores: Tensor) -> Tensor:
+        return (self._soft_masks or SoftMasks()).allowed(scores)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
         now = heads
