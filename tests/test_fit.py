@@ -85,7 +85,7 @@ def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     with (place / "new.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["What, they said", "other"], *([text, "x"] for text in texts)])
     output = ran(cli("predict", place / "out", place / "new.csv")).output
-    assert "1 rows: no text." in output
+    assert "1 row: no text." in output
     made = read_csv(place / "new.predicted.csv")
     assert [row["cannot_judge"] for row in made] == [
         "",

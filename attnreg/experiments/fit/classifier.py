@@ -118,7 +118,6 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folder = Clock(seconds, say), None if self.folder is None else Path(self.folder)
         self.classes_ = rows.classes
-        disable_progress_bars()
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             self._load(len(rows.texts[0]), str(self.model))
@@ -200,6 +199,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def _load(self, texts: int, model: str) -> None:
         """Load the pretrained model, and the kind that encodes its rows."""
+        disable_progress_bars()
         device = choose_device(self.device)
         self._accelerator = Accelerator(cpu=device.type == "cpu")
         self._pools, names = False, tuple(map(str, self.classes_))

@@ -91,7 +91,7 @@ def predict_file(model: Path, data: Path, text_columns: str | None, output: Path
     save_rows([dict(zip(both, row, strict=True)) for row in zip(*both.values(), strict=True)], output)
     yield f"Predictions of {len(texts)} rows saved to {output}"
     for doubt in dict.fromkeys(filter(None, doubts)):
-        yield f"{doubts.count(doubt)} rows: {doubt}."
+        yield f"{(count := doubts.count(doubt))} row{'s' * (count > 1)}: {doubt}."
 
 
 def _tested(data: Path, classifier: TextClassifier, texts: list[str], label: str) -> str:

@@ -30,7 +30,7 @@ PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
 LOSING = 0.05  # a try that is the best with less than this probability is dropped
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 2500, 5, 20  # of a fine-tuning: fewer rows are seen more often
 PART = 0.2  # of the time, that a fine-tuning on all rows takes at most
-_PARTS = (0.25, 0.5, 1.0)  # of the rows of a fold, for the learning curve
+_PARTS = (0.5, 0.7, 1.0)  # of the rows of a fold, for the learning curve, whose last piece counts
 
 #: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
 LATER: Sequence[Callable[[Try], Mapping[str, Any]]] = (
@@ -241,18 +241,16 @@ class Race:
         )  # fmt: skip
 
     def _curve(self, probe: Try) -> dict[int, float]:
-        """Return the scores of a linear probe by the number of rows that it was fitted to."""
-        draw, curve = np.random.default_rng(self.seed), dict[int, float]()
+        """Return the scores of a linear probe by the number of rows that it is fitted to, a part of each class."""
+        draw, curve, labels = np.random.default_rng(self.seed), dict[int, float](), self.rows.labels
         for part in _PARTS:
-            scores = []
+            scores, sizes = [], []
             for train, held in self.repeats[0]:
-                some = draw.permutation(train)[: max(2, round(part * len(train)))]
-                if len({*self.rows.labels[some].tolist()}) > 1:
-                    logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
-                    scores.append(
-                        score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes))
-                    )
-            curve[round(part * len(self.repeats[0][0][0]))] = float(np.mean(scores))
+                of_class = [draw.permutation(train[labels[train] == each]) for each in np.unique(labels[train])]
+                some = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in of_class])
+                scores.append(self._right(held, self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)))
+                sizes.append(len(some))
+            curve[round(np.mean(sizes))] = float(np.mean(scores))
         return curve
 
     def final(self, best: Try) -> nn.Module:

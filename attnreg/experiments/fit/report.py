@@ -128,7 +128,10 @@ class Report:
 
     def _confusions(self) -> Block:
         if len(self.names) <= _MOST_CELLS:
-            path, counts = self.folder / "plots" / "confusions.png", sk.confusion_matrix(self.labels, self.predicted)
+            path, counts = (
+                self.folder / "plots" / "confusions.png",
+                sk.confusion_matrix(self.labels, self.predicted, labels=range(len(self.names))),
+            )
             side = 2.2 + 0.42 * len(self.names)
             with picture(path, width=side + 1, height=side) as (axes,):
                 axes.imshow(counts / np.maximum(1, counts.sum(1, keepdims=True)), cmap="Blues", vmin=0, vmax=1)
