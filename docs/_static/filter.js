@@ -1,4 +1,4 @@
-// The field above a list of model types or a table hides what does not contain the typed text.
+// The field above a table hides what does not contain the typed text.
 addEventListener("DOMContentLoaded", () => {
   const field = document.querySelector(".filter");
   field?.addEventListener("input", () => {
@@ -11,4 +11,14 @@ addEventListener("DOMContentLoaded", () => {
       for (const part of names.childNodes) if (part.nodeType === 3) part.nodeValue = typed ? " " : ", ";
     }
   });
+});
+// On phones, a formula that is wider than its box becomes smaller, down to where it is still read.
+addEventListener("load", () => {
+  const fit = () => {
+    for (const box of document.querySelectorAll("article div.math")) {
+      const share = box.clientWidth / box.scrollWidth;
+      if (share < 1) box.style.fontSize = `${Math.max(60, Math.floor(95 * share))}%`;
+    }
+  };
+  if (window.MathJax?.startup?.promise) MathJax.startup.promise.then(fit);
 });
