@@ -27,9 +27,12 @@ class GNetProvider(MaskProvider):
     The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
     times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
 
-    .. math:: s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \quad
-              x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \quad
-              P(\text{keep}) = \sigma(s_{lg} + b_l)
+    .. math::
+        \begin{aligned}
+        & s_{lg} = \frac{Q_{lg} K_{lg}^\top}{\sqrt{d / G}}, \\
+        & x_{l+1} = \mathrm{LN}(x_l + W_O\, [\mathrm{softmax}(s_{lg}) V_{lg}]_{g=1}^G), \\
+        & P(\text{keep}) = \sigma(s_{lg} + b_l)
+        \end{aligned}
 
     :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, per layer
     and sample. On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in

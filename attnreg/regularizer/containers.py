@@ -151,8 +151,12 @@ class Line:
 class Scheduled(Container):
     r"""Change a regularizer's arguments linearly over training or over the depth of the model.
 
-    .. math:: p(x) \text{ linear between the knots } (x_i, p_i), \quad x = t / T \;\text{ or }\; l / (L - 1), \qquad
-              p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
+    .. math::
+        \begin{aligned}
+        & p(x) \text{ linear between the knots } (x_i, p_i), \\
+        & x = t / T \;\text{ or }\; l / (L - 1), \\
+        & p(x, t) = p(x) \, (1 - e^{-\gamma t / T}) \text{ with growth } \gamma
+        \end{aligned}
 
     t counts the calls of ``step()``, one per optimizer step; l counts the L layers of a stack, from 0. Scheduled
     DropHead is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``; progressive layer dropping

@@ -70,8 +70,11 @@ class HiddenDropout(HiddenProvider):
 class HiddenKey(Container):
     r"""Drop whole keys of attention, and single values of hidden states.
 
-    .. math:: \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \;\&\;
-        \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
+    .. math::
+        \begin{aligned}
+        & \text{HiddenKey} = \underbrace{\text{DropKey, the same keys for all queries}}_{\text{attention}} \\
+        & \quad \&\; \underbrace{\text{HiddenDropout of elements}}_{\text{hidden states}}
+        \end{aligned}
 
     The paper adds a KL loss between two passes, :class:`attnreg.training.RDropLoss`; the recipe ``hiddenkey`` has both.
 
@@ -183,9 +186,12 @@ class _Received(MaskProvider):
 class HiddenAttributionDropout(TwoPasses, HiddenProvider):
     r"""Drop the values of hidden states that the prediction relies on: AD-DROP outside of attention.
 
-    .. math:: \begin{aligned} & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
-        & h'_{btc} = h_{btc} M_{btc} / (1 - q) \text{ in the region, else } h_{btc}, \quad
-        M_{btc} \sim \mathrm{Bernoulli}(1 - q) \end{aligned}
+    .. math::
+        \begin{aligned}
+        & a_{btc} = h_{btc}\, \partial s / \partial h_{btc}, \\
+        & h'_{btc} = h_{btc} M_{btc} / (1 - q) \text{ in the region, else } h_{btc}, \\
+        & M_{btc} \sim \mathrm{Bernoulli}(1 - q)
+        \end{aligned}
 
     The first pass, ``attribute``, as that of :class:`attnreg.AttributionProvider`, attributes the prediction to the
     hidden states h: to first order, the score s falls by a if the value becomes zero. The region of a token are its p·C

@@ -20,8 +20,11 @@ from attnreg.sites import check_shared_keys
 class TokenDropout(MaskProvider):
     r"""Drop random tokens of random sequences, for all layers and heads at once.
 
-    .. math:: \tilde S_{bhqk} = -\infty \text{ if } w_b = 0 \text{ and } m_{bk} = 0, \quad
-        w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
+    .. math::
+        \begin{aligned}
+        & \tilde S_{bhqk} = -\infty \text{ if } w_b = 0 \text{ and } m_{bk} = 0, \\
+        & w_b \sim \mathrm{Bernoulli}(p_k), \; m_{bk} \sim \mathrm{Bernoulli}(1 - p)
+        \end{aligned}
 
     No query attends to a dropped token; tokens are drawn once per forward pass. The first token of a sequence is never
     dropped, even in padded or packed rows; packed sequences have separate decisions. Dropping is not deleting: the
