@@ -46,14 +46,9 @@ These are refused: {unpopular}.
 | refused | `attach`, or the first masked pass, raises a sentence that names the cause | {refused} |
 | not tried | it cannot be built here; the table has the reason | {absent} |
 
-Right means, in training mode on two samples, one of them padded:
-
-- a mask that keeps everything changes nothing, and a token that is a key nowhere has no influence on other positions;
-- where everything is dropped, no position looks at padding, nor at what comes later in a decoder;
-- there are as many sites as layers of self-attention, with rates that follow from the model's own weights;
-- [hidden states](providers/hidden-dropout.md#where-hidden-states-are) are asked for once at the input and output of each block;
-- detaching leaves no trace, and in eval mode the model is bitwise the plain one;
-- one seed repeats the masks, also under gradient checkpointing and with other lengths.
+Right means, on two samples, one of them padded: nothing comes through dropped keys or padding, rates follow from the model's own weights,
+[hidden states](providers/hidden-dropout.md#where-hidden-states-are) are those of each block, detaching leaves no trace, eval mode is bitwise the plain
+model, and one seed repeats the masks, also under gradient checkpointing.
 
 Which regularizer works in which kind of model is in [another table](providers/families.md). Both are made by commands
 ([CONTRIBUTING](../CONTRIBUTING.md)).
