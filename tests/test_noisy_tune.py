@@ -85,5 +85,5 @@ def test_a_recipe_begins_with_it(cli, tmp_path, undrawn):
     old, new = plain.get_parameter(name), noisy.get_parameter(name)
     assert (new - old).std().item() == pytest.approx(0.5 / 12**0.5 * old.std().item(), rel=0.1)
     assert_sentence(
-        cli("recipe", "finetune", *common, "--noisy-tune", 0.5, "--lora-rank", 2), 1, "--noisy-tune would change"
+        cli("recipe", "finetune", *common, "--noisy-tune", 0.5, "--lora-rank", 2), 2, "--noisy-tune exclude each other"
     )
