@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +175,18 @@ def test_folds_part_no_group_and_no_repeated_text():
         for train, held in folds:
             assert not {*rows.units[train]} & {*rows.units[held]}
             assert {*rows.labels[train]} == {0, 1}
+
+
+def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
+    def entrants(budget):
+        clock = Clock(budget, lambda text: None)
+        race = Race(SimpleNamespace(seconds=0.01), Rows.checked(*rows), clock, "accuracy", 0, tmp_path)
+        return race._entrants(Try(penalty=0.1))
+
+    assert entrants(0.5) == []
+    with_head, plain = entrants(1e5)
+    assert (with_head.epochs, plain.epochs) == (10, 20)
+    assert entrants(1e3) == [with_head, plain]  # the same tries, also where less time is left
 
 
 @pytest.mark.parametrize(

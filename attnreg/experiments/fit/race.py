@@ -139,14 +139,16 @@ class Race:
             affordable = float(plan.read_text())
         else:
             affordable = self.clock.left / (self.bench.seconds * len(self.rows))
-        if plan is not None:
-            write_text(plan, str(affordable))
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(_ROW_EPOCHS / len(self.rows))))
         plain = Try(min(most, int(affordable * PART)), 1e-4)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), 1e-4, penalty=probe.penalty, fits_head=True)
         some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
-        return some if self.is_time_for(some * len(some)) else []
+        if not self.is_time_for(some * len(some)):
+            return []  # and no plan: a fit that goes on with a larger budget makes its own
+        if plan is not None:
+            write_text(plan, str(affordable))
+        return some
 
     def is_time_for(self, tries: list[Try]) -> bool:
         """Whether there is time for each of some tries on a fold, and then for the longest on all rows."""
