@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import nn
 
-from attnreg import AttributionProvider, CrossTuning
+from attnreg import ADDrop
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
@@ -123,7 +123,7 @@ class Bench:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
         )
-        provider = CrossTuning(AttributionProvider(p=0.3, q=0.5, layers=[0]), 2, 1) if which.ad_drop else None
+        provider = ADDrop(p=0.3, q=0.5, layers=[0]) if which.ad_drop else None
         objective = RDropLoss(alpha=1.0) if which.r_drop else None
         method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
         for epoch in range(which.epochs):
