@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import invoke
+from tests.helpers.commands import invoke
 from tests.helpers.light import lighten, with_few_dev_rows
-from tests.warm import Warm
+from tests.helpers.warm import Warm
 
 # Nothing listens there: no test may reach a network, and finding that out must be quick.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -91,7 +91,7 @@ def tiny_models(tmp_path_factory):
     import torch
     import transformers as hf
 
-    from tests.cases import SMALL, TEXT, tiny_bert
+    from tests.helpers.cases import SMALL, TEXT, tiny_bert
     from tests.helpers.trainers import WORDS
 
     folder = tmp_path_factory.mktemp("models")

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import attnreg
-from tests.cases import MODELS, output
-from tests.provider_cases import PROVIDERS
+from tests.helpers.cases import MODELS, output
+from tests.helpers.provider_cases import PROVIDERS
 
 ROOT = Path(__file__).parent.parent
 

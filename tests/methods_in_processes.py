@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 import attnreg
 from attnreg.training import FineTuning
-from tests.method_cases import CASES, MethodCase, batches, bert, without_chance
+from tests.helpers.method_cases import CASES, MethodCase, batches, bert, without_chance
 
 
 def trained(case, accelerator, provider=None, **options):

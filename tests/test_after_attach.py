@@ -12,7 +12,7 @@ from torch import nn
 
 import attnreg
 from attnreg.errors import NoAttentionError
-from tests.cases import SMALL, TEXT
+from tests.helpers.cases import SMALL, TEXT
 from tests.helpers.models import small
 
 IDS = torch.arange(12).view(2, 6)

@@ -14,7 +14,7 @@ from attnreg.errors import AsleepWarning
 from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
 from attnreg.training import FineTuning
-from tests.cases import BERT
+from tests.helpers.cases import BERT
 from tests.helpers.trainers import Rows, arguments
 
 

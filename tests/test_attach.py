@@ -11,8 +11,8 @@ from torch import nn
 
 import attnreg
 from attnreg.injection import NoAttentionError, discover
-from tests.cases import BERT, SMALL, TEXT, bert_in_float64, model_case, output
-from tests.handwritten import Layers, plain
+from tests.helpers.cases import BERT, SMALL, TEXT, bert_in_float64, model_case, output
+from tests.helpers.handwritten import Layers, plain
 from tests.helpers.passes import Recorder, Traces, run
 from tests.sweep.checks import Answer
 

@@ -11,7 +11,7 @@ import attnreg
 from attnreg.attendout.attacker_defender import copy_learner
 from attnreg.training import AttackerDefender, FineTuning, Reinforce, Rewards, Rounds
 from tests.helpers.games import make_batches, make_game
-from tests.method_cases import adamw, bert, weights
+from tests.helpers.method_cases import adamw, bert, weights
 
 
 def moments(learner):

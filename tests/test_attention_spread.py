@@ -9,7 +9,7 @@ import torch
 
 import attnreg
 from attnreg import AttentionEntropy, Mask, RelaxedAttention, functional
-from tests.cases import BERT, FEW, MODELS, output, sample, shown_attentions
+from tests.helpers.cases import BERT, FEW, MODELS, output, sample, shown_attentions
 from tests.helpers.passes import under_both_kernels, without_dropout, wrap_in_checkpoints
 
 

@@ -11,7 +11,7 @@ from transformers.models.bert import modeling_bert
 
 import attnreg
 from attnreg.attribution import explain
-from tests.cases import keep_few_activations, model_case
+from tests.helpers.cases import keep_few_activations, model_case
 from tests.helpers.models import TEXTS as BATCH
 from tests.helpers.models import bert_of_three_layers as bert
 from tests.helpers.passes import Traces

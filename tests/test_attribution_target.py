@@ -9,7 +9,7 @@ import attnreg
 from attnreg.attribution import Target, explain
 from attnreg.errors import InputError
 from attnreg.outputs import labels_of
-from tests.cases import SMALL, model_case
+from tests.helpers.cases import SMALL, model_case
 from tests.helpers.models import TEXTS as BATCH
 from tests.helpers.models import bert_of_three_layers as bert
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import attnreg
 from attnreg.errors import InputError
 from attnreg.training import Averaged, FineTuning
-from tests.commands import assert_sentence, ran
-from tests.method_cases import adamw, batches, bert, sgd, weights
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.method_cases import adamw, batches, bert, sgd, weights
 
 RATES = (0.05, 0.1, 0.3)
 

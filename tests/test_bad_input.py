@@ -3,7 +3,7 @@
 import pytest
 
 from attnreg.experiments.compare import launch
-from tests.commands import assert_sentence
+from tests.helpers.commands import assert_sentence
 
 
 def bad(*args, code=1, says=""):

@@ -16,9 +16,9 @@ import torch
 import attnreg
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.tasks import get_task, load_model
-from tests.commands import ran
+from tests.helpers.commands import ran
+from tests.helpers.task_data import write_rows
 from tests.helpers.trainers import EXTRA
-from tests.task_data import write_rows
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "docs" / "results"

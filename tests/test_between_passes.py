@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests import handwritten
+from tests.helpers import handwritten
 from tests.helpers.passes import Recomputing
 
 IDS = torch.randint(1, 20, (3, 6), generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from tests.cases import NO_DROPOUT, SMALL, TEXT
+from tests.helpers.cases import NO_DROPOUT, SMALL, TEXT
 
 IDS = torch.randint(1, 40, (2, 8), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS).index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(0))

@@ -17,9 +17,9 @@ from attnreg.experiments.tasks import agreement, choose_task, get_task, load_dat
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.language import check_conversations
 from attnreg.training.objective import disagreement
-from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import step_of_r_drop
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.method_cases import step_of_r_drop
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {{ eos_token }} {% endfor %}"

@@ -8,8 +8,8 @@ import torch
 
 import attnreg
 from attnreg.training import ChildTuning, FineTuning
+from tests.helpers.method_cases import bert, sgd, weights
 from tests.helpers.objectives import BATCH, IDS
-from tests.method_cases import bert, sgd, weights
 
 DATA = [{name: value[:2] for name, value in BATCH.items()}, {name: value[2:] for name, value in BATCH.items()}]
 

@@ -14,7 +14,7 @@ from attnreg.experiments.cli.main import main
 from attnreg.experiments.results.document import Heading, Table, markdown, print_table
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]

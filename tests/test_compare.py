@@ -17,7 +17,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from attnreg.experiments.compare import launch
 from attnreg.experiments.compare.method import Method
-from tests.commands import invoke, ran, read_csv, read_lines
+from tests.helpers.commands import invoke, ran, read_csv, read_lines
 from tests.helpers.comparisons import started_by
 from tests.helpers.light import DEV_ROWS
 
@@ -149,7 +149,7 @@ import os, signal, sys
 from attnreg.experiments.cli.main import main
 from attnreg.experiments.compare import launch
 from tests.helpers.comparisons import started_by
-from tests.warm import Warm
+from tests.helpers.warm import Warm
 
 launch.subprocess = started_by(Warm("fork"))
 {before}

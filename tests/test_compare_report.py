@@ -18,10 +18,10 @@ from attnreg.experiments.compare.report import tables
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task
 from attnreg.experiments.tasks.kinds import kind_class
-from tests.commands import ran, read_csv, read_lines
+from tests.helpers.commands import ran, read_csv, read_lines
 from tests.helpers.comparisons import LABELS, comparison_of, reported, started_by, table, write, written
 from tests.helpers.runs import keeping
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SEEDS = 3

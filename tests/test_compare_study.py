@@ -14,9 +14,9 @@ from attnreg.experiments.compare.launch import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.folder.reader import locked
-from tests.commands import read_csv, read_lines
+from tests.helpers.commands import read_csv, read_lines
 from tests.helpers.comparisons import comparison_of, reported, table, write, written
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

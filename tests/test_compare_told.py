@@ -12,8 +12,8 @@ from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.scoring import Scoring, score_further
 from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.runs import run as runs
-from tests.cases import sample
-from tests.commands import ran
+from tests.helpers.cases import sample
+from tests.helpers.commands import ran
 from tests.helpers.comparisons import comparison_of, file_of, reported, reported_study, table, write, written
 
 pytestmark = pytest.mark.usefixtures("undrawn")

@@ -6,9 +6,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import attnreg
 from attnreg.training import FineTuning
-from tests.cases import NEEDS_TORCH_2_13, NO_DROPOUT, bert_in_float64
-from tests.provider_cases import CASES as ALL
-from tests.provider_cases import COMPILED, MATRIX, PROVIDERS
+from tests.helpers.cases import NEEDS_TORCH_2_13, NO_DROPOUT, bert_in_float64
+from tests.helpers.provider_cases import CASES as ALL
+from tests.helpers.provider_cases import COMPILED, MATRIX, PROVIDERS
 
 CASES = {case.name: case.make for case in ALL if case.role in (MATRIX, COMPILED)}
 STEPS = 4

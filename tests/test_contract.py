@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import attnreg
-from tests.cases import MODELS, output, pairs, refusal, shown_attentions
+from tests.helpers.cases import MODELS, output, pairs, refusal, shown_attentions
 from tests.helpers.passes import (
     Recorder,
     Traces,
@@ -22,7 +22,7 @@ from tests.helpers.passes import (
     under_both_kernels,
     without_dropout,
 )
-from tests.provider_cases import PROVIDERS
+from tests.helpers.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))
 some_rows = pytest.mark.parametrize(("case", "provider_case"), pairs(on_few=True), ids=lambda x: str(x))

@@ -13,10 +13,10 @@ from torch import nn
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import CrossEntropy, FineTuning, RDropLoss, balanced_weights
-from tests import task_data as made
-from tests.cases import refused
-from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import BATCH, IDS, PADDED, assert_parts_are_the_whole, bert, sgd
+from tests.helpers import task_data as made
+from tests.helpers.cases import refused
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.method_cases import BATCH, IDS, PADDED, assert_parts_are_the_whole, bert, sgd
 
 PROMPTS = torch.tensor([3, 2, 0, 4, 1, 2, 5, 6])  # tokens of each row's prompt; the last two rows are all prompt
 LABELS = IDS.masked_fill((torch.arange(6) < PROMPTS[:, None]) | ~PADDED, -100)

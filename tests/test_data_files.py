@@ -11,8 +11,8 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks import choose_task, get_task, load_data
-from tests import task_data as made
-from tests.commands import assert_sentence, ran
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran
 
 QUICK = ["--epochs", 1, "--device", "cpu"]
 GOOD = [{"text": "a b", "label": "neg"}, {"text": "c d", "label": "pos"}]

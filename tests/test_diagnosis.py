@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.cases import BERT, MODELS, keep_few_activations, sample
-from tests.commands import assert_sentence, ran
-from tests.own_dropout_cases import SOUND, Drawing
+from tests.helpers.cases import BERT, MODELS, keep_few_activations, sample
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.own_dropout_cases import SOUND, Drawing
 
 
 class Awake(nn.Dropout):

@@ -10,9 +10,9 @@ from torch import nn
 import attnreg
 from attnreg.attribution import METHODS, explain
 from attnreg.injection import CoverageWarning, NoAttentionError, discover
-from tests import handwritten
-from tests.cases import sample
-from tests.handwritten import INPUTS, first, ids, layers
+from tests.helpers import handwritten
+from tests.helpers.cases import sample
+from tests.helpers.handwritten import INPUTS, first, ids, layers
 from tests.sweep.checks import CHECKS, attached
 from tests.sweep.trace import no_trace
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import attnreg
 from attnreg.injection import NoAttentionError
-from tests import handwritten
-from tests.handwritten import INPUTS, Layers, first, ids, layers
+from tests.helpers import handwritten
+from tests.helpers.handwritten import INPUTS, Layers, first, ids, layers
 from tests.sweep.checks import Answer
 
 

@@ -12,7 +12,7 @@ import transformers as hf
 from safetensors.torch import load_file
 
 from attnreg.experiments.tasks import get_task, load_model
-from tests.commands import assert_close, assert_sentence, read_lines
+from tests.helpers.commands import assert_close, assert_sentence, read_lines
 
 CPU = ["--device", "cpu"]
 RECIPES = {"ad-drop": ["--q", 1], "attendout": ["--round-steps", 2, "--no-baseline"]}

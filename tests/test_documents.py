@@ -14,12 +14,12 @@ import pytest
 
 import attnreg
 from tests import tables
-from tests.cases import MODELS, tiny_bert
-from tests.commands import assert_sentence, invoke, ran
 from tests.families import NAMES
+from tests.helpers.cases import MODELS, tiny_bert
+from tests.helpers.commands import assert_sentence, invoke, ran
+from tests.helpers.provider_cases import PROVIDERS
 from tests.helpers.repository import ROOT, run_script, script_of
-from tests.provider_cases import PROVIDERS
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]  # the site, if it was built

@@ -9,7 +9,7 @@ from torch import nn
 import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
-from tests.reference import attention, close, gradients
+from tests.helpers.reference import attention, close, gradients
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.handwritten import Layers, plain
+from tests.helpers.handwritten import Layers, plain
 from tests.helpers.models import SIZES, clip
 
 

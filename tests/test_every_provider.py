@@ -10,8 +10,8 @@ import torch
 import attnreg
 from attnreg import training
 from attnreg.errors import InputError
-from tests.method_cases import bert, sgd
-from tests.provider_cases import BUILT_IN
+from tests.helpers.method_cases import bert, sgd
+from tests.helpers.provider_cases import BUILT_IN
 
 #: Arguments without a default.
 NEEDED = {

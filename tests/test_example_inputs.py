@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.discovery.example_inputs import example_inputs
-from tests.cases import TRANSFORMERS, bert_in_float64, sample
+from tests.helpers.cases import TRANSFORMERS, bert_in_float64, sample
 from tests.sweep.zoo import WARNINGS, specimens
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]

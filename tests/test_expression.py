@@ -7,8 +7,8 @@ import pytest
 import attnreg
 from attnreg.experiments.options.provider import read_provider
 from attnreg.regularizer.saving import describe
-from tests.cases import bert_in_float64 as bert
-from tests.commands import assert_sentence, ran
+from tests.helpers.cases import bert_in_float64 as bert
+from tests.helpers.commands import assert_sentence, ran
 
 SMALL = ["--epochs", 1, "--train-size", 64, "--output-dir", "out"]
 

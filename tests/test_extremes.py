@@ -7,8 +7,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
-from tests.cases import sample
-from tests.provider_cases import CASES, EXTREME
+from tests.helpers.cases import sample
+from tests.helpers.provider_cases import CASES, EXTREME
 
 INPUTS = {
     "one token": ([[3]], [[1]]),

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, fused
-from tests.cases import NEEDS_TORCH_2_13, SMALL, TEXT, sample
+from tests.helpers.cases import NEEDS_TORCH_2_13, SMALL, TEXT, sample
 from tests.helpers.flex import deprecated
 from tests.helpers.regularizers import Watch
 

@@ -18,7 +18,7 @@ from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
-from tests.commands import assert_sentence, ran, read_csv
+from tests.helpers.commands import assert_sentence, ran, read_csv
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def rows():
 @pytest.fixture(scope="module")
 def fitted(tiny, rows, tmp_path_factory):
     """A command that has ended, in the folder that it was called in, with odd columns and rows."""
-    from tests.commands import invoke
+    from tests.helpers.commands import invoke
 
     place = tmp_path_factory.mktemp("fitted")
     texts, labels = rows

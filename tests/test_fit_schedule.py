@@ -10,7 +10,7 @@ import pytest
 
 import attnreg
 from attnreg.experiments.folder.reader import RunReader
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parents[1]
 fit_schedule = runpy.run_path(str(ROOT / "docs/results/attendout/schedule.py"))["fit_schedule"]

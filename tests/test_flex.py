@@ -20,7 +20,7 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.backends import flex
-from tests.cases import NEEDS_TORCH_2_13, NO_DROPOUT, SMALL, TEXT, sample
+from tests.helpers.cases import NEEDS_TORCH_2_13, NO_DROPOUT, SMALL, TEXT, sample
 from tests.helpers.flex import (
     ALL,
     FACTOR,
@@ -37,7 +37,7 @@ from tests.helpers.flex import (
     qkv,
 )
 from tests.helpers.passes import Traces
-from tests.reference import assert_same
+from tests.helpers.reference import assert_same
 from tests.sweep.checks import Answer
 
 pytestmark = [NEEDS_TORCH_2_13, pytest.mark.usefixtures("eager_flex")]

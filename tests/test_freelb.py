@@ -9,8 +9,8 @@ import transformers as hf
 import attnreg
 from attnreg.errors import InputError
 from attnreg.training import SAM, FineTuning, FreeLBLoss
+from tests.helpers.method_cases import assert_stepped, bert, sgd
 from tests.helpers.objectives import IDS, MASK, PADDED, heads
-from tests.method_cases import assert_stepped, bert, sgd
 
 SIZES = {"vocab_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 8}
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from tests.helpers.provider_cases import PROVIDERS
 from tests.helpers.repository import ROOT, run_script
-from tests.provider_cases import PROVIDERS
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +62,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import attnreg
 from attnreg.regularizer.abilities import effects, that_look_at_batches
-from tests.provider_cases import PROVIDERS
+from tests.helpers.provider_cases import PROVIDERS
 from tests.helpers.trainers import bert
 
 def loss(output, batch):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnreg import functional
-from tests.reference import assert_same, attention
+from tests.helpers.reference import assert_same, attention
 
 B, H, Q, K, D = 2, 3, 4, 4, 5
 

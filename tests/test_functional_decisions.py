@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnreg import functional
-from tests.reference import close
+from tests.helpers.reference import close
 
 
 def test_log_prob_is_the_mean_over_units_of_log_sigmoid():

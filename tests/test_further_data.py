@@ -10,9 +10,9 @@ from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_data
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import file_of, started_by, table, write
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

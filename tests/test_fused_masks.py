@@ -7,7 +7,7 @@ import transformers as hf
 import attnreg
 from attnreg import functional
 from attnreg.masks import Mask
-from tests.provider_cases import PROVIDERS
+from tests.helpers.provider_cases import PROVIDERS
 
 IDS = torch.randint(1, 30, (3, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)

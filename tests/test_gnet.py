@@ -10,7 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.attendout.sizes import embedding_tables
-from tests.cases import BERT, bert_in_float64, model_case, output
+from tests.helpers.cases import BERT, bert_in_float64, model_case, output
 from tests.helpers.regularizers import Watch
 
 

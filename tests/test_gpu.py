@@ -10,9 +10,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attnreg
 from attnreg.draws import Draws
 from attnreg.injection.running.passes import Passes
-from tests.cases import NEEDS_TORCH_2_13, keep_few_activations
-from tests.method_cases import BATCH, sgd
-from tests.provider_cases import PROVIDERS
+from tests.helpers.cases import NEEDS_TORCH_2_13, keep_few_activations
+from tests.helpers.method_cases import BATCH, sgd
+from tests.helpers.provider_cases import PROVIDERS
 
 pytestmark = [
     pytest.mark.gpu,

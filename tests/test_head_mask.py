@@ -5,10 +5,10 @@ import torch
 from transformers.models.bert import modeling_bert
 
 import attnreg
-from tests.cases import NO_DROPOUT
-from tests.cases import bert_in_float64 as bert
+from tests.helpers.cases import NO_DROPOUT
+from tests.helpers.cases import bert_in_float64 as bert
 from tests.helpers.models import TEXTS
-from tests.reference import close
+from tests.helpers.reference import close
 
 BATCH = {**TEXTS, "labels": torch.tensor([1, 0])}
 

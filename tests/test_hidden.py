@@ -10,7 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.errors import AttnRegWarning
-from tests.cases import BERT, TRANSFORMERS, model_case, output
+from tests.helpers.cases import BERT, TRANSFORMERS, model_case, output
 from tests.helpers.passes import models, run, same, without_dropout
 from tests.helpers.regularizers import Scale
 

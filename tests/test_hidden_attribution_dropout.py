@@ -6,9 +6,9 @@ import torch
 
 import attnreg
 from attnreg import HiddenAttributionDropout
-from tests.cases import NO_DROPOUT, bert_in_float64
+from tests.helpers.cases import NO_DROPOUT, bert_in_float64
 from tests.helpers.formulas import slow_region
-from tests.reference import close
+from tests.helpers.reference import close
 
 BATCH = {
     "input_ids": torch.tensor([[3, 4, 5, 6], [7, 8, 0, 0]]),

@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg import HiddenCut, HiddenDropout, HiddenSite, functional
 from attnreg.regularizer.base import Container
-from tests.cases import BERT, MODELS, output, refused, shown_attentions
+from tests.helpers.cases import BERT, MODELS, output, refused, shown_attentions
 from tests.helpers.passes import without_dropout
-from tests.reference import close
+from tests.helpers.reference import close
 
 P = 0.3
 

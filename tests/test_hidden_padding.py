@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests import handwritten
+from tests.helpers import handwritten
 from tests.helpers.models import clip
 from tests.helpers.regularizers import Scale
 

@@ -12,10 +12,10 @@ from PIL import Image
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
-from tests import task_data as made
-from tests.cases import TRANSFORMERS
-from tests.commands import assert_sentence, ran
-from tests.recipe_cases import assert_evaluated_as_trained
+from tests.helpers import task_data as made
+from tests.helpers.cases import TRANSFORMERS
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.recipe_cases import assert_evaluated_as_trained
 
 TASK = ["--task", "custom", "--kind", "image-classification", "--device", "cpu", "--batch-size", 8, "--epochs", 2]
 

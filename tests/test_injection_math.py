@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attnreg
-from tests.reference import assert_same, attention
+from tests.helpers.reference import assert_same, attention
 from tests.sweep.checks import Answer
 
 B, H, N, D = 2, 3, 4, 5

@@ -17,10 +17,10 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running import forward_pass
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import MODELS, sample
+from tests.helpers.cases import MODELS, sample
 from tests.helpers.games import make_game
+from tests.helpers.method_cases import weights
 from tests.helpers.trainers import Rows, arguments, bert, column, regularized
-from tests.method_cases import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 

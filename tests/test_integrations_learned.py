@@ -8,10 +8,10 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import sample
+from tests.helpers.cases import sample
+from tests.helpers.method_cases import weights
 from tests.helpers.regularizers import Learned, Priced
 from tests.helpers.trainers import Gradients, Rows, Sentences, arguments, bert, column, regularized
-from tests.method_cases import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 
@@ -94,7 +94,7 @@ import json, os, sys
 import torch
 from tests.helpers.regularizers import Learned, Priced
 from tests.helpers.trainers import Gradients, bert, regularized
-from tests.method_cases import weights
+from tests.helpers.method_cases import weights
 
 folder, batch_size = sys.argv[1], int(sys.argv[2])
 options = {"optim": "sgd", "per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 2}

@@ -7,7 +7,7 @@ import transformers as hf
 import attnreg
 from attnreg import kernels
 from attnreg.injection.backends import fused
-from tests.kernel_cases import DEVICE, DTYPE, MARKS
+from tests.helpers.kernel_cases import DEVICE, DTYPE, MARKS
 
 pytestmark = MARKS
 SMALL = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}

@@ -6,7 +6,7 @@ import torch
 from attnreg import kernels
 from attnreg.draws import Drawn
 from attnreg.errors import InputError
-from tests.kernel_cases import DEVICE, DTYPE, LEAST, MARKS, TOLERANCE
+from tests.helpers.kernel_cases import DEVICE, DTYPE, LEAST, MARKS, TOLERANCE
 
 pytestmark = MARKS
 B, H, KV, N, D = (2, 2, 1, 24, 16) if DEVICE.type == "cpu" else (2, 4, 2, 333, 64)

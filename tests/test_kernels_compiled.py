@@ -5,7 +5,7 @@ import torch
 
 from attnreg import kernels
 from attnreg.draws import Drawn
-from tests.kernel_cases import DEVICE, DTYPE, MARKS
+from tests.helpers.kernel_cases import DEVICE, DTYPE, MARKS
 
 operators = pytest.importorskip("attnreg.kernels.device.attention", reason="needs Triton")
 pytestmark = MARKS

@@ -5,7 +5,7 @@ import torch
 
 from attnreg import functional, kernels
 from attnreg.errors import InputError
-from tests.kernel_cases import DEVICE, MARKS
+from tests.helpers.kernel_cases import DEVICE, MARKS
 
 dropping = pytest.importorskip("attnreg.kernels.device.dropping", reason="needs Triton")
 pytestmark = MARKS

@@ -5,7 +5,7 @@ import torch
 
 from attnreg import kernels
 from attnreg.kernels import launching
-from tests.kernel_cases import DEVICE, MARKS
+from tests.helpers.kernel_cases import DEVICE, MARKS
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import torch
 from attnreg import functional, kernels
 from attnreg.errors import InputError
 from attnreg.functional import seeded
-from tests.kernel_cases import DEVICE, MARKS
+from tests.helpers.kernel_cases import DEVICE, MARKS
 
 pytestmark = MARKS
 TABLE = torch.tensor([3, 2**27, -5], device=DEVICE).view(3, 1, 1)

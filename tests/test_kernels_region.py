@@ -5,7 +5,7 @@ import torch
 
 from attnreg import functional, kernels
 from attnreg.errors import InputError
-from tests.kernel_cases import DEVICE, DTYPE, MARKS
+from tests.helpers.kernel_cases import DEVICE, DTYPE, MARKS
 
 pytestmark = MARKS
 B, H, Q = 2, 2, 19

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from attnreg.experiments.setup.sampling import mislabel
 from attnreg.experiments.tasks import get_task, load_data, load_model
-from tests.commands import ran, read_lines
+from tests.helpers.commands import ran, read_lines
 
 NOISY = ["--train-size", 200, "--label-noise", 0.3, "--epochs", 1, "--batch-size", 50, "--device", "cpu"]
 

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection import discover
-from tests.cases import FEW, MODELS, model_case, output, refused
-from tests.handwritten import Attention, fused, merge
+from tests.helpers.cases import FEW, MODELS, model_case, output, refused
+from tests.helpers.handwritten import Attention, fused, merge
 from tests.helpers.models import encoder
 from tests.helpers.passes import checkpointed, models, run, same, without_dropout
 

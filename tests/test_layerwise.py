@@ -11,9 +11,9 @@ from transformers.utils import ModelOutput
 
 import attnreg
 from attnreg import AdversarialAttention, ConcreteDropout, ContextualDropout, LearnableBernoulli, functional
-from tests.cases import refused
-from tests.learning import TEXT, Toy, assert_penalty, batch, bert, site, train
-from tests.reference import close
+from tests.helpers.cases import refused
+from tests.helpers.learning import TEXT, Toy, assert_penalty, batch, bert, site, train
+from tests.helpers.reference import close
 
 VALID = torch.tensor([[True] * 5, [True] * 3 + [False] * 2]).view(2, 1, 1, 5)
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import attnreg
-from tests.learning import TEXT, Toy, batch, bert, site
-from tests.reference import close
+from tests.helpers.learning import TEXT, Toy, batch, bert, site
+from tests.helpers.reference import close
 
 
 class Tiny(nn.Module):

@@ -11,9 +11,9 @@ import attnreg
 from attnreg.injection import NoAttentionError
 from attnreg.training import adamw, reinitialize_top
 from attnreg.training.levels import blocks_of, levels_of
-from tests.cases import MODELS, SMALL, TEXT
-from tests.commands import ran, read_lines
-from tests.method_cases import bert
+from tests.helpers.cases import MODELS, SMALL, TEXT
+from tests.helpers.commands import ran, read_lines
+from tests.helpers.method_cases import bert
 
 ONE_STACK = [case for case in MODELS if case.stacks in ({"encoder": 2}, {"decoder": 2}) and case.name != "albert"]
 OTHERS = {"albert": "runs more than once", "t5": "in 2 lists, encoder.block, decoder.block", "bart": "in 2 lists", "marian": "in 2 lists"}  # fmt: skip

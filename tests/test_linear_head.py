@@ -17,8 +17,8 @@ from attnreg.errors import InputError
 from attnreg.experiments import fit_linear_head
 from attnreg.experiments.tasks.models import linear_head
 from attnreg.experiments.tasks.models.pooling import pool
-from tests.commands import assert_sentence, ran
-from tests.method_cases import batches, bert
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.method_cases import batches, bert
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 GPT = {"vocab_size": 20, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0}

@@ -14,9 +14,9 @@ from torch import nn
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_model
 from attnreg.experiments.tasks.models.pretrained import dropout_options, load_pretrained, weight_warnings
-from tests import task_data as made
-from tests.cases import TRANSFORMERS, tiny_bert
-from tests.commands import assert_sentence, ran
+from tests.helpers import task_data as made
+from tests.helpers.cases import TRANSFORMERS, tiny_bert
+from tests.helpers.commands import assert_sentence, ran
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 BERT, ROBERTA = hf.BertConfig(**SIZES), hf.RobertaConfig(**SIZES)

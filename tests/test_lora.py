@@ -16,10 +16,10 @@ from attnreg.errors import InputError
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.models.lora import parameter_counts, with_lora
 from attnreg.experiments.tasks.models.pretrained import load_pretrained
-from tests import task_data as made
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.method_cases import same
 from tests.helpers.runs import assert_goes_on
-from tests.method_cases import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 SMALL = ["--device", "cpu", "--epochs", 2, "--batch-size", 16, "--learning-rate", 1e-2, "--max-length", 32]

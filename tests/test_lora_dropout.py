@@ -10,11 +10,11 @@ from torch import nn
 
 import attnreg
 from attnreg.training import FineTuning, LoRADropout
-from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.method_cases import bert, sgd
 from tests.helpers.models import adapted
 from tests.helpers.objectives import BATCH
-from tests.method_cases import bert, sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"

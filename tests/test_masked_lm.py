@@ -11,9 +11,9 @@ from attnreg.errors import InputError
 from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
 from attnreg.experiments.tasks import agreement, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
-from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
-from tests.reference import close
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.reference import close
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--output-dir", "out"]
 

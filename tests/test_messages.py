@@ -14,7 +14,7 @@ from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback
 from attnreg.training import AttackerDefender, FineTuning, RDropLoss, adamw
 from attnreg.training.fine_tuning import split_batch
-from tests.cases import BERT
+from tests.helpers.cases import BERT
 
 ROOT = Path(__file__).parent.parent
 

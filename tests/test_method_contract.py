@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state, write_state
 from attnreg.training import AttackerDefender, Averaged, FineTuning
-from tests.cases import NEEDS_TORCH_2_13, sample
-from tests.commands import assert_close
-from tests.method_cases import (
+from tests.helpers.cases import NEEDS_TORCH_2_13, sample
+from tests.helpers.commands import assert_close
+from tests.helpers.method_cases import (
     ARGUMENTS,
     BATCH,
     CASES,

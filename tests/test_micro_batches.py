@@ -15,9 +15,9 @@ from attnreg.errors import InputError
 from attnreg.outputs import shifts_labels
 from attnreg.training import SAM, CrossEntropy, FineTuning, RDropLoss
 from attnreg.training.fine_tuning import split_batch
-from tests.cases import TRANSFORMERS
-from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import assert_parts_are_the_whole, bert, same, sgd, weights, without_chance
+from tests.helpers.cases import TRANSFORMERS
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.method_cases import assert_parts_are_the_whole, bert, same, sgd, weights, without_chance
 
 IDS = torch.randint(1, 20, (5, 6), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(6) < torch.tensor([6, 4, 3, 6, 2])[:, None]

@@ -10,8 +10,8 @@ from torch import nn
 
 from attnreg.training import Mixout
 from attnreg.training.mixout import mix
+from tests.helpers.method_cases import bert, moved, sgd
 from tests.helpers.objectives import BATCH
-from tests.method_cases import bert, moved, sgd
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9])

@@ -5,7 +5,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
-from tests import task_data as made
+from tests.helpers import task_data as made
 
 TEXTS = [["one", "red", "blue"], ["two", "near", "far"], ["three", "go", "green"], ["a", "b", "c"]]
 RIGHT = [1, 0, 2, 1]

@@ -9,8 +9,8 @@ import attnreg
 from attnreg import EmbeddingNoise, HiddenNoise, HiddenSite, functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
-from tests.cases import BERT, model_case, output
-from tests.commands import ran
+from tests.helpers.cases import BERT, model_case, output
+from tests.helpers.commands import ran
 from tests.helpers.passes import run, same, without_dropout
 
 DROPS_NOTHING = "EmbeddingNoise adds noise; it drops nothing by design."

@@ -11,9 +11,9 @@ from torch import nn
 
 from attnreg.experiments.tasks import get_task, load_model
 from attnreg.training import noisy_tune
-from tests import task_data as made
-from tests.commands import assert_sentence, ran
-from tests.method_cases import bert
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.method_cases import bert
 
 
 @torch.no_grad()

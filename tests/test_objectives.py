@@ -9,10 +9,10 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
-from tests.cases import sample
+from tests.helpers.cases import sample
+from tests.helpers.method_cases import sgd, weights, without_chance
 from tests.helpers.regularizers import Costly
 from tests.helpers.trainers import Rows, arguments, bert, column
-from tests.method_cases import sgd, weights, without_chance
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 

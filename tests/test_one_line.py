@@ -10,9 +10,9 @@ import transformers as hf
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import RDropLoss
-from tests.cases import model_case, sample
+from tests.helpers.cases import model_case, sample
+from tests.helpers.method_cases import weights
 from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column, of_trl
-from tests.method_cases import weights
 
 pytestmark = QUIET
 llama = model_case("llama").build

@@ -9,7 +9,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.integrations import AttnRegCallback
-from tests.cases import CACHE, SMALL, TEXT, tiny_bert
+from tests.helpers.cases import CACHE, SMALL, TEXT, tiny_bert
 from tests.helpers.trainers import EXTRA, QUIET, WORDS, of_trl
 
 pytestmark = QUIET

@@ -12,8 +12,8 @@ from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options.catalogue import recipe_files, summary
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.command import load_command
-from tests.commands import assert_sentence, ran
-from tests.recipe_cases import SOURCES
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.recipe_cases import SOURCES
 
 OTHER_ON_PURPOSE = {
     *(("attention-dropout", "placement"), ("ad-drop", "layers"), ("probe", "q"), ("probe", "layers")),

@@ -8,10 +8,10 @@ from datasets import Dataset
 import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import RegularizedTrainer
-from tests.cases import MODELS
+from tests.helpers.cases import MODELS
+from tests.helpers.method_cases import weights
+from tests.helpers.trainer_cases import KINDS, made
 from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments
-from tests.method_cases import weights
-from tests.trainer_cases import KINDS, made
 
 pytestmark = QUIET
 OPTIONS = {"max_steps": 4, "gradient_accumulation_steps": 2}

@@ -16,9 +16,9 @@ from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from attnreg.experiments.tasks.metrics import calibration_error
 from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
-from tests.commands import ran, read_lines
-from tests.learning import TEXT, bert
-from tests.method_cases import sgd
+from tests.helpers.commands import ran, read_lines
+from tests.helpers.learning import TEXT, bert
+from tests.helpers.method_cases import sgd
 from tests.sweep.checks import Answer
 
 SMALL = ["--train-size", 64, "--batch-size", 32, "--device", "cpu", "--output-dir", "out"]

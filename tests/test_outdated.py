@@ -12,9 +12,9 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options import content
 from attnreg.experiments.tasks import get_task, load_data
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import written
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.errors import InputError
 from attnreg.injection.running.own_draws import OwnDraws
+from tests.helpers.own_dropout_cases import OPTIONS, SEED, Drawing, assert_same, batch_of, build
 from tests.helpers.passes import Recomputing
-from tests.own_dropout_cases import OPTIONS, SEED, Drawing, assert_same, batch_of, build
 
 
 class Two(nn.Module):

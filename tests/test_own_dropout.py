@@ -12,8 +12,8 @@ from transformers import DynamicCache, StaticCache
 
 import attnreg
 from attnreg.errors import InputError
-from tests.cases import CACHE, keep_few_activations, sample
-from tests.own_dropout_cases import (
+from tests.helpers.cases import CACHE, keep_few_activations, sample
+from tests.helpers.own_dropout_cases import (
     EVERY,
     FAMILIES,
     MASKED,
@@ -307,7 +307,7 @@ def test_a_compiled_encoder_decoder_runs_uncompiled(fullgraph):
 IN_PROCESSES = """
 import torch, torch.distributed as dist
 import attnreg
-from tests.own_dropout_cases import SEED, batch_of, build
+from tests.helpers.own_dropout_cases import SEED, batch_of, build
 
 dist.init_process_group("gloo")
 model, batch = build("bert"), batch_of("bert")

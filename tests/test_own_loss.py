@@ -9,10 +9,10 @@ import transformers as hf
 
 import attnreg
 from attnreg.training import FineTuning
-from tests.commands import ran, read_lines
+from tests.helpers.commands import ran, read_lines
+from tests.helpers.method_cases import assert_stepped, bert, sgd
 from tests.helpers.objectives import BATCH, IDS
 from tests.helpers.regularizers import Costly
-from tests.method_cases import assert_stepped, bert, sgd
 
 WITHOUT_LABELS = {"input_ids": IDS}
 

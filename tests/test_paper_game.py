@@ -16,7 +16,7 @@ from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.game import plan_rounds
 from attnreg.experiments.tasks import get_task
 from attnreg.training import AttackerDefender, Rewards, Rounds
-from tests.commands import ran, read_lines
+from tests.helpers.commands import ran, read_lines
 
 STEPS, ROWS, LENGTH, LAYERS, WIDTH, RATE = 3, 4, 5, 2, 8, 0.3
 

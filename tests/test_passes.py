@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.errors import NoAttentionError
-from tests.cases import MODELS, output
-from tests.handwritten import Attention, Layers, plain, split
+from tests.helpers.cases import MODELS, output
+from tests.helpers.handwritten import Attention, Layers, plain, split
 from tests.helpers.passes import without_dropout
 from tests.sweep.checks import Answer, dropped
 

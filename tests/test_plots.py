@@ -14,11 +14,11 @@ from attnreg.experiments.results.plots.attention import plot_attention
 from attnreg.experiments.results.plots.run import plot_run
 from attnreg.experiments.results.plots.style import COLORS, styles
 from attnreg.experiments.runs.run import Run
-from tests import task_data
-from tests.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers import task_data
+from tests.helpers.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.learning import bert
 from tests.helpers.light import DRAWN
 from tests.helpers.runs import keeping
-from tests.learning import bert
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--validation-rows", 32, "--batch-size", 16, "--device", "cpu"]
 RECIPES = {  # with the pictures that there are

@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score
 
 import attnreg
 from attnreg.experiments.tasks import get_task, load_data, load_model
-from tests.commands import invoke, ran
+from tests.helpers.commands import invoke, ran
 from tests.helpers.runs import keeping
 
 

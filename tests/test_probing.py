@@ -11,9 +11,9 @@ from packaging.version import Version
 import attnreg
 from attnreg.injection import handle_of
 from attnreg.training import FineTuning
-from tests.cases import FEW, MODELS, TRANSFORMERS, output, sample
+from tests.helpers.cases import FEW, MODELS, TRANSFORMERS, output, sample
 from tests.helpers.passes import without_dropout
-from tests.provider_cases import CASES, COMPILED, MATRIX, VARIANT
+from tests.helpers.provider_cases import CASES, COMPILED, MATRIX, VARIANT
 
 BERT = MODELS[0]
 SCORES = next(case for case in CASES if case.name == "scores-dropout")

@@ -10,8 +10,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import attnreg
 from tests import tables
-from tests.cases import sample
-from tests.provider_cases import BUILT_IN
+from tests.helpers.cases import sample
+from tests.helpers.provider_cases import BUILT_IN
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted({*BUILT_IN} - {"Compose", "OnLayers"})  # the overview has these two

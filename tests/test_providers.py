@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
 from attnreg.draws import Draws
-from tests.reference import close
+from tests.helpers.reference import close
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30), num_layers=3)
 

@@ -20,10 +20,10 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.integrations import RegularizedTrainer
 from attnreg.training import RDropLoss
 from attnreg.training.objective import disagreement
-from tests import task_data as made
-from tests.commands import assert_sentence, ran, read_lines
-from tests.method_cases import step_of_r_drop
-from tests.recipe_cases import assert_evaluated_as_trained
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.method_cases import step_of_r_drop
+from tests.helpers.recipe_cases import assert_evaluated_as_trained
 
 TASK = ["--task", "custom", "--kind", "question-answering", "--device", "cpu", "--batch-size", 8, "--epochs", 2]
 SHORT = ["--max-length", 16]

@@ -9,8 +9,8 @@ from torch import nn
 
 from attnreg.training import FineTuning, R3FLoss
 from tests.helpers.formulas import slow_symmetric_kl
+from tests.helpers.method_cases import assert_stepped, bert, sgd
 from tests.helpers.objectives import IDS, MASK, PADDED, Recorder, heads
-from tests.method_cases import assert_stepped, bert, sgd
 
 
 def noise_like(embedded, kind, eps):

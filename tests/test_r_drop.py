@@ -11,8 +11,8 @@ import attnreg
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.objective import disagreement
 from tests.helpers.formulas import slow_symmetric_kl
+from tests.helpers.method_cases import assert_stepped, bert, sgd, weights
 from tests.helpers.objectives import BATCH, IDS, Recorder, heads
-from tests.method_cases import assert_stepped, bert, sgd, weights
 
 
 def test_disagreement_of_classes():

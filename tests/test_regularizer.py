@@ -9,7 +9,7 @@ from attnreg import AttentionDropout, CrossTuning, DropHead, HiddenDropout, Hidd
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from attnreg.training import SAM, ChildTuning, FineTuning, Mixout
-from tests.cases import refused
+from tests.helpers.cases import refused
 
 SITE = attnreg.AttentionSite(shape=(2, 2, 3, 3))
 STATES_AT, STATES = attnreg.HiddenSite(shape=(2, 3, 4)), torch.ones(2, 3, 4)

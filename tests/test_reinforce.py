@@ -12,7 +12,7 @@ from attnreg.masks import pack, unpack
 from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.method import Updater
 from tests.helpers.games import make_batches, make_game
-from tests.method_cases import adamw, bert, weights
+from tests.helpers.method_cases import adamw, bert, weights
 
 
 def generator(**options):

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations import flex_attention as kernels
 
 import attnreg
-from tests.cases import MODELS, keep_few_activations, output
+from tests.helpers.cases import MODELS, keep_few_activations, output
 from tests.helpers.passes import without_dropout
+from tests.helpers.provider_cases import MATRIX, PROVIDERS
 from tests.helpers.repeated import IDS, SEED, bert, composed
-from tests.provider_cases import MATRIX, PROVIDERS
 
 
 class Recording(attnreg.MaskProvider):

@@ -11,10 +11,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 import attnreg
 from attnreg.training import LoRADropout, Mixout
+from tests.helpers.method_cases import bert, moved, sgd
 from tests.helpers.models import adapted
 from tests.helpers.objectives import BATCH
 from tests.helpers.passes import Traces
-from tests.method_cases import bert, moved, sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
 

@@ -11,7 +11,7 @@ import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
 from attnreg.injection.running.forward_pass import PLACES, STACKS
-from tests.cases import MODELS, model_case, output
+from tests.helpers.cases import MODELS, model_case, output
 from tests.helpers.passes import models, run, same, without_dropout, wrap_in_checkpoints
 
 # The last modules of what each block adds to its hidden states.

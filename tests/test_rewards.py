@@ -21,7 +21,7 @@ from attnreg.attendout.rewards import (
 from attnreg.errors import InputError
 from attnreg.training import Reinforce
 from tests.helpers.games import make_batches, make_game
-from tests.method_cases import bert
+from tests.helpers.method_cases import bert
 
 INPUTS = {"input_ids": torch.tensor([[1, 2]])}
 ACTIONS = [torch.tensor(bits).view(1, 1, 1, 2, 2) for bits in itertools.product([False, True], repeat=4)]

@@ -27,9 +27,9 @@ from attnreg.training import (
     Rounds,
     adamw,
 )  # fmt: skip
-from tests.cases import CACHE, SMALL, bert_in_float64, sample
+from tests.helpers.cases import CACHE, SMALL, bert_in_float64, sample
+from tests.helpers.own_dropout_cases import SOUND
 from tests.helpers.trainers import Rows, arguments, bert
-from tests.own_dropout_cases import SOUND
 
 IDS = torch.randint(1, 9, (3, 8), generator=torch.Generator().manual_seed(0))
 PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default

@@ -12,7 +12,7 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.setup.sampling import stratified
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.training import FineTuning
-from tests.commands import assert_sentence, ran, read_lines
+from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.runs import make, texts, trained_on
 
 

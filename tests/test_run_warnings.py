@@ -15,8 +15,8 @@ from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.tasks import choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
-from tests import task_data as made
-from tests.commands import assert_sentence, ran
+from tests.helpers import task_data as made
+from tests.helpers.commands import assert_sentence, ran
 
 LABELS = ["entailment", "neutral", "contradiction"]
 LONGEST = 1 + 40 + 1 + 2 + 1  # of 40 words, "one 9" and special tokens

@@ -12,10 +12,10 @@ import transformers as hf
 import attnreg
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.tasks import built_in, get_task, load_data
-from tests.cases import tiny_bert
-from tests.commands import assert_sentence, invoke, ran, read_lines
-from tests.method_cases import same
-from tests.recipe_cases import RECIPES, WITH_PROVIDER, recipes
+from tests.helpers.cases import tiny_bert
+from tests.helpers.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.method_cases import same
+from tests.helpers.recipe_cases import RECIPES, WITH_PROVIDER, recipes
 
 SMALL = ["--epochs", 2, "--train-size", 128, "--batch-size", 16, "--device", "cpu", "--keep-checkpoints"]
 QUICK = ("finetune", "attendout", "ad-drop", "scheduled-bernoulli")  # not only in slow tests

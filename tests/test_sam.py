@@ -12,8 +12,8 @@ from torch import nn
 
 import attnreg
 from attnreg.training import SAM, FineTuning
+from tests.helpers.method_cases import bert, sgd, weights
 from tests.helpers.objectives import BATCH
-from tests.method_cases import bert, sgd, weights
 
 
 def slow_step(model, rho, lr, max_norm=None, seed=1):

@@ -11,10 +11,10 @@ import torch
 
 import attnreg
 from attnreg.regularizer.abilities import PATIENCE
-from tests.cases import refused
+from tests.helpers.cases import refused
 from tests.helpers.models import encoder
-from tests.provider_cases import BUILT_IN
-from tests.reference import close
+from tests.helpers.provider_cases import BUILT_IN
+from tests.helpers.reference import close
 
 SITE = attnreg.AttentionSite(shape=(50, 4, 30, 30), num_layers=3)
 

@@ -17,9 +17,9 @@ from attnreg.experiments.compare.search.space import Choice, Range, read_space, 
 from attnreg.experiments.compare.search.trials import Trials
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.options.option import as_typed
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import started_by, table, write
-from tests.task_data import tiny_bert, write_rows
+from tests.helpers.task_data import tiny_bert, write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = ["--epochs", 2, "--device", "cpu", "--search-rows", 50, "--jobs", 2, "--output-dir", "found"]

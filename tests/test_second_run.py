@@ -10,8 +10,8 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
 from attnreg.experiments.setup.trackers import _PACKAGES, available_trackers
-from tests.commands import assert_sentence, ran
-from tests.task_data import write_rows
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.task_data import write_rows
 
 SMALL = ["--epochs", 1, "--train-size", 32, "--device", "cpu"]
 # Each command runs in a fork of a process that has imported the command line, and no more.

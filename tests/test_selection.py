@@ -8,8 +8,8 @@ import pytest
 
 from attnreg.experiments.setup.stopping import Selection
 from attnreg.experiments.tasks import get_task, load_data
-from tests.commands import assert_sentence, ran, read_lines
-from tests.task_data import write_rows
+from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.task_data import write_rows
 
 SMALL = ["--epochs", 4, "--train-size", 128, "--batch-size", 32, "--learning-rate", 5e-3, "--device", "cpu"]
 

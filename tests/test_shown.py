@@ -7,7 +7,7 @@ import torch
 
 import attnreg
 from attnreg.errors import InputError
-from tests.learning import bert
+from tests.helpers.learning import bert
 
 BATCH = {
     "input_ids": torch.tensor([[5, 6, 7, 8, 0, 0], [9, 8, 7, 6, 5, 4]]),

@@ -23,7 +23,7 @@ from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.run import Run
 from attnreg.experiments.setup.stopping import Selection
 from attnreg.training import StepResult
-from tests.commands import invoke, ran, read_lines
+from tests.helpers.commands import invoke, ran, read_lines
 from tests.helpers.runs import assert_goes_on, at_step, make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]

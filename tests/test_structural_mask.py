@@ -8,8 +8,8 @@ import torch
 import attnreg
 from attnreg import functional
 from attnreg.regularizer.saving import describe
-from tests import handwritten
-from tests.cases import NO_DROPOUT, bert_in_float64, refused
+from tests.helpers import handwritten
+from tests.helpers.cases import NO_DROPOUT, bert_in_float64, refused
 
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]])
 BATCH = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}

@@ -11,9 +11,9 @@ from attnreg.experiments.compare.study import change, read_study
 from attnreg.experiments.options.catalogue import study_files
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_data
-from tests.commands import assert_sentence, ran, read_csv
+from tests.helpers.commands import assert_sentence, ran, read_csv
 from tests.helpers.comparisons import STUDY, file_of, reported_study, table, write, written
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from attnreg.experiments.tasks import get_task, load_model
-from tests import task_data as made
-from tests.cases import sample
-from tests.commands import assert_sentence, ran, read_lines
+from tests.helpers import task_data as made
+from tests.helpers.cases import sample
+from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.runs import assert_goes_on
 
 SCORES = {  # the metrics, and the least score by the first of them

@@ -17,7 +17,7 @@ from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import reading_of
-from tests import task_data as made
+from tests.helpers import task_data as made
 
 
 @pytest.fixture(scope="module")

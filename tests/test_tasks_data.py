@@ -9,7 +9,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
-from tests import task_data as made
+from tests.helpers import task_data as made
 
 
 def test_labels_by_name_by_number_and_as_the_data_names_them(tmp_path):

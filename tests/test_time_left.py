@@ -4,7 +4,7 @@ import re
 
 from attnreg.experiments.compare import launch
 from attnreg.experiments.runs import loop
-from tests.commands import ran
+from tests.helpers.commands import ran
 from tests.helpers.comparisons import started_by
 
 SMALL = ["--train-size", 64, "--batch-size", 8, "--device", "cpu"]

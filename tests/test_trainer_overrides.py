@@ -14,10 +14,10 @@ import attnreg
 from attnreg.errors import AsleepWarning, InputError
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import RDropLoss
-from tests.cases import sample
+from tests.helpers.cases import sample
+from tests.helpers.method_cases import weights
+from tests.helpers.trainer_cases import KINDS, OUTSIDE, REPLACED, made, stock_loss, stock_step, trained
 from tests.helpers.trainers import Rows, arguments, bert
-from tests.method_cases import weights
-from tests.trainer_cases import KINDS, OUTSIDE, REPLACED, made, stock_loss, stock_step, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 

@@ -13,8 +13,8 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import RDropLoss
+from tests.helpers.method_cases import weights
 from tests.helpers.trainers import Rows, arguments, bert, column
-from tests.method_cases import weights
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning"),

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from tests.cases import MODELS
-from tests.commands import assert_sentence, ran
+from tests.helpers.cases import MODELS
+from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.repository import ROOT, run_script
 from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments, bert, of_trl
 

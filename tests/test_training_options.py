@@ -15,7 +15,7 @@ from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.experiments.setup.device import choose_device, set_threads
 from attnreg.training import FineTuning
-from tests.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
 

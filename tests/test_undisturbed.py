@@ -10,7 +10,7 @@ from torch import nn
 import attnreg
 from attnreg.experiments.tasks.models.linear_head import fit_linear_head
 from attnreg.training import SAM
-from tests.method_cases import BATCH, bert, same, sgd
+from tests.helpers.method_cases import BATCH, bert, same, sgd
 
 
 class Merging(nn.Linear):

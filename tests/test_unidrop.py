@@ -5,9 +5,9 @@ import torch
 
 import attnreg
 from attnreg import AttentionDropout, DropKey, HiddenDropout, HiddenKey, LayerDrop, OnLayers, TokenDropout, UniDrop
-from tests.cases import BERT
+from tests.helpers.cases import BERT
 from tests.helpers.passes import run, same
-from tests.reference import close
+from tests.helpers.reference import close
 
 SITE = attnreg.AttentionSite(shape=(2000, 4, 20, 20))
 

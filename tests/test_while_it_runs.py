@@ -11,8 +11,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCach
 
 import attnreg
 from attnreg.errors import NoAttentionError
-from tests import handwritten
-from tests.cases import CACHE, sample
+from tests.helpers import handwritten
+from tests.helpers.cases import CACHE, sample
 from tests.sweep.checks import Answer
 
 

@@ -11,7 +11,7 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.report.study import write_study_report
-from tests.task_data import write_rows
+from tests.helpers.task_data import write_rows
 
 
 def started_by(warm):

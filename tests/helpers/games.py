@@ -4,7 +4,7 @@ import dataclasses
 
 import attnreg
 from attnreg.training import AttackerDefender, Rewards, Rounds
-from tests.method_cases import adamw, batches, bert
+from tests.helpers.method_cases import adamw, batches, bert
 
 
 def make_batches(count, rows=4, seed=0):

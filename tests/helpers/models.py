@@ -7,8 +7,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.cases import NO_DROPOUT, SMALL, TEXT, bert_in_float64
-from tests.method_cases import bert
+from tests.helpers.cases import NO_DROPOUT, SMALL, TEXT, bert_in_float64
+from tests.helpers.method_cases import bert
 
 bert_of_three_layers = functools.partial(bert_in_float64, num_hidden_layers=3)
 TEXTS = {

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection.attachment import handles
-from tests.cases import MODELS, output
+from tests.helpers.cases import MODELS, output
 
 models = pytest.mark.parametrize("case", MODELS, ids=str)
 

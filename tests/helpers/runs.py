@@ -13,8 +13,8 @@ from attnreg.experiments import Run
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.loop import Progress
-from tests.commands import ran, read_lines
-from tests.method_cases import same
+from tests.helpers.commands import ran, read_lines
+from tests.helpers.method_cases import same
 
 DEFAULTS = {"recipe": "finetune", "task": "agreement", "epochs": 4, "batch_size": 32, "learning_rate": 1e-3}
 

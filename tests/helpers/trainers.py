@@ -6,7 +6,7 @@ import transformers as hf
 from torch.utils.data import Dataset
 
 from attnreg.integrations import RegularizedTrainer
-from tests.cases import SMALL, TEXT
+from tests.helpers.cases import SMALL, TEXT
 
 # What trl, peft and sentence-transformers do on a CPU and with the latest transformers; ours are UserWarnings.
 QUIET = [

@@ -6,7 +6,7 @@ import pytest
 from packaging.version import Version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from tests.cases import TRANSFORMERS
+from tests.helpers.cases import TRANSFORMERS
 from tests.sweep.page import PAGE, TABLE, page
 from tests.sweep.zoo import not_built, specimens
 

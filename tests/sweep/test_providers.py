@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 import attnreg
 from attnreg.errors import InputError
-from tests.provider_cases import PROVIDERS
+from tests.helpers.provider_cases import PROVIDERS
 from tests.sweep.zoo import WARNINGS, specimens
 
 pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, WARNINGS)]

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from packaging.version import Version
 
-from tests.cases import TRANSFORMERS
+from tests.helpers.cases import TRANSFORMERS
 from tests.sweep.verdict import verdict
 from tests.sweep.zoo import specimens
 

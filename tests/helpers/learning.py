@@ -7,7 +7,7 @@ from transformers.utils import ModelOutput
 
 import attnreg
 from attnreg.training import FineTuning
-from tests import method_cases
+from tests.helpers import method_cases
 
 
 class Toy(nn.Module):

@@ -6,8 +6,8 @@ import torch
 
 import attnreg
 from attnreg.training import RDropLoss
+from tests.helpers.method_cases import weights
 from tests.helpers.trainers import Rows, arguments, bert
-from tests.method_cases import weights
 
 KINDS = {  # of what acts in a Trainer
     "mask": lambda: {"provider": attnreg.DropKey(0.3)},

@@ -13,7 +13,7 @@ import transformers as hf
 from packaging.version import Version
 from torch import nn
 
-from tests.provider_cases import PROVIDERS, ProviderCase
+from tests.helpers.provider_cases import PROVIDERS, ProviderCase
 
 TRANSFORMERS = Version(hf.__version__)
 CACHE = "cache" if Version("5.24") <= TRANSFORMERS else "past_key_values"  # the argument of models that takes one

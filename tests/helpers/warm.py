@@ -23,7 +23,7 @@ import pytest
 
 from tests.helpers.light import lighten, with_few_dev_rows
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 IN_THE_SERVER = "ATTNREG_FORK_SERVER"
 
 

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
-from tests.cases import SEQ2SEQ, keep_few_activations
+from tests.helpers.cases import SEQ2SEQ, keep_few_activations
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {"vocab_size": 40, "pad_token_id": 0, **SMALL}

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from attnreg.experiments.options.catalogue import recipe_files
-from tests.commands import ran, read_lines
+from tests.helpers.commands import ran, read_lines
 
 OPTIONS = {
     "ad-drop": ["--p", 0.5, "--q", 0.4],
