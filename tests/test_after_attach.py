@@ -4,7 +4,6 @@ import copy
 import functools
 import types
 
-import peft
 import pytest
 import torch
 import transformers as hf
@@ -140,24 +139,6 @@ def test_tensor_parallelism_is_refused(warm, tmp_path):
 def llama(device="cpu", **options):
     with torch.device(device):
         return hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, **SMALL, **options)).train()
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("method", ["gradient", "integrated_gradients", "random"])
-def test_prompt_tuning_after_attaching(method):
-    model, provider = llama(), attnreg.AttributionProvider(p=0.5, q=1.0, method=method)
-    handle = attnreg.attach(model, provider)
-    tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).train()
-    batch, other = ({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} for ids in (IDS, IDS + 1))
-    for _ in range(2):
-        provider.attribute(tuned, batch)
-        tuned(**batch).loss.backward()
-        assert min(handle.drop_rates().values()) > 0.2
-        handle.step()
-    if method != "random":
-        provider.attribute(tuned, batch)
-        with pytest.raises(ValueError, match="not on the batch that `attribute` looked at"):
-            tuned(**other)
 
 
 def test_a_model_on_the_meta_device():

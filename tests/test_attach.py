@@ -70,12 +70,6 @@ def test_layers_and_stacks_that_are_not_there(provider, options, sentence):
     assert not attnreg.is_attached(model)
 
 
-@pytest.mark.parametrize("layers", [math.nan, 1, "1", {1: 2}, []])
-def test_layers_that_are_no_list(layers):
-    with pytest.raises(ValueError, match=r"Expected `layers` of OnLayers to be a list with at least one index, got "):
-        attnreg.OnLayers(attnreg.DropKey(), layers)
-
-
 def test_one_provider_at_a_time():
     model = BERT.build()
     with attnreg.attach(model, attnreg.DropKey()):

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+import transformers as hf
 
 import attnreg
 from attnreg import AttentionEntropy, Mask, RelaxedAttention, functional
-from tests.helpers.cases import BERT, FEW, MODELS, output, sample, shown_attentions
+from tests.helpers.cases import BERT, FEW, MODELS, bert_in_float64, output, sample, shown_attentions
 from tests.helpers.passes import under_both_kernels, without_dropout, wrap_in_checkpoints
 
 
@@ -183,3 +184,37 @@ def test_without_dropout_of_its_own_attention_is_not_written_out(monkeypatch):
 def test_a_share_is_a_float_per_row(relaxed):
     with pytest.raises(TypeError, match="Expected `relaxed` to be a float tensor"):
         Mask(relaxed=relaxed)
+
+
+IDS = torch.randint(1, 9, (3, 8), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("stacks", [["decoder"], ["cross"]])
+def test_padded_queries_of_a_decoder_count_nowhere(stacks):
+    found = []
+    for padding in (0, 5):
+        torch.manual_seed(0)
+        config = hf.T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, dropout_rate=0.0)
+        model = hf.T5ForConditionalGeneration(config)
+        target = torch.nn.functional.pad(IDS[:, :4], (0, padding))
+        mask = (torch.arange(4 + padding) < 4).int().expand(3, -1)
+        batch = {"input_ids": IDS, "decoder_input_ids": target, "decoder_attention_mask": mask}
+        entropy, drop = attnreg.AttentionEntropy(0.1), attnreg.AttributionProvider(0.5, 1.0)
+        with attnreg.attach(model, entropy & drop, stacks=stacks) as handle:
+            model.train()
+            drop.attribute(model, {**batch, "labels": target.masked_fill(mask == 0, -100)})
+            model(**batch, labels=target.masked_fill(mask == 0, -100))
+            found.append(torch.stack([entropy.penalty(), *handle.drop_rate_tensors().values()]))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_the_weight_of_the_entropy_follows_the_depth():
+    def penalty(provider):
+        model = bert_in_float64()
+        with attnreg.attach(model, provider):
+            model.train()(input_ids=IDS)
+            return float(provider.penalty().detach())
+
+    alone = [penalty(attnreg.OnLayers(attnreg.AttentionEntropy(1.0), [layer])) for layer in (0, 1)]
+    weighted = attnreg.Scheduled(attnreg.AttentionEntropy(1.0), over="depth", alpha=[(0, 0.2), (1, 0.7)])
+    assert penalty(weighted) == pytest.approx(0.2 * alone[0] + 0.7 * alone[1])

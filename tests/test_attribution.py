@@ -1,19 +1,24 @@
 """The first pass: what captum gives against gradients by hand, and that nobody notices it."""
 
+import copy
+import functools
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers as hf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers.models.bert import modeling_bert
 
 import attnreg
 from attnreg.attribution import explain
-from tests.helpers.cases import keep_few_activations, model_case
+from tests.helpers.cases import bert_in_float64, keep_few_activations, model_case, sample
 from tests.helpers.models import TEXTS as BATCH
 from tests.helpers.models import bert_of_three_layers as bert
+from tests.helpers.own_dropout_cases import SOUND
 from tests.helpers.passes import Traces
 
 LABELS = ["encoder.0", "encoder.1", "encoder.2"]
@@ -247,3 +252,63 @@ def test_a_wrapped_or_frozen_model_is_attributed_all_the_same(wrapper, process_g
 def test_without_attaching():
     with pytest.raises(RuntimeError, match="This AttributionProvider is not attached to the model"):
         attnreg.AttributionProvider().attribute(bert(), BATCH)
+
+
+PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default
+
+
+def saving_products(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if op in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_ad_drop_where_checkpoints_save_products():
+    batch = {
+        "input_ids": torch.randint(1, 9, (3, 8)),
+        "labels": torch.tensor([0, 1, 1]),
+    }  # 8 tokens, as a head has features
+    gradients = []
+    for options in ({}, {"context_fn": functools.partial(create_selective_checkpoint_contexts, saving_products)}):
+        torch.manual_seed(0)
+        model = bert_in_float64(hidden_size=16, num_attention_heads=2, attention_probs_dropout_prob=0.1)
+        provider = attnreg.AttributionProvider(0.5, 0.5)
+        attnreg.attach(model, provider)
+        model.train()
+        for block in model.bert.encoder.layer:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+        torch.manual_seed(1)
+        provider.attribute(model, batch)
+        model(**batch).loss.backward()
+        gradients.append([each.grad for each in model.parameters() if each.grad is not None])
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("method", sample(["gradient", "integrated_gradients", "attention"], lambda method: method == "gradient"))  # fmt: skip
+def test_a_layer_that_the_model_skips_in_the_first_pass_has_no_attribution(method):
+    still = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "feat_proj_dropout": 0.0, "activation_dropout": 0.0}
+    config = hf.Wav2Vec2Config(**{**SOUND, "num_hidden_layers": 3}, **still, layerdrop=0.4, apply_spec_augment=False)
+    torch.manual_seed(0)
+    model = hf.Wav2Vec2ForSequenceClassification(config).double()
+    batch = {"input_values": torch.randn(2, 100).double(), "labels": torch.tensor([0, 1])}
+    provider = attnreg.AttributionProvider(0.5, 0.5, method, first_pass="train", steps=2)
+    attnreg.attach(model, provider)
+    model.train()
+    numbers = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        provider.attribute(model, batch)
+        found, ran = provider.attributions, [int(label[8:]) for label in provider.attributions]
+        model(**batch).loss.backward()  # other layers may be skipped now
+        numbers.add(len(ran))
+        if ran:  # the reference has these layers alone
+            alone = copy.deepcopy(model)
+            attnreg.detach(alone)
+            alone.wav2vec2.encoder.layers = alone.wav2vec2.encoder.layers[:0].extend(
+                alone.wav2vec2.encoder.layers[layer] for layer in ran
+            )
+            alone.wav2vec2.encoder.config.layerdrop = 0.0
+            wanted = attnreg.AttributionProvider(0.5, 0.5, method, steps=2)
+            attnreg.attach(alone, wanted)
+            wanted.attribute(alone, batch)
+            for place, layer in enumerate(ran):
+                assert torch.allclose(found[f"encoder.{layer}"], wanted.attributions[f"encoder.{place}"])
+    assert len(numbers) > 1

@@ -192,3 +192,23 @@ def test_an_answer_that_is_cut_off_has_no_label():
     """Its position is beyond the row, as in the losses of transformers."""
     positions = {"start_positions": torch.tensor([1, 9, -1]), "end_positions": torch.tensor([[2], [5], [0]])}
     assert labels_of(positions, torch.zeros(3, 2, 5)).tolist() == [[1, 2], [-100, -100], [0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["predicted", "label"])
+def test_labels_of_another_shape_are_no_classes(kind):
+    with pytest.raises(
+        InputError, match=r"Labels \(2, 6\) are no classes of logits \(2, 6\): pass `target` as a function"
+    ):
+        Target(kind).classes(torch.randn(2, 6), {"labels": torch.ones(2, 6, dtype=torch.long)})
+
+
+def test_rows_without_a_gold_label_have_no_score():
+    logits = torch.randn(3, 2)
+    batch = {"labels": torch.tensor([0, -100, 1])}
+    target = Target("label")
+    assert float(target.score(logits, batch, target.classes(logits, batch))) == float(logits[0, 0] + logits[2, 1])
+
+
+def test_the_padding_of_an_encoder_is_not_that_of_its_decoder():
+    batch = {"attention_mask": (torch.arange(8) < 5).int().expand(3, -1), "decoder_input_ids": IDS}
+    assert bool((Target().classes(torch.randn(3, 8, 4), batch) >= 0).all())

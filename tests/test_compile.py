@@ -267,3 +267,16 @@ def test_a_block_that_is_compiled_in_place_after_attaching():
         with handle.replay():
             torch.testing.assert_close(model(**batch()).logits, expected)
         assert not torch.equal(model(**batch()).logits, expected)
+
+
+@pytest.mark.slow
+def test_the_mean_rate_counts_compiled_passes():
+    model, ids = bert(1), batch()["input_ids"]
+    with attnreg.attach(model, attnreg.AttentionDropout(0.4)) as handle:
+        compiled, rates = torch.compile(model, backend="eager"), []
+        for _ in range(3):
+            compiled(input_ids=ids).logits.sum().backward()
+            rates.append(handle.drop_rate_tensors()["encoder.0"])
+            handle.step()
+        assert len({float(each) for each in rates}) > 1
+        assert abs(handle.rates.mean()["encoder.0"] - float(torch.stack(rates).mean())) < 1e-6

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import attnreg
@@ -295,3 +296,21 @@ def test_a_dimension_of_one_entry_is_not_guessed():
         model(torch.randn(2, 4, 8))
         with pytest.raises(NoAttentionError, match="Attach with `example_inputs` as long as your inputs"):
             model(torch.randn(2, 8, 8))
+
+
+def test_latent_vectors_that_ask_are_no_tokens():
+    class Latents(attnreg.MaskProvider):
+        def forward(self, site):
+            seen.append(site.queries)
+
+    seen = []
+    config = hf.PerceiverConfig(num_latents=5, d_latents=16, d_model=16, num_blocks=1, num_self_attends_per_block=1,
+                                num_self_attention_heads=2, num_cross_attention_heads=2, vocab_size=20,
+                                max_position_embeddings=8)  # fmt: skip
+    model = hf.PerceiverForMaskedLM(config)
+    inputs = {"inputs": torch.ones(3, 5, dtype=torch.long), "attention_mask": (torch.arange(5) < 2).int().repeat(3, 1)}
+    with attnreg.attach(model, Latents(), stacks=["cross"], example_inputs=inputs):
+        model.train()
+        model(**inputs)
+    assert seen
+    assert all(each is None for each in seen)

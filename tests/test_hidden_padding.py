@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests.helpers import handwritten
+from tests.helpers.cases import SMALL
 from tests.helpers.models import clip
 from tests.helpers.regularizers import Scale
 
@@ -281,3 +282,21 @@ def test_padding_that_no_known_mask_explains_is_unknown(form, is_known):
     provider = attnreg.HiddenDropout(0.5, "span")
     with attnreg.attach(model, provider, example_inputs=(x,)), nullcontext() if is_known else unknown:
         model(x)
+
+
+def test_choices_of_one_row_have_their_own_lengths():
+    seen = []
+
+    class Lengths(attnreg.HiddenProvider):
+        where = "embeddings"
+
+        def forward(self, site, states):
+            seen.append(site.lengths.tolist())
+
+    model, ids = hf.BertForMultipleChoice(hf.BertConfig(**SMALL)), torch.ones(3, 8, dtype=torch.long)
+    mask = (torch.arange(8) < torch.tensor([[8], [4], [2]])).int()
+    with attnreg.attach(model, Lengths()):
+        model.train()
+        for rows in (1, 2):
+            model(input_ids=ids.repeat(rows, 1, 1), attention_mask=mask.repeat(rows, 1, 1))
+    assert seen[-2:] == [[8, 4, 2], [8, 4, 2] * 2]

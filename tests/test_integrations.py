@@ -286,7 +286,6 @@ BY_NAME = r"^Pass the regularizer by its name: .*provider=\.\.\.\)`\.$"
     [
         (lambda args: RegularizedTrainer(bert(), attnreg.DropHead(0.1), args), BY_NAME),
         (lambda args: RegularizedTrainer(bert(), args, regularizer=attnreg.DropHead(0.1)), BY_NAME),
-        (lambda args: RegularizedTrainer(args=args, model_init=lambda: bert(), provider=attnreg.attach(bert(), ad_drop())), r"`model_init` makes a new model .*: pass the provider instead"),
         (lambda args: RegularizedTrainer(make_game(), args), GAME),
         (lambda args: RegularizedTrainer(bert(), args, provider=make_game()), GAME),
         (lambda args: AttnRegCallback(attnreg.attach(bert(), attnreg.DropHead())).add_to(Rows()), r"a transformers Trainer, got a Rows from tests\.helpers\.trainers\. "),
@@ -352,3 +351,14 @@ def test_a_lora_model(tmp_path):
     after = {name.replace("base_layer.", ""): parameter for name, parameter in base.named_parameters()}
     assert all(torch.equal(after[name], before[name]) for name in before if name in frozen)
     assert any("lora_B" in name and parameter.abs().max() > 0 for name, parameter in model.named_parameters())
+
+
+def test_a_trainer_has_one_callback(tmp_path):
+    model = bert()
+    handle = attnreg.attach(model, attnreg.DropKey(0.1))
+    given = {"model": model, "args": arguments(tmp_path), "train_dataset": Rows()}
+    with pytest.raises(InputError, match="another AttnRegCallback: keep one"):
+        RegularizedTrainer(**given, provider=handle, callbacks=[AttnRegCallback(handle)])
+    trainer = hf.Trainer(**given, callbacks=[AttnRegCallback(handle)])
+    with pytest.raises(InputError, match="another AttnRegCallback: keep one"):
+        AttnRegCallback(handle).add_to(trainer)

@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import attnreg
+from attnreg.training import FineTuning, adamw
+from tests.helpers.cases import SMALL
 from tests.helpers.learning import TEXT, Toy, batch, bert, site
 from tests.helpers.reference import close
 
@@ -187,3 +190,15 @@ def test_state_survives_copies_and_folders(tmp_path):
     provider.save_pretrained(tmp_path / "p")
     assert torch.equal(attnreg.Regularizer.from_pretrained(tmp_path / "p").rates, provider.rates)
     assert attnreg.is_attached(copied)
+
+
+def test_a_batch_without_labels_teaches_learnable_rates_nothing():
+    torch.manual_seed(0)
+    model, ids = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50)), torch.randint(1, 9, (3, 8))
+    provider = attnreg.LearnableBernoulli.for_model(model)
+    optimizer = adamw(model, 1e-3)
+    optimizer.add_param_group({"params": provider.learned_parameters(), "weight_decay": 0.0})
+    method = FineTuning(model, optimizer, provider)
+    method.step({"input_ids": ids, "labels": torch.full_like(ids, -100)})
+    assert all(bool(each.isfinite().all()) for each in (*model.parameters(), *provider.parameters()))
+    assert method.step({"input_ids": ids, "labels": ids}).loss.isfinite()

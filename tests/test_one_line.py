@@ -8,8 +8,7 @@ import torch
 import transformers as hf
 
 import attnreg
-from attnreg.integrations import AttnRegCallback, RegularizedTrainer
-from attnreg.training import RDropLoss
+from attnreg.integrations import AttnRegCallback
 from tests.helpers.cases import model_case, sample
 from tests.helpers.method_cases import weights
 from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column, of_trl
@@ -122,23 +121,15 @@ def test_lora_gradients_replay_saving_and_merging(tmp_path, first):
     assert torch.allclose(merged(**batch).logits, plain, atol=1e-5)
 
 
-def in_sft(folder, tiny_models, callback, **options):
-    """An SFTTrainer, on top of which options of a RegularizedTrainer act."""
+@pytest.mark.slow
+def test_one_argument_of_sft(tmp_path, tiny_models):
     trl = pytest.importorskip("trl", reason=EXTRA)
     from datasets import Dataset
 
     model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
-    rows = Dataset.from_dict({"text": WORDS * 4})
-    kind = type("Both", (RegularizedTrainer, trl.SFTTrainer), {}) if options else trl.SFTTrainer
-    options |= {"train_dataset": rows, "peft_config": lora, "callbacks": [callback]}
-    return kind(model, of_trl(trl.SFTConfig, folder), **options)
-
-
-@pytest.mark.slow
-def test_one_argument_of_sft(tmp_path, tiny_models):
-    callback = AttnRegCallback(attnreg.HiddenKey(0.3))
-    trainer = in_sft(tmp_path, tiny_models, callback)
+    lora, callback = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), AttnRegCallback(attnreg.HiddenKey(0.3))
+    options = {"train_dataset": Dataset.from_dict({"text": WORDS * 4}), "peft_config": lora, "callbacks": [callback]}
+    trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, tmp_path), **options)
     trainer.train()
     assert [site.label for site in callback.handle.sites] == LABELS
     for label in LABELS:
@@ -146,23 +137,6 @@ def test_one_argument_of_sft(tmp_path, tiny_models):
         assert max(column(trainer, f"drop_rate/{label}")) > 0
     callback.handle.detach()
     assert not attnreg.is_attached(trainer.model.merge_and_unload())
-
-
-@pytest.mark.slow
-def test_entropy_in_sft(tmp_path, tiny_models):
-    losses = []
-    for alpha in (0.0, 0.5):
-        trainer = in_sft(tmp_path, tiny_models, hf.TrainerCallback(), provider=attnreg.AttentionEntropy(alpha))
-        trainer.train()
-        losses.append(column(trainer, "loss")[0])
-    assert losses[1] < losses[0] - 0.1
-
-
-@pytest.mark.slow
-def test_r_drop_is_refused_in_sft(tmp_path, tiny_models):
-    trainer = in_sft(tmp_path, tiny_models, AttnRegCallback(attnreg.HiddenKey(0.3)), objective=RDropLoss())
-    with pytest.raises(ValueError, match=r"R-Drop needs `logits` in the output of \w+, with gradients, but found none"):
-        trainer.train()
 
 
 @pytest.mark.slow

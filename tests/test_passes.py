@@ -1,4 +1,4 @@
-"""Which forward passes are masked, and where they may begin."""
+"""Which forward passes are masked, where they may begin, and which are refused."""
 
 import functools
 
@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.bias import causal_lower_right
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from attnreg.errors import NoAttentionError
+from attnreg.errors import CoverageWarning, NoAttentionError
 from tests.helpers.cases import MODELS, output
-from tests.helpers.handwritten import Attention, Layers, plain, split
+from tests.helpers.handwritten import Attention, Layers, fused, plain, split
 from tests.helpers.passes import without_dropout
 from tests.sweep.checks import Answer, dropped
 
@@ -203,3 +204,68 @@ def test_attention_on_several_processes_is_refused():
 def test_attaching_comes_before_wrapping():
     with pytest.raises(ValueError, match=r"The model is already wrapped in DataParallel\. Attach first, then wrap"):
         attnreg.attach(nn.DataParallel(BERT.build()), attnreg.AttentionDropout(0.1))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x, both=True):
+        x = self.first(x)
+        return self.second(x) if both else x
+
+
+X = torch.randn(2, 4, 8)
+
+
+def test_a_pass_within_a_pass_is_refused():
+    model = Two()
+    model.first.register_forward_pre_hook(lambda module, given: model.first.self_attn(X, X, X) and None)
+    with (
+        attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(X,)),
+        pytest.raises(NoAttentionError, match=r"called more often .* do not call the model within its own forward"),
+    ):
+        model(X)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_attention_that_never_runs_or_runs_no_more_is_said_once(once, patience):
+    model = Two()
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(X,)):
+        for number in range((1 + once) * patience - 1):
+            model(X, both=once and number < patience)
+        says = r"1 masked module\(s\) did not run in 12 training passes: second\.self_attn\."
+        with pytest.warns(CoverageWarning, match=says):
+            model(X, both=False)
+        for _ in range(2 * patience + 1):
+            model(X, both=False)
+
+
+RECORDERS = {
+    "jit": lambda model, x: torch.jit.trace(model, (x,), check_trace=False),
+    "fx": lambda model, x: torch.fx.symbolic_trace(model),
+    "make_fx": lambda model, x: make_fx(model)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+@pytest.mark.parametrize("record", RECORDERS.values(), ids=RECORDERS)
+def test_a_recorded_pass_would_repeat_its_masks(record):
+    model, x = nn.Sequential(Attention(fused)), torch.randn(3, 6, 16)
+    with (
+        attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(x,)),
+        pytest.raises(RuntimeError, match=r"torch\.jit\.trace, torch\.fx and CUDA graphs would repeat the masks"),
+    ):
+        record(model, x)
+
+
+def test_a_step_notices_that_all_masked_blocks_are_gone():
+    model = Two()
+    with attnreg.attach(model, attnreg.DropKey(0.5), example_inputs=(X,)) as handle:
+        model.second(model.first(X))
+        handle.step()
+        model.first, model.second = Two().first, Two().second
+        model.second(model.first(X))  # no masked module runs
+        with pytest.raises(NoAttentionError, match="first was replaced after it was attached"):
+            handle.step()

@@ -11,6 +11,7 @@ from attnreg.errors import InputError
 from attnreg.masks import pack, unpack
 from attnreg.training import AttackerDefender, Reinforce, Rewards, Rounds
 from attnreg.training.method import Updater
+from tests.helpers.cases import bert_in_float64
 from tests.helpers.games import make_batches, make_game
 from tests.helpers.method_cases import adamw, bert, weights
 
@@ -231,3 +232,18 @@ def test_a_game_without_selection_copies_nobody():
         game.step(batch)
     assert not torch.equal(weights(game.attacker.model), weights(game.defender.model))
     assert sum(game.wins.values()) == 3
+
+
+@pytest.mark.parametrize("per", ["round", "sample"])
+def test_a_generator_with_frozen_tokens_learns_the_rest(per):
+    model = bert_in_float64().float()
+    generator = attnreg.GNetProvider.for_model(model)
+    frozen = generator.network.tokens.weight.requires_grad_(False)
+    before = {name: each.detach().clone() for name, each in generator.named_parameters()}
+    credit = Reinforce(per=per, reward="gap")
+    game = AttackerDefender(model, generator, adamw, rounds=Rounds(1), credit=credit)
+    for _ in range(3):
+        game.step(make_batches(1)[0])
+    moved = {name for name, each in generator.named_parameters() if not torch.equal(each, before[name])}
+    assert moved
+    assert torch.equal(frozen, before["network.tokens.weight"])

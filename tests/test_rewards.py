@@ -1,6 +1,7 @@
 """REINFORCE on a case small enough to enumerate; scores, rewards and winners."""
 
 import itertools
+import types
 
 import pytest
 import scipy.stats
@@ -11,6 +12,7 @@ import attnreg
 from attnreg.attendout.credit import reinforce_loss
 from attnreg.attendout.rewards import (
     MetricScore,
+    Referee,
     by_evidence,
     correctness,
     greedy,
@@ -19,7 +21,7 @@ from attnreg.attendout.rewards import (
     standardized_gap,
 )
 from attnreg.errors import InputError
-from attnreg.training import Reinforce
+from attnreg.training import Reinforce, Rewards
 from tests.helpers.games import make_batches, make_game
 from tests.helpers.method_cases import bert
 
@@ -179,3 +181,14 @@ def test_each_round_may_have_rows_of_its_own():
         game.step(batch)
     assert asked == [0, 1, 2]
     assert seen == [id(rounds[number]) for number in (0, 0, 1, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_reward_rows_keep_their_order_over_processes(number):
+    batches = [{"input_ids": torch.tensor([[each]])} for each in range(number)]
+    dealt = []
+    for processes in (1, 2, 3):
+        updaters = [types.SimpleNamespace(rank=rank, processes=processes) for rank in range(processes)]
+        each = [Referee(updater, Rewards(batches), "greedy")._batches() for updater in updaters]
+        dealt.append([int(batch["input_ids"]) for batches_of_one in each for batch in batches_of_one])
+    assert dealt == [[*range(number)]] * 3

@@ -14,7 +14,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 
 import attnreg
-from attnreg.integrations import AttnRegCallback, RegularizedTrainer
+from attnreg.integrations import AttnRegCallback
 from tests.helpers.cases import MODELS
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.repository import ROOT, run_script
@@ -83,7 +83,7 @@ def in_dpo_trainer(provider, folder, tiny_models):
     return added(dpo_trainer(model, folder), handle)
 
 
-def sentence_trainer(provider, folder, tiny_models, kind="MultipleNegativesRankingLoss", on_top=False):
+def sentence_trainer(provider, folder, tiny_models, kind="MultipleNegativesRankingLoss"):
     st = pytest.importorskip("sentence_transformers", reason=EXTRA)
     from sentence_transformers.sentence_transformer import losses
 
@@ -91,12 +91,8 @@ def sentence_trainer(provider, folder, tiny_models, kind="MultipleNegativesRanki
     handle = attnreg.attach(model[0].auto_model, provider)
     rows = Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
     options = {"train_dataset": rows, "eval_dataset": rows, "loss": getattr(losses, kind)(model)}
-    trainer = st.SentenceTransformerTrainer
-    if on_top:
-        trainer = type("Both", (RegularizedTrainer, trainer), {})
-        options["provider"] = handle
     given = arguments(folder, st.SentenceTransformerTrainingArguments, gradient_accumulation_steps=2)
-    return trainer(model, given, **options), handle
+    return st.SentenceTransformerTrainer(model, given, **options), handle
 
 
 def in_sentence_transformers(provider, folder, tiny_models):
@@ -259,42 +255,11 @@ def test_reference_passes_are_plain(tmp_path, tiny_models, kind):
 
 
 @pytest.mark.slow
-def test_ad_drop_on_top_of_sft(tmp_path, tiny_models):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-
-    class Both(RegularizedTrainer, trl.SFTTrainer):
-        pass
-
-    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
-    rows = Dataset.from_dict({"text": WORDS * 4})
-    provider = attnreg.CrossTuning(attnreg.AttributionProvider(0.5, 0.5))
-    trainer = Both(model, of_trl(trl.SFTConfig, tmp_path), train_dataset=rows, provider=provider)
-    trainer.train()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert ["drop_rate/decoder.0" in log for log in logs] == [False, False, True, True]
-    assert logs[-1]["drop_rate/decoder.0"] > 0.05
-
-
-@pytest.mark.slow
 def test_a_provider_that_looks_at_batches_is_refused_in_sentence_transformers(tmp_path, tiny_models):
     trainer, handle = sentence_trainer(attnreg.AttributionProvider(), tmp_path, tiny_models)
     says = r"AttributionProvider looks .*, which SentenceTransformerTrainer does not support. Use `class Both\(RegularizedTrainer, SentenceTransformerTrainer\)`"
     with pytest.raises(ValueError, match=says):
         AttnRegCallback(handle).add_to(trainer)
-    trainer, _ = sentence_trainer(attnreg.AttributionProvider(), tmp_path, tiny_models, on_top=True)
-    says = r"Expected the batch to be a dict of arguments of SentenceTransformer.forward\(input\), got no 'input'"
-    with pytest.raises(ValueError, match=says):
-        trainer.train()
-
-
-@pytest.mark.slow
-def test_a_provider_that_learns_in_sentence_transformers(tmp_path, tiny_models):
-    provider = attnreg.ConcreteDropout(2, 0.3)
-    before = provider.rates.clone()
-    trainer, handle = sentence_trainer(provider, tmp_path, tiny_models, on_top=True)
-    trainer.train()
-    assert not torch.equal(provider.rates, before)
-    assert max(handle.drop_rates().values()) > 0
 
 
 @pytest.mark.slow

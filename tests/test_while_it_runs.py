@@ -7,12 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 import attnreg
 from attnreg.errors import NoAttentionError
 from tests.helpers import handwritten
-from tests.helpers.cases import CACHE, sample
 from tests.sweep.checks import Answer
 
 
@@ -203,41 +201,6 @@ def test_a_head_is_dropped_in_all_blocks_of_a_sparse_attention():
         heads = dropped.all(-1)  # (B, Q, H)
         assert torch.equal(heads.any(1), heads.all(1))
         assert heads.any()
-
-
-CACHED = {
-    "scores": lambda: attnreg.AttentionDropout(0.5, placement="scores"),
-    "weights": lambda: attnreg.AttentionDropout(0.5),
-    "DropHead": lambda: attnreg.DropHead(0.5),
-    "DropKey": lambda: attnreg.DropKey(0.5, share_heads=True),
-    "DropKey, shared": lambda: attnreg.DropKey(0.5, share_queries=True),
-    "DropAttention": lambda: attnreg.DropAttention(0.5),
-    "AttentionLayerDrop": lambda: attnreg.AttentionLayerDrop(0.5),
-}
-
-
-# for one token, transformers packs heads that share keys as queries
-@pytest.mark.parametrize(("kernel", "groups"), sample([("sdpa", 4), ("sdpa", 2), ("eager", 2), ("eager", 4)], lambda kernel, groups: kernel == "sdpa"))  # fmt: skip
-@pytest.mark.parametrize("name", CACHED)
-def test_a_cached_continuation_equals_the_full_pass(name, kernel, groups):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": groups}
-    config = LlamaConfig(**sizes, initializer_range=0.3, attn_implementation=kernel)
-    model, ids = LlamaForCausalLM(config).eval(), torch.randint(1, 99, (2, 8))
-    padding = torch.ones(2, 8, dtype=torch.long)
-    padding[1, :2] = 0
-    with attnreg.attach(model, CACHED[name]()) as handle, torch.no_grad(), handle.replay(7):
-        for mask in (padding, None):
-            full = model(input_ids=ids, attention_mask=mask).logits
-            for cache in (DynamicCache(config=config), StaticCache(config=config, max_cache_len=11)):
-                parts = []
-                for begin, end in ((0, 5), (5, 6), (6, 8)):
-                    given = None if mask is None else mask[:, :end]
-                    out = model(input_ids=ids[:, begin:end], attention_mask=given, **{CACHE: cache})
-                    parts.append(out.logits)
-                difference = (torch.cat(parts, 1) - full)[padding.bool()].abs().max()
-                assert difference < 1e-4, (mask is None, type(cache).__name__)
 
 
 @pytest.mark.parametrize("keeps_state", [True, False])
