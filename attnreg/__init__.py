@@ -5,5 +5,5 @@
 
 from attnreg._lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnreg.errors import did_you_mean
@@ -20,15 +20,18 @@ def listed_names(init: str) -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def lazy_names(package: str, init: str) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+def lazy_names(
+    package: str, init: str, deprecated: Sequence[str] = ()
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """Make ``__all__``, ``__getattr__`` and ``__dir__`` of a package, given its name and its file (PEP 562)."""
     names = listed_names(init)
+    homes = {**names, **dict.fromkeys(deprecated, "attnreg.deprecated")}
 
     def __getattr__(name: str) -> object:  # noqa: N807 (it becomes the module's)
-        if name not in names:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}.{did_you_mean(name, names)}")
-        if names[name] == package:  # a module of the package itself
+        if homes[name] == package:  # a module of the package itself
             return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(names[name]), name)
+        return getattr(importlib.import_module(homes[name]), name)
 
     return list(names), __getattr__, lambda: sorted(names)

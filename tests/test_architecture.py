@@ -28,7 +28,7 @@ LIBRARY = [
     ),
     *("attnreg.regularizer", "attnreg.injection.backends", "attnreg.injection.discovery", "attnreg.injection.running"),
     *("attnreg.injection", "attnreg.attribution", "attnreg.regularizers", "attnreg.training", "attnreg.diagnosis"),
-    *("attnreg.attendout", "attnreg.integrations"),
+    *("attnreg.attendout", "attnreg.integrations", "attnreg.deprecated"),
 ]
 ROOMS = [
     *LIBRARY,

@@ -2,4 +2,6 @@
 
 from attnreg._lazy import lazy_names
 
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__, __file__, deprecated=["ADDropTrainer", "Seq2SeqADDropTrainer", "RDropTrainer"]
+)

@@ -1,0 +1,86 @@
+"""Names of 0.1.0, which 0.2 still has: each makes what replaces it, with a warning, and goes in 0.3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from transformers import Seq2SeqTrainer
+from typing_extensions import Unpack, deprecated
+
+from attnreg.injection import AttachHandle
+from attnreg.integrations.trainer import RegularizedTrainer
+from attnreg.regularizer.base import Regularizer
+from attnreg.regularizers.ad_drop import ADDrop
+from attnreg.training.cross_entropy import CrossEntropy
+from attnreg.training.fine_tuning import FineTuning, Provided, Shared
+from attnreg.training.several_passes import NoiseKind, R3FLoss, RDropLoss
+
+
+class _WithADDrop(RegularizedTrainer):
+    def __init__(self, *args: Any, provider: Regularizer | AttachHandle | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, provider=ADDrop() if provider is None else provider, **kwargs)
+
+
+@deprecated("ADDropTrainer goes in 0.3: use RegularizedTrainer(..., provider=ADDrop()).")
+class ADDropTrainer(_WithADDrop):
+    """:class:`attnreg.integrations.RegularizedTrainer`, by default with AD-DROP."""
+
+
+@deprecated("Seq2SeqADDropTrainer goes in 0.3: derive a class from RegularizedTrainer and Seq2SeqTrainer.")
+class Seq2SeqADDropTrainer(_WithADDrop, Seq2SeqTrainer):
+    """:class:`attnreg.integrations.RegularizedTrainer` on top of :class:`transformers.Seq2SeqTrainer`."""
+
+
+@deprecated("RDropTrainer goes in 0.3: use RegularizedTrainer(..., objective=RDropLoss(alpha)).")
+class RDropTrainer(RegularizedTrainer):
+    """:class:`attnreg.integrations.RegularizedTrainer` with the loss of R-Drop."""
+
+    def __init__(self, *args: Any, alpha: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, objective=RDropLoss(alpha), **kwargs)
+
+
+@deprecated("RDrop goes in 0.3: use FineTuning(..., objective=RDropLoss(alpha)).")
+class RDrop(FineTuning):
+    """:class:`attnreg.training.FineTuning` with the loss of R-Drop."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: Provided = None,
+        *,
+        alpha: float = 1.0,
+        **shared: Unpack[Shared],
+    ) -> None:
+        shared["objective"] = RDropLoss(alpha)
+        super().__init__(model, optimizer, provider, **shared)
+
+
+@deprecated("R3F goes in 0.3: use FineTuning(..., objective=R3FLoss(weight, eps, noise)).")
+class R3F(FineTuning):
+    """:class:`attnreg.training.FineTuning` with the loss of R3F."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        provider: Provided = None,
+        *,
+        weight: float = 1.0,
+        eps: float = 1e-5,
+        noise: NoiseKind = "uniform",
+        **shared: Unpack[Shared],
+    ) -> None:
+        shared["objective"] = R3FLoss(weight, eps, noise)
+        super().__init__(model, optimizer, provider, **shared)
+
+
+@deprecated("WeightedCrossEntropy goes in 0.3: use CrossEntropy(model, weights=weights).")
+class WeightedCrossEntropy(CrossEntropy):
+    """:class:`attnreg.training.CrossEntropy` with weighted classes."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        super().__init__(nn.Identity(), weights=weights)
