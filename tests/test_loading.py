@@ -163,6 +163,14 @@ def test_weights_that_are_missing_are_named_by_the_run_and_by_load_model(cli, tm
         load_model(get_task("rte"), "bert")
 
 
+def test_a_missing_pooler_that_nothing_reads_is_not_mentioned(tmp_path):
+    made.tiny_bert(tmp_path)
+    edit(tmp_path, lambda weights: {name: value for name, value in weights.items() if "pooler" not in name})
+    task = get_task("rte")
+    assert load_pretrained(task, str(tmp_path)).warnings == (f"--model {tmp_path} {NEW} bert.pooler.dense.",)
+    assert load_pretrained(task, str(tmp_path), pooling="mean").warnings == ()
+
+
 def test_weights_of_another_size_and_weights_that_are_not_used(tmp_path):
     made.tiny_bert(tmp_path)
     task = get_task("rte")

@@ -200,6 +200,8 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     inside = (f"{prefix}.",) if hasattr(model, prefix) else ("shared.", "encoder.", "decoder.")
     other_sizes = [mismatch[0] for mismatch in info["mismatched_keys"]]
     new = {*info["missing_keys"], *other_sizes}
+    # Nothing reads the model's own pooler where another pooling takes its place.
+    unread = () if saved_pooling(model.config) in (None, "own") else (f"{prefix}.pooler.",)
     pretrained = {key for key, _ in model.named_parameters() if key.startswith(inside)}
     if pretrained and pretrained <= new:
         others = sorted({*info["unexpected_keys"], *other_sizes})
@@ -208,7 +210,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     unused = _unused(model, info["unexpected_keys"], inside)
     doubts = {
         "lacks pretrained weights of the right size, which are newly initialized": [
-            key for key in new if not head_is_new or key.startswith(inside)
+            key for key in new if (not head_is_new or key.startswith(inside)) and not key.startswith(unread)
         ],
         "has weights for which its configuration has no place, so they are not used": unused,
     }
