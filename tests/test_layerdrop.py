@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from attnreg.injection import discover
-from tests.helpers.cases import FEW, MODELS, model_case, output, refused
+from tests.helpers.cases import MODELS, model_case, output, refused
 from tests.helpers.handwritten import Attention, fused, merge
 from tests.helpers.models import encoder
-from tests.helpers.passes import checkpointed, models, run, same, without_dropout
+from tests.helpers.passes import models, run, same, without_dropout
 
 CROSS = [case for case in MODELS if "cross" in case.stacks]
 
@@ -83,15 +83,6 @@ def test_cross_attention_of_a_skipped_block_counts_as_dropped_where_it_was_chose
         output(model, case.batch())
     assert {label for label, rate in handle.drop_rates().items() if rate} == {"decoder.1", "cross.1"}
     assert set(handle.drop_rates()) == {site.label for site in handle.sites}
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case.name in FEW else pytest.mark.slow) for case in MODELS], ids=str)  # fmt: skip
-def test_checkpointed_inside_or_outside_the_same_blocks_are_skipped_again(case):
-    provider = attnreg.LayerDrop(0.5) & attnreg.AttentionDropout(0.3)
-    for seed in range(4):
-        expected, within, around = checkpointed(case, lambda model: provider, seed)
-        assert same(around, expected)
-        assert same(within, expected)
 
 
 @pytest.mark.parametrize("wraps_first", [True, False])

@@ -179,19 +179,6 @@ def test_beside_others_that_could_look_at_batches_and_do_not_it_learns():
         assert provider.logits.grad.abs().min() > 0
 
 
-def test_state_survives_copies_and_folders(tmp_path):
-    model = bert()
-    provider = attnreg.LearnableBernoulli.for_model(model, 0.3, "head", placement="scores")
-    with attnreg.attach(model, provider):
-        provider.attribute(model, TEXT)
-        (model(**TEXT).loss + provider.penalty()).backward()
-        copied = copy.deepcopy(model)
-    provider.logits.data += torch.randn(2, 2)
-    provider.save_pretrained(tmp_path / "p")
-    assert torch.equal(attnreg.Regularizer.from_pretrained(tmp_path / "p").rates, provider.rates)
-    assert attnreg.is_attached(copied)
-
-
 def test_a_batch_without_labels_teaches_learnable_rates_nothing():
     torch.manual_seed(0)
     model, ids = hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, vocab_size=50)), torch.randint(1, 9, (3, 8))

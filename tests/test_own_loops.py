@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 import attnreg
 from attnreg.errors import AsleepWarning
 from tests.helpers.trainers import Rows, bert
 
-EXTRA = 'needs the trainers: pip install -e ".[trainers]"'
 PAGE = (Path(__file__).parents[1] / "docs" / "trainer.md").read_text(encoding="utf-8")
 EPOCHS = 4  # of four batches: more than `patience` training passes
 
@@ -64,74 +62,16 @@ def in_a_loop(provider, without):
                 handle.step()
 
 
-def in_accelerate(provider, without):
-    accelerator = Accelerator(cpu=True)
-    model = bert()
-    handle = attnreg.attach(model, provider)
-    learned = [] if without == "provider.learned_parameters()" else provider.learned_parameters()
-    optimizer = torch.optim.SGD([*model.parameters(), *learned], lr=1e-3)
-    prepared, optimizer, rows = accelerator.prepare(model, optimizer, DataLoader(Rows(), batch_size=4))
-    provider.to(accelerator.device)
-    for epoch in range(EPOCHS):
-        if without != "provider.on_epoch(epoch)":
-            provider.on_epoch(epoch)
-        prepared.train()
-        for batch in rows:
-            with accelerator.accumulate(prepared):
-                if without != "provider.attribute(model, batch)" and handle.active:
-                    provider.attribute(prepared, batch)
-                loss = prepared(**batch).loss
-                if without != "provider.penalty()" and (penalty := provider.penalty()) is not None:
-                    loss = loss + penalty
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-            if without != "handle.step()" and accelerator.sync_gradients:
-                handle.step()
-
-
-def in_lightning(provider, without):
-    """The class of the page, whose hooks make the calls."""
-    lightning = pytest.importorskip("lightning", reason=EXTRA)
-    [block] = re.findall(r"^```python classifier.py\n(.*?)^```", PAGE, re.M | re.S)
-    block = block[: block.index("ids = torch")].replace("BertForSequenceClassification(config)", "bert()")
-    for call, lines in {
-        "handle.step()": ["        self.handle.step()\n"],
-        "provider.on_epoch(epoch)": ["        self.handle.provider.on_epoch(self.current_epoch)\n"],
-        "provider.attribute(model, batch)": ["            self.handle.provider.attribute(self.bert, batch)\n"],
-        "provider.penalty()": ["self.handle.provider.penalty()\n"],
-        "provider.learned_parameters()": [", *learned"],
-    }.items():
-        for line in lines:
-            assert block.count(line) == 1, line
-            if call == without:
-                instead = (
-                    "None\n" if call == "provider.penalty()" else "" if call.startswith("provider.l") else "pass\n"
-                )
-                block = block.replace(line, line[: len(line) - len(line.lstrip())] + instead)
-    names = {"bert": bert}
-    exec(block, names)
-    options = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
-    trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", **options)
-    trainer.fit(names["Classifier"](provider), DataLoader(Rows(), batch_size=4))
-
-
-LOOPS = [in_a_loop, *(pytest.param(loop, marks=pytest.mark.slow) for loop in (in_accelerate, in_lightning))]
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*pin_memory:UserWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of lightning
-@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("call", LEFT_OUT)
 @pytest.mark.usefixtures("patience")
-def test_what_a_loop_leaves_out_is_told(loop, call):
+def test_what_a_loop_leaves_out_is_told(call):
     make, says = LEFT_OUT[call]
     told = []
     for without in (None, call):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", AsleepWarning)
             try:
-                loop(make(), without)
+                in_a_loop(make(), without)
             except RuntimeError as error:
                 told.append([str(error)])
             else:

@@ -76,15 +76,6 @@ def test_schedule_follows_its_lines_layer_by_layer():
         provider.step()
 
 
-def test_schedule_goes_on_where_it_was(tmp_path):
-    provider = attnreg.BernoulliScheduleProvider([(0, 0.0), (1, 1.0)], total_steps=4)
-    provider.step()
-    provider.save_pretrained(tmp_path / "p")
-    again = attnreg.BernoulliScheduleProvider.from_pretrained(tmp_path / "p")
-    again.step()
-    assert again.rates.tolist() == [0.5]
-
-
 def test_a_schedule_for_another_number_of_layers_is_refused():
     with pytest.raises(ValueError, match="each of the model's 3 layers, got 2"):
         attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).check([SITE], None)

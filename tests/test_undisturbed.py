@@ -56,8 +56,9 @@ def model():
 def state(of):
     modules = {name: (each.training, getattr(each, "merged", None)) for name, each in of.named_modules()}
     values = {name: value.clone() for name, value in of.state_dict().items()}
-    numpy = np.random.get_state()
-    return modules, values, random.getstate(), numpy[1].tolist(), numpy[2:], torch.get_rng_state()
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in of.named_parameters()}
+    hooks, numpy = [len(each._forward_hooks) for each in of.modules()], np.random.get_state()
+    return modules, values, gradients, hooks, random.getstate(), numpy[1].tolist(), numpy[2:], torch.get_rng_state()
 
 
 def look(of, provider):
@@ -77,6 +78,7 @@ LOOKS = {
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_model_is_left_as_it_was(name):
     of = model()
+    of(**BATCH).loss.backward()
     before = state(of)
     LOOKS[name](of)
     assert same(before, state(of))

@@ -52,12 +52,6 @@ def test_the_ends_of_the_ranges(p, keep_whole, rate):
     assert (~keep[..., 1:]).float().mean() == rate
 
 
-def test_unidrop_in_eval_mode_does_nothing():
-    provider = attnreg.UniDrop(1.0, 1.0, 1.0, 0.0).eval()
-    assert provider(SITE) is None
-    assert provider.skip_at(SITE, SITE.draws) is None
-
-
 @pytest.mark.parametrize(
     ("provider", "parts", "of_states"),
     [
