@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import tomllib
 from docutils import nodes
@@ -252,8 +253,18 @@ def with_dashes(app: Sphinx, doctree: nodes.document) -> None:
             text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
 
 
+def with_heading_levels(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Give the captions of the sidebar, which Sphinx makes headings, the level that screen readers need."""
+    tree = str(context.get("furo_navigation_tree", ""))
+    level = 'role="heading" aria-level="2"'
+    context["furo_navigation_tree"] = tree.replace('role="heading"', level)
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("doctree-read", with_dashes)
     app.connect("source-read", with_own_pages)
     app.connect("autodoc-process-bases", with_public_bases)
+    app.connect("html-page-context", with_heading_levels, priority=900)  # after furo

@@ -12,12 +12,17 @@ addEventListener("DOMContentLoaded", () => {
     }
   });
 });
+// Screen readers tell the two sidebars apart by these names.
+addEventListener("DOMContentLoaded", () => {
+  document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
+  document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
+});
 // On phones, a formula that is wider than its box becomes smaller, down to where it is still read.
 addEventListener("load", () => {
   const fit = () => {
     for (const box of document.querySelectorAll("article div.math")) {
       const share = box.clientWidth / box.scrollWidth;
-      if (share < 1) box.style.fontSize = `${Math.max(60, Math.floor(95 * share))}%`;
+      if (share < 1) box.style.fontSize = `${Math.max(55, Math.floor(95 * share))}%`;
     }
   };
   if (window.MathJax?.startup?.promise) MathJax.startup.promise.then(fit);
