@@ -6,6 +6,7 @@ import transformers as hf
 
 import attnreg
 from attnreg import functional
+from attnreg.functional import attention
 from attnreg.masks import Mask
 from tests.helpers.provider_cases import PROVIDERS
 
@@ -86,6 +87,22 @@ def test_factors_that_a_row_shares_need_no_weights():
     assert factor.shape == (2, 4, 1, 1)
     whole = Mask(weights=torch.ones(2, 4, 3, 3))
     assert whole.factored() == (whole, None)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 20, 40, 10**6])
+def test_dropped_weights_are_the_same_in_any_blocks(at_once, monkeypatch):
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    keep = torch.rand(3, 2, 5, 5) > 0.3
+    valid = torch.ones(3, 1, 5, 5, dtype=torch.bool).tril()
+    valid[1, :, 2] = False
+    plain = (functional.attention_weights(*inputs[:2], valid) * keep / 0.75) @ inputs[2]
+    monkeypatch.setattr(attention, "BLOCK", at_once)
+    blocks = functional.weights_dropout(*inputs, keep, valid, rescale=True, p=0.25)
+    assert torch.allclose(blocks, plain)
+    ours, theirs = (torch.autograd.grad(out.sin().sum(), inputs) for out in (blocks, plain))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b)
 
 
 def test_dropped_weights_have_second_derivatives():
