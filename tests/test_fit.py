@@ -180,7 +180,7 @@ def test_folds_part_no_group_and_no_repeated_text():
 def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
     def entrants(budget):
         clock = Clock(budget, lambda text: None)
-        race = Race(SimpleNamespace(seconds=0.01), Rows.checked(*rows), clock, "accuracy", 0, tmp_path)
+        race = Race(SimpleNamespace(seconds=0.01, width=384), Rows.checked(*rows), clock, "accuracy", 0, tmp_path)
         return race._entrants(Try(penalty=0.1))
 
     assert entrants(0.5) == []
@@ -261,7 +261,7 @@ def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
 class MadeUp:
     """A bench on which tries take time and are right as often as told; nothing is trained."""
 
-    seconds = 0.01
+    seconds, width = 0.01, 384
 
     def __init__(self, rows, time, right):
         self.rows, self.time, self.right = rows, time, right
@@ -277,20 +277,61 @@ class MadeUp:
         return np.eye(2)[answers] * 4
 
 
-def raced(budget, right, monkeypatch, many=200):
+def raced(budget, right, monkeypatch, many=200, folder=None):
     """The outcome of a race with made-up scores, and the seconds that it took."""
     time = [0.0]
     monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
     rows = Rows.checked([f"text {number}" for number in range(many)], [number % 2 for number in range(many)])
-    return Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), "accuracy", 0, None).run(), time[0]
+    race = Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), "accuracy", 0, folder)
+    return race.run(), time[0]
 
 
-@pytest.mark.parametrize("budget", [5, 15, 40, 100, 250, 1000])
+@pytest.mark.parametrize("budget", [28, 40, 100, 250])
+def test_a_race_that_goes_on_after_its_last_fold_chooses_as_before(budget, monkeypatch, tmp_path):
+    def right(which):
+        return 0.6 if which.is_probe else 0.7 + 0.1 * which.ad_drop
+
+    before, spent = raced(budget, right, monkeypatch, folder=tmp_path)
+    after, more = raced(budget, right, monkeypatch, folder=tmp_path)
+    assert (after.best, after.tries, after.dropped, after.ended) == (
+        before.best, before.tries, before.dropped, before.ended
+    )  # fmt: skip
+    assert not before.best.is_probe
+    assert spent > 0
+    assert more == after.trainings == 0
+
+
+@pytest.mark.parametrize("budget", [24, 26, 28, 33, 52])
+def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch):
+    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert not found.best.is_probe
+
+
+def test_of_many_rows_some_are_scored():
+    rows = Rows.checked([f"text {number}" for number in range(12_000)], [number % 2 for number in range(12_000)])
+    (folds,) = rows.repeats(0)
+    assert [(len(train), len({*held} - {*train})) for train, held in folds] == [(9600, 2000)] * 5
+
+
+def test_probes_that_are_slow_are_not_scored_on_all_folds(monkeypatch):
+    slow = MadeUp.out_of_fold
+
+    def out_of_fold(self, which, *more):
+        self.time[0] += 2
+        return slow(self, which, *more)
+
+    monkeypatch.setattr(MadeUp, "out_of_fold", out_of_fold)
+    found, _ = raced(8, lambda which: 0.8, monkeypatch)
+    assert len(found.rows) == 40
+    assert found.best.is_probe
+
+
+@pytest.mark.parametrize("budget", [5, 15, 40, 250, 4000])
 def test_a_race_leaves_time_to_train_the_best_on_all_rows(budget, monkeypatch):
     found, spent = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
     assert spent + MadeUp.seconds * 200 * found.best.passes <= budget
     assert found.best.is_probe == (budget < 15)
-    assert found.ended.startswith("Time was short" if budget < 15 else "All 15" if budget == 1000 else "Time ended")
+    assert found.ended.startswith("Time was short" if budget < 15 else "All 15" if budget == 4000 else "Time ended")
 
 
 def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):

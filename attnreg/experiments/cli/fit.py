@@ -28,7 +28,8 @@ _FIT = (
     option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
            help="Folder for model and report (default: runs/fit-NAME)."),
     option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available)."),
-    option("--threads", type=click.IntRange(min=1), group=RUNNING, help="CPU threads (default: torch's own number)."),
+    option("--threads", type=click.IntRange(min=1), group=RUNNING,
+           help="CPU threads at most (default: torch's own number)."),
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folder = Clock(seconds, say), None if self.folder is None else Path(self.folder)
         self.classes_ = rows.classes
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), _same_threads():
             torch.manual_seed(self.seed)
             self._load(len(rows.texts[0]), str(self.model))
             given = rows.dataset(self._kind.task.labels)
@@ -216,6 +217,16 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         length = longest_input(loaded.model, self.max_length, task.max_length)
         self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+
+
+@contextmanager
+def _same_threads() -> Iterator[None]:
+    """Restore the number of threads of torch, which a fit chooses."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _check_folder(folder: Path, content: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from attnreg.experiments.fit.tries import Bench, Logits, Try
 
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
 LOSING = 0.05  # a try that is the best with less than this probability is dropped
-_ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 2500, 5, 20  # of a fine-tuning: fewer rows are seen more often
-PART = 0.2  # of the time, that a fine-tuning on all rows takes at most
+_ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
+_OF_CLASS = 100  # row epochs of a class, at least
+PART = 0.2  # of the time, that a fine-tuning on all rows takes at most; and that probes take before it
+_RATE, _WIDTH = 1e-4, 384  # learning rate, which suits states of this width; wider models need a lower one
 _PARTS = (0.5, 0.7, 1.0)  # of the rows of a fold, for the learning curve, whose last piece counts
 
 #: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
@@ -39,6 +41,8 @@ LATER: Sequence[Callable[[Try], Mapping[str, Any]]] = (
     lambda leader: {"learning_rate": leader.learning_rate / 2},
     lambda leader: {"r_drop": True},
 )
+
+Place = tuple[int, int]  # a repeat and a fold of it
 
 
 @dataclass
@@ -70,7 +74,8 @@ class Race:
     def __init__(self, bench: Bench, rows: Rows, clock: Clock, metric: str, seed: int, folder: Path | None) -> None:
         self.bench, self.rows, self.clock, self.metric, self.seed = bench, rows, clock, metric, seed
         self.folder, self.repeats = folder, list(rows.repeats(seed))
-        self.done: dict[Try, dict[tuple[int, int], Logits]] = {}
+        self.places: list[Place] = [(r, fold) for r, folds in enumerate(self.repeats) for fold in range(len(folds))]
+        self.done: dict[Try, dict[Place, Logits]] = {}
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.folds, self.trainings = len(self.repeats[0]), 0
@@ -79,30 +84,34 @@ class Race:
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
-        for penalty in PENALTIES:
-            for fold in range(self.folds):
-                self.train(Try(penalty=penalty), 0, fold)
+        probes = [Try(penalty=penalty) for penalty in PENALTIES]
+        for fold in range(self.folds):
+            if fold and self.clock.spent > PART * self.clock.budget and not self.is_kept(probes[0], (0, fold)):
+                break
+            for each in probes:
+                self.train(each, (0, fold))
         self.alive = [*self.done]
         probe = self.leader(self.alive)
         self.clock.tell(f"{probe}: {self.score(probe):.1%} out of fold")
         self.bench.measure()
         self.alive += (entrants := self._entrants(probe))
-        later, folds = [*LATER], len(self.repeats) * self.folds
-        ended = f"All {folds} folds were used."
-        for repeat, fold in itertools.product(range(len(self.repeats)), range(self.folds)):
-            rounds = 1 if repeat == 0 or fold else self.folds  # a repeat is of use only as a whole
-            while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(self.tuned * rounds):
+        later = [*LATER]
+        ended = f"All {len(self.places)} folds were used."
+        for number, (repeat, fold) in enumerate(self.places):
+            # A repeat is of use only as a whole.
+            needed = self.places[number : number + 1 if repeat == 0 or fold else number + self.folds]
+            while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
                 self.drop(self.leader(self.tuned, worst=True))
             if not self.tuned:
                 ended = (
                     "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
                 )
                 break
-            if not self.is_time_for(self.tuned * rounds):
-                ended = f"Time ended the race after {fold + repeat * self.folds} of at most {folds} folds."
+            if not self.is_time_for(itertools.product(self.tuned, needed)):
+                ended = f"Time ended the race after {number} of at most {len(self.places)} folds."
                 break
             for each in self.alive:
-                self.train(each, repeat, fold)
+                self.train(each, (repeat, fold))
             for each in self._losing():
                 self.drop(each)
             while self.tuned and later:
@@ -125,10 +134,12 @@ class Race:
     def join(self, which: Try) -> bool:
         """Let a new try make up for the folds that others have done, if there is time for that and for a next fold."""
         places = [*self.done[self.tuned[0]]]
-        if which in self.done or not self.is_time_for([*[which] * (len(places) + 1), *self.tuned]):
+        following = self.places[len(places) : len(places) + 1]
+        jobs = [*itertools.product([which], places), *itertools.product([which, *self.tuned], following)]
+        if which in self.done or not self.is_time_for(jobs):
             return False
         for place in places:
-            self.train(which, *place)
+            self.train(which, place)
         self.alive.append(which)
         return True
 
@@ -139,30 +150,44 @@ class Race:
             affordable = float(plan.read_text())
         else:
             affordable = self.clock.left / (self.bench.seconds * len(self.rows))
-        most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(_ROW_EPOCHS / len(self.rows))))
-        plain = Try(min(most, int(affordable * PART)), 1e-4)
+        row_epochs = max(_ROW_EPOCHS, _OF_CLASS * len(self.rows.classes))
+        most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
+        rate = _RATE * min(1.0, _WIDTH / self.bench.width)
+        plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
-        with_head = Try(max(1, after_probe), 1e-4, penalty=probe.penalty, fits_head=True)
+        with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
         some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
-        if not self.is_time_for(some * len(some)):
-            return []  # and no plan: a fit that goes on with a larger budget makes its own
-        if plan is not None:
+        while some and not self.is_time_for(itertools.product(some, self.places[: len(some)])):
+            some.pop()
+        if some and plan is not None:  # a fit that goes on with a larger budget plans anew if nothing was trained
             write_text(plan, str(affordable))
         return some
 
-    def is_time_for(self, tries: list[Try]) -> bool:
-        """Whether there is time for each of some tries on a fold, and then for the longest on all rows."""
-        (train, held), seconds = self.repeats[0][0], self.bench.seconds
-        in_folds = sum(seconds * (each.passes * len(train) + len(held) / 3) for each in tries)
-        return in_folds + 1.2 * seconds * len(self.rows) * max(each.passes for each in tries) + 2.0 <= self.clock.left
+    def is_time_for(self, jobs: Iterable[tuple[Try, Place]]) -> bool:
+        """Whether there is time for what is not kept of some trainings, and then for the longest on all rows."""
+        missing = [which for which, place in jobs if not self.is_kept(which, place)]
+        if not missing:
+            return True
+        (train, held), longest = self.repeats[0][0], max(each.passes for each in missing)
+        rows = sum(each.passes * len(train) + len(held) / 3 for each in missing) + 1.2 * longest * len(self.rows)
+        return self.bench.seconds * rows + 2.0 <= self.clock.left
 
-    def train(self, which: Try, repeat: int, fold: int) -> None:
+    def is_kept(self, which: Try, place: Place) -> bool:
+        """Whether a try was trained on a fold, also by a process that was stopped."""
+        path = self._path(which, place)
+        return place in self.done.get(which, {}) or (path is not None and path.is_file())
+
+    def _path(self, which: Try, place: Place) -> Path | None:
+        name = f"{str(which).replace(' ', '-')} {self.places.index(place)}.npz"
+        return None if self.folder is None else self.folder / name
+
+    def train(self, which: Try, place: Place) -> None:
         """Train a try on a fold and keep its logits of the rows held out, unless they are there."""
-        if (repeat, fold) in self.done.get(which, {}):
+        if place in self.done.get(which, {}):
             return
+        repeat, fold = place
         train, held = self.repeats[repeat][fold]
-        number = repeat * self.folds + fold
-        path = None if self.folder is None else self.folder / f"{str(which).replace(' ', '-')} {number}.npz"
+        number, path = self.places.index(place), self._path(which, place)
         if path is not None and path.is_file():
             kept = np.load(path)
             logits: Logits = kept["logits"]
@@ -178,7 +203,7 @@ class Race:
                     np.savez(file, logits=logits, at=at, seconds=self.clock.spent - began)
                 new.replace(path)
         self.since[which] = min(at, self.since.get(which, at))
-        self.done.setdefault(which, {})[repeat, fold] = logits
+        self.done.setdefault(which, {})[place] = logits
         if not which.is_probe:
             self.clock.tell(f"{which}, fold {number + 1}: {self._right(held, logits):.1%}")
 

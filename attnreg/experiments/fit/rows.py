@@ -106,14 +106,15 @@ class Rows:
         from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
         fewest = int(np.bincount(self.labels).min())
-        many = min(max(FOLDS, -(-len(self) // _MOST_HELD)), fewest)
-        apart = len({*self.units.tolist()}) == len(self)
+        groups = None if len({*self.units.tolist()}) == len(self) else self.units
         for number in range(3 if len(self) < _REPEATED else 1):
-            options = {"n_splits": many, "shuffle": True, "random_state": seed + number}
-            if apart:
-                yield list(StratifiedKFold(**options).split(self.labels, self.labels))
-            else:
-                yield list(StratifiedGroupKFold(**options).split(self.labels, self.labels, self.units))
+            options = {"n_splits": min(FOLDS, fewest), "shuffle": True, "random_state": seed + number}
+            divided = StratifiedKFold(**options) if groups is None else StratifiedGroupKFold(**options)
+            draw = np.random.default_rng(seed + number)
+            yield [
+                (train, np.sort(draw.permutation(held)[:_MOST_HELD]))
+                for train, held in divided.split(self.labels, self.labels, groups)
+            ]
 
 
 def _units(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:

@@ -23,6 +23,7 @@ from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.training import FineTuning, RDropLoss
+from attnreg.training.method import Batch
 from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
@@ -82,7 +83,7 @@ class Bench:
         places = np.argsort(sorted_rows.order)
         states = features.double().cpu().numpy()[places]
         # Of one scale, so that one penalty fits all models.
-        self.center, self.scale = states.mean(0), np.maximum(states.std(), 1e-6)
+        self.center, self.scale, self.width = states.mean(0), np.maximum(states.std(), 1e-6), states.shape[1]
         self.features, self.labels = (
             ((states - self.center) / self.scale).astype(np.float32),
             labels.cpu().numpy()[places],
@@ -92,7 +93,7 @@ class Bench:
         """Fit logistic regression to the features of some rows."""
         from sklearn.linear_model import LogisticRegression
 
-        return LogisticRegression(C=penalty, max_iter=2000, tol=1e-6).fit(self.features[train], self.labels[train])
+        return LogisticRegression(C=penalty, max_iter=1000).fit(self.features[train], self.labels[train])
 
     def out_of_fold(
         self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
@@ -143,17 +144,27 @@ class Bench:
         return np.array([record["logits"] for record in predict(network, labelled, self.kind).records])
 
     def measure(self) -> None:
-        """Measure the seconds of a row in training, by steps on batches of all lengths; the first is left out."""
-        network = copy.deepcopy(self.model)
+        """Measure the seconds of a row in training, and choose the number of threads that takes the fewest.
+
+        Small batches gain little from many threads, and on a busy machine they wait for each other.
+        """
+        most = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
         batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
-        method, spent, rows = FineTuning(network, adamw(network, 1e-5)), 0.0, 0
         some = batches[:: max(1, len(batches) // _MEASURED)]
-        for number, batch in enumerate([some[-1], *some]):
-            began = Clock.now()
+        seconds = {threads: self._measured(some, threads) for threads in dict.fromkeys((1, (most + 1) // 2, most))}
+        torch.set_num_threads(min(seconds, key=seconds.__getitem__))
+        self.seconds = min(seconds.values())
+
+    def _measured(self, batches: list[Batch], threads: int) -> float:
+        """Measure the seconds of a row with some threads, by a step on each batch; a first step is left out."""
+        torch.set_num_threads(threads)
+        network = copy.deepcopy(self.model)
+        method = FineTuning(network, adamw(network, 1e-5))
+        float(method.step(batches[-1]).loss)
+        began = Clock.now()
+        for batch in batches:
             float(method.step(batch).loss)
-            if number:
-                spent, rows = spent + Clock.now() - began, rows + len(batch["labels"])
-        self.seconds = spent / rows
+        return (Clock.now() - began) / sum(len(batch["labels"]) for batch in batches)
 
     def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
         fitted = self.probed(penalty, train)
