@@ -157,7 +157,9 @@ def test_pairs_of_texts(tiny, rows):
         (["a b"] * 9, ["x"] * 5 + ["y"] * 4, r"too few have x \(1\), y \(1\)"),
         (["a", 3], ["x", "y"], "Expected texts, got 3 in row 1"),
         (["a", "b"], ["x", None], "Row 1 has no label"),
-        (["a", "b"], [0.5, 1.5], "fractions, not classes"),
+        (["a", "b"], [0.5, 1.5], "numbers, such as 0.5, not classes"),
+        (["a", "b"], ["4", "3.5"], "numbers, such as 3.5, not classes"),
+        (["a", "b"], [["x"], ["x", "y"]], "Expected one label for each row, got lists"),
         ("text", ["x"], "Expected a list of texts"),
         (["a", ("a", "b")], ["x", "y"], "Expected one text or two in each row, got 2"),
     ],
@@ -203,6 +205,21 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
         csv.writer(file).writerows([header, *lines])
     assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny, *options), 2, says)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["x"], "All 30 rows have the label x: there is nothing to learn."),
+        ([f"{number}.5" for number in range(30)], "The labels are numbers, such as 0.5, not classes: round them"),
+        ([f"class {number}" for number in range(30)], "Each class needs at least 4 rows that differ"),
+    ],
+)
+def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):
+    lines = [[f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["said", "is"], *lines])
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, says)
 
 
 @pytest.mark.parametrize(

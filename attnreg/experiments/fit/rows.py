@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas
 from datasets import Dataset
 from numpy.typing import NDArray
 
 from attnreg.errors import InputError, listed
+from attnreg.experiments.tasks.columns import number_of
 
 FEWEST = 4  # rows of a class
 FOLDS = 5
-_MOST_HELD = 2000  # rows of a fold
+_MOST_HELD = 2000  # rows of a fold that are scored
 _REPEATED = 1000  # rows below which folds are repeated with other divisions
 _SHOWN = 5
 COLUMNS = ("text", "text_pair")
@@ -56,16 +58,28 @@ class Rows:
     @classmethod
     def checked(cls, given: Any, labels: Any, groups: Any = None) -> Rows:
         """Check rows; raise an ``InputError`` if there is nothing to learn from them, or too little."""
-        texts, answers = texts_in(given), np.asarray(labels)
+        texts = texts_in(given)
+        try:
+            answers = np.asarray(labels)
+        except ValueError as error:  # lists of several lengths
+            raise InputError(f"Expected one label for each row, got lists of several: {error}.") from error
         if answers.ndim != 1 or len(answers) != len(texts):
             raise InputError(f"Expected a label for each of {len(texts)} rows, got labels of shape {answers.shape}.")
         if not texts:
             raise InputError("There are no rows to fit.")
-        for row, each in enumerate(answers.tolist()):
-            if each is None or each != each or each == "":
+        values = answers.tolist()
+        for row, each in enumerate(values):
+            if isinstance(each, (list, tuple, set, dict)):
+                raise InputError(f"Expected one label for each row, got {each!r} in row {row}.")
+            if pandas.isna(each) or (isinstance(each, str) and not each.strip()):
                 raise InputError(f"Row {row} has no label: leave it out.")
-        if np.issubdtype(answers.dtype, np.floating) and (answers % 1).any():
-            raise InputError("The labels are fractions, not classes: regression is not what a classifier does.")
+        as_numbers = [number_of(each) for each in values]
+        fraction = next((each for each in as_numbers if each is not None and each % 1), None)
+        if fraction is not None and None not in as_numbers:
+            raise InputError(
+                f"The labels are numbers, such as {fraction:g}, not classes: round them, or train a regressor with "
+                "`attnreg recipe finetune --task regression`."
+            )
         try:
             classes, numbers = np.unique(answers, return_inverse=True)
         except TypeError as error:

@@ -58,7 +58,12 @@ def choose_columns(columns: Columns, texts: str | None, label: str | None, group
     named_columns(columns, "--label-column", label, several=False)
     if label is None:
         others = [name for name in columns if name not in (*given, *group_names)]
-        label = _only("labels", "--label-column", [n for n in others if _is_label(columns[n])], _LABELS, columns)
+        named = [name for name in others if name.strip().lower() in _LABELS]
+        # A column of that name, or the only other one, holds the labels whatever they are: what is wrong with them
+        # will be said.
+        rest = [name for name in others if given or not _is_text(columns[name])]
+        found = [name for name in others if _is_label(columns[name])] or named or rest[: len(rest) == 1]
+        label = _only("labels", "--label-column", found, _LABELS, columns)
     given = given or [text_column(columns, (label, *group_names))]
     if label in given:
         raise UsageError(f"Column {label} cannot hold texts and labels: use --text-columns and --label-column.")
@@ -87,6 +92,8 @@ def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str
     """Return the rows with text and label, and which are left out."""
     kept, left_out = list[int](), dict[str, list[int]]()
     of_rows = texts_of_rows(columns, texts)
+    if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
+        raise InputError(f"Expected one label for each row in column {label}, got {several!r}.")
     for row, (each, answer) in enumerate(zip(of_rows, columns[label], strict=True)):
         why = "no label" if answer is None or answer != answer or str(answer).strip() == "" else None
         why = "no text" if why is None and not any(text.strip() for text in each) else why
