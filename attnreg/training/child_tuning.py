@@ -27,8 +27,9 @@ Mode = Literal["F", "D"]
 class ChildTuning(FineTuning):
     r"""Fine-tune only a child network: mask the gradients of the other weights.
 
-    .. math:: \tilde g_i = \begin{cases} g_i\, M_i / p, \quad M_i \sim \mathrm{Bernoulli}(p) & \text{(F)} \\
-        g_i\, [F_i \text{ is among the top share } p] & \text{(D)} \end{cases} \qquad
+    .. math:: \text{F:} \quad \tilde g_i = g_i\, M_i / p, \quad M_i \sim \mathrm{Bernoulli}(p)
+
+    .. math:: \text{D:} \quad \tilde g_i = g_i\, [F_i \text{ is among the top share } p], \quad
         F_i = \frac{1}{N} \sum_{n=1}^{N} \left( \frac{\partial \log P(y_n \mid x_n)}{\partial w_i} \right)^2
 
     F ("task-free") draws M for all weights in each step. D ("task-driven") computes the diagonal Fisher information of

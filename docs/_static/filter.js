@@ -17,13 +17,20 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
 });
-// On phones, a formula that is wider than its box becomes smaller, down to where it is still read.
-addEventListener("load", () => {
-  const fit = () => {
-    for (const box of document.querySelectorAll("article div.math")) {
-      const share = box.clientWidth / box.scrollWidth;
-      if (share < 1) box.style.fontSize = `${Math.max(55, Math.floor(95 * share))}%`;
+// On phones, a formula that is wider than its box is broken at its wide gaps; if it is still too wide, it becomes smaller.
+addEventListener("load", async () => {
+  if (!window.MathJax?.startup?.promise) return;
+  await MathJax.startup.promise;
+  const share = (box) => box.clientWidth / box.scrollWidth;
+  for (const box of document.querySelectorAll("article div.math")) {
+    if (share(box) >= 1) continue;
+    const parts = MathJax.startup.document.getMathItemsWithin(box)[0].math.split(/\\q?quad\b/);
+    const whole = (part) => part.split("{").length === part.split("}").length && !/\\begin|\\end/.test(part);
+    if (parts.length > 1 && parts.every(whole)) {
+      MathJax.typesetClear([box]);
+      box.textContent = `\\[\\begin{gathered}${parts.join("\\\\")}\\end{gathered}\\]`;
+      await MathJax.typesetPromise([box]);
     }
-  };
-  if (window.MathJax?.startup?.promise) MathJax.startup.promise.then(fit);
+    if (share(box) < 1) box.style.fontSize = `${Math.max(55, Math.floor(95 * share(box)))}%`;
+  }
 });
