@@ -42,6 +42,11 @@ class RDropTrainer(RegularizedTrainer):
         super().__init__(*args, objective=RDropLoss(alpha), **kwargs)
 
 
+@deprecated("TwoPass goes in 0.3: use FineTuning, which makes the first pass of AD-DROP, too.")
+class TwoPass(FineTuning):
+    """:class:`attnreg.training.FineTuning`."""
+
+
 @deprecated("RDrop goes in 0.3: use FineTuning(..., objective=RDropLoss(alpha)).")
 class RDrop(FineTuning):
     """:class:`attnreg.training.FineTuning` with the loss of R-Drop."""

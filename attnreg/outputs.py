@@ -146,8 +146,9 @@ def shifts_labels(model: nn.Module) -> bool:
 
 def is_multi_label(model: nn.Module) -> bool:
     """Whether the configuration of a model says that each row has any number of labels."""
-    configs = (getattr(module, "config", None) for module in model.modules())  # the model may be wrapped
-    return any(getattr(config, "problem_type", None) == "multi_label_classification" for config in configs)
+    configs = (config for module in model.modules() if (config := getattr(module, "config", None)) is not None)
+    outermost = next(configs, None)  # the model may be wrapped
+    return getattr(outermost, "problem_type", None) == "multi_label_classification"
 
 
 def moved_labels(labels: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ pytestmark = QUIET
 
 MOVED = {
     "attnreg.integrations": ["ADDropTrainer", "Seq2SeqADDropTrainer", "RDropTrainer"],
-    "attnreg.training": ["RDrop", "R3F", "WeightedCrossEntropy"],
+    "attnreg.training": ["RDrop", "R3F", "TwoPass", "WeightedCrossEntropy"],
 }
 GONE = {
     "attnreg.training": ["named_optimizer"],

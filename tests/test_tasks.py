@@ -15,9 +15,10 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import METRICS, TASKS, choose_task, get_task, load_data, load_model
-from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds import KINDS, kind_class
 from attnreg.experiments.tasks.kinds.kind import reading_of
 from tests.helpers import task_data as made
+from tests.helpers.repository import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,14 @@ def one_batch(task, model, rows):
     kind = kind_class(task.kind)(task, tokenizer, 32)
     labelled = to_score(kind.encode(rows_of(*rows)), len(rows), kind, torch.device("cpu"))
     return network.eval(), labelled, kind
+
+
+def test_every_kind_is_tried_and_has_a_row_in_the_docs():
+    of_other_files = {"classification", "causal-lm", "masked-lm", "image-classification", "question-answering"}
+    tried = of_other_files | {get_task(name).kind for name in made.KINDS}
+    assert tried == {*KINDS}, "give each kind a built-in task in KINDS of tests/helpers/task_data.py"
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"| `{kind}` |" not in page] == []
 
 
 @pytest.mark.parametrize("name", made.KINDS)

@@ -2,4 +2,5 @@
 
 from attnreg._lazy import lazy_names
 
-__all__, __getattr__, __dir__ = lazy_names(__name__, __file__, deprecated=["RDrop", "R3F", "WeightedCrossEntropy"])
+_OLD = ["RDrop", "R3F", "TwoPass", "WeightedCrossEntropy"]
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__, deprecated=_OLD)

@@ -9,7 +9,6 @@ from attnreg.training.child_tuning import ChildTuning as ChildTuning
 from attnreg.training.cross_entropy import CrossEntropy as CrossEntropy
 from attnreg.training.cross_entropy import balanced_weights as balanced_weights
 from attnreg.training.fine_tuning import FineTuning as FineTuning
-from attnreg.training.fine_tuning import TwoPass as TwoPass
 from attnreg.training.lora_dropout import LoRADropout as LoRADropout
 from attnreg.training.method import StepResult as StepResult
 from attnreg.training.method import TrainingMethod as TrainingMethod

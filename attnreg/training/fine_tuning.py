@@ -266,10 +266,6 @@ class FineTuning(TrainingMethod):
                 load_whole_state(part, self.model, state[name])
 
 
-#: Another name of :class:`FineTuning`, for providers with a first pass, such as AD-DROP's.
-TwoPass = FineTuning
-
-
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:
     """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
 

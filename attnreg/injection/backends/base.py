@@ -157,8 +157,6 @@ class Backend(ABC):
 
     name: str
     functions: tuple[Callable[..., Any], ...]
-    #: whether the functions return weights A, which the model itself multiplies by values
-    returns_weights: bool = False
     modules: tuple[type[nn.Module], ...] = ()  #: modules that only call one of the functions
 
     def __init__(self) -> None:

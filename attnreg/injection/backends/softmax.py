@@ -18,7 +18,6 @@ class Softmax(Backend):
 
     name = "softmax"
     functions = (F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
-    returns_weights = True
     modules = (nn.Softmax,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:

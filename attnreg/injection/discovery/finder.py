@@ -224,7 +224,7 @@ class Finder(Noting):
         attention.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
     def _confirm(self, number: int | None) -> None:
-        """Note that the weights of a attention (``None``: other weights) are multiplied by values."""
+        """Note that the weights of an attention (``None``: other weights) are multiplied by values."""
         if number is None:
             if self._running:
                 self.hidden.append(tuple(self._running))

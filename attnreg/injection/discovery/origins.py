@@ -31,7 +31,7 @@ class _Memory:
 
 
 class Origins:
-    """ReplacedForward memory that holds the origins of the elements of each tensor's storage.
+    """Memory that holds the origins of the elements of each tensor's storage.
 
     A *position* is one element of an input, or one row of an embedding's output. A *stream* is a range of positions
     made at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
