@@ -31,6 +31,8 @@ HUB = "sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
     r"^```(python tutorial|bash)\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.M | re.S
 )
+#: Lines of a fit that say how long it still takes at most
+PROGRESS = re.compile(r", (?:fold \d+|all rows)  \(at most ")
 SHOWN = {"calibration.png": "fit-reviews/plots", "differences.png": "compared/plots"}
 
 
@@ -73,7 +75,11 @@ def ran(kind: str, code: str, names: dict[str, Any], model: Path) -> str:
             warnings.simplefilter("ignore")
             exec(compile(code, "<tutorial>", "exec"), names)
         output = file.getvalue()
-    lines = [line.rstrip() for line in output.replace(str(model), HUB).splitlines()]
+    lines = [
+        line.rstrip()
+        for line in output.replace(str(model), HUB).splitlines()
+        if not PROGRESS.search(line)
+    ]
     return "\n".join(lines).strip() + "\n"
 
 

@@ -12,8 +12,9 @@ addEventListener("DOMContentLoaded", () => {
     }
   });
 });
-// Screen readers tell the two sidebars apart by these names.
+// Screen readers tell the two sidebars apart by these names; the search page has no heading of its own.
 addEventListener("DOMContentLoaded", () => {
+  if (!document.querySelector("h1")) document.querySelector("article").insertAdjacentHTML("afterbegin", "<h1>Search</h1>");
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
 });
