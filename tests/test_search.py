@@ -175,7 +175,7 @@ def assert_ends_as_ever(search, runs, tmp_path):
     return repeat
 
 
-@pytest.mark.parametrize("last", [0, 1, 6])
+@pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.slow), 6])
 def test_stopped_and_started_again(assert_ends_as_ever, search, runs, last):
     runs.last = last
     assert_sentence(search("--runs", 12, "--seeds", 2), 1, "Stopped. Repeat the command to continue.")

@@ -55,6 +55,7 @@ def override(name, method, first=True):
 
 
 FAST = {"training_step", "compute_loss", "create_optimizer", "create_scheduler", "call_model_init"}
+OBJECTIVES = {("objective", "training_step"), ("objective", "compute_loss")}  # the others never meet one
 
 
 def cases():
@@ -64,7 +65,7 @@ def cases():
                 if replaced and REPLACED[name] is None:
                     continue
                 # A subclass that replaces it and another Trainer that calls it: the two that differ in both.
-                fast = name in FAST and kind in ("everything", "objective") and replaced == first
+                fast = name in FAST and (kind == "everything" or (kind, name) in OBJECTIVES) and replaced == first
                 yield pytest.param(name, kind, replaced, first, marks=[] if fast else pytest.mark.slow)
 
 
