@@ -175,7 +175,7 @@ if repository := PROJECT.get("urls", {}).get("Repository"):
     }
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["filter.js"]
+html_js_files = ["site.js"]
 pygments_style, pygments_dark_style = "default", "github-dark"
 html_show_copyright = False
 html_copy_source = False

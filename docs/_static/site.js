@@ -18,6 +18,11 @@ addEventListener("DOMContentLoaded", () => {
   document.querySelector("aside.sidebar-drawer")?.setAttribute("aria-label", "Pages");
   document.querySelector("aside.toc-drawer")?.setAttribute("aria-label", "On this page");
 });
+// What scrolls sideways can be reached with the keyboard.
+addEventListener("load", () => {
+  for (const box of document.querySelectorAll("article pre, article .table-wrapper"))
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+});
 // On phones, a formula that is wider than its box is broken at its wide gaps; if it is still too wide, it becomes smaller.
 addEventListener("load", async () => {
   if (!window.MathJax?.startup?.promise) return;
