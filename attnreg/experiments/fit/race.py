@@ -79,17 +79,15 @@ class Race:
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.folds, self.trainings = len(self.repeats[0]), 0
-        if folder is not None:
-            clock.resume(sum(float(np.load(each)["seconds"]) for each in folder.glob("*.npz")))
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
-        probes = [Try(penalty=penalty) for penalty in PENALTIES]
+        began = self.clock.spent
         for fold in range(self.folds):
-            if fold and self.clock.spent > PART * self.clock.budget and not self.is_kept(probes[0], (0, fold)):
+            for penalty in PENALTIES:
+                self.train(Try(penalty=penalty), (0, fold))
+            if self.clock.spent - began > PART * self.clock.budget:
                 break
-            for each in probes:
-                self.train(each, (0, fold))
         self.alive = [*self.done]
         probe = self.leader(self.alive)
         self.clock.tell(f"{probe}: {self.score(probe):.1%} out of fold")
@@ -164,12 +162,12 @@ class Race:
         return some
 
     def is_time_for(self, jobs: Iterable[tuple[Try, Place]]) -> bool:
-        """Whether there is time for what is not kept of some trainings, and then for the longest on all rows."""
-        missing = [which for which, place in jobs if not self.is_kept(which, place)]
-        if not missing:
+        """Whether there is time for some trainings, and then for the longest on all rows; for what is kept there is."""
+        jobs, (train, held) = [*jobs], self.repeats[0][0]
+        if all(self.is_kept(*job) for job in jobs):
             return True
-        (train, held), longest = self.repeats[0][0], max(each.passes for each in missing)
-        rows = sum(each.passes * len(train) + len(held) / 3 for each in missing) + 1.2 * longest * len(self.rows)
+        passes = [which.passes for which, _ in jobs]
+        rows = sum(passes) * len(train) + len(passes) * len(held) / 3 + 1.2 * max(passes) * len(self.rows)
         return self.bench.seconds * rows + 2.0 <= self.clock.left
 
     def is_kept(self, which: Try, place: Place) -> bool:
@@ -188,21 +186,21 @@ class Race:
         repeat, fold = place
         train, held = self.repeats[repeat][fold]
         number, path = self.places.index(place), self._path(which, place)
+        began = self.clock.spent
         if path is not None and path.is_file():
             kept = np.load(path)
             logits: Logits = kept["logits"]
-            at = float(kept["at"])
+            self.clock.resume(float(kept["seconds"]))
         else:
-            began = at = self.clock.spent
             doing = f"{which}, fold {number + 1}"
             logits = self.bench.out_of_fold(which, train, held, self.seed + number, lambda: self.clock.tick(doing))
             self.trainings += not which.is_probe
             if path is not None:
                 new = path.with_suffix(".new")
                 with new.open("wb") as file:
-                    np.savez(file, logits=logits, at=at, seconds=self.clock.spent - began)
+                    np.savez(file, logits=logits, seconds=self.clock.spent - began)
                 new.replace(path)
-        self.since[which] = min(at, self.since.get(which, at))
+        self.since.setdefault(which, began)
         self.done.setdefault(which, {})[place] = logits
         if not which.is_probe:
             self.clock.tell(f"{which}, fold {number + 1}: {self._right(held, logits):.1%}")
