@@ -52,9 +52,10 @@ class Report:
             beside = f"plain fine-tuning, on {found.trained_on:.0%} of the rows, {scores[plain]:.1%}{early}"
         majority = np.full(len(self.all_labels), np.bincount(self.all_labels).argmax())
         trivial = score_of(self.classifier.metric, self.all_labels, majority, len(self.names))
+        no_more = ", no less: nothing was learned that this metric shows" * (trivial >= score)
         return (
             f"Chosen: **{found.best}**. On new rows like these it will score **{score:.1%}** {self.metric} (95 % "
-            f"interval {low:.1%} to {high:.1%}). The majority class scores {trivial:.1%}; {beside}."
+            f"interval {low:.1%} to {high:.1%}). The majority class scores {trivial:.1%}{no_more}; {beside}."
         )
 
     def blocks(self) -> list[Block]:

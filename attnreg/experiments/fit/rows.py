@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas
 from datasets import Dataset
 from numpy.typing import NDArray
 
@@ -23,6 +22,14 @@ _REPEATED = 1000  # rows below which folds are repeated with other divisions
 _SHOWN = 5
 COLUMNS = ("text", "text_pair")
 Numbers = NDArray[np.int64]
+
+
+def is_missing(label: Any) -> bool:
+    """Whether a label is none: ``None``, not a number, pandas' ``NA`` or an empty text."""
+    try:
+        return label is None or bool(label != label) or not str(label).strip()
+    except TypeError:  # NA has no truth value
+        return True
 
 
 def texts_in(given: Any) -> list[tuple[str, ...]]:
@@ -71,7 +78,7 @@ class Rows:
         for row, each in enumerate(values):
             if isinstance(each, (list, tuple, set, dict)):
                 raise InputError(f"Expected one label for each row, got {each!r} in row {row}.")
-            if pandas.isna(each) or (isinstance(each, str) and not each.strip()):
+            if is_missing(each):
                 raise InputError(f"Row {row} has no label: leave it out.")
         as_numbers = [number_of(each) for each in values]
         fraction = next((each for each in as_numbers if each is not None and each % 1), None)

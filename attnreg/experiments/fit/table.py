@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
+from attnreg.experiments.fit.rows import is_missing
 from attnreg.experiments.tasks.columns import plain_label
 from attnreg.experiments.tasks.loading.folder import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.tables import read_files
 
-_TEXTS = ("text", "sentence", "content", "message", "review", "question", "title")
+_TEXTS = ("text", "sentence", "content", "message", "review")
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment")
 _ROWS = ("train", *VALIDATION)  # splits of a folder that are fitted
 _WORDS = 2.5  # of a text, on average; a column of names has fewer
@@ -42,8 +43,6 @@ def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
     for table in tables:
         if missing := [name for name in names if name not in table.column_names]:
             raise InputError(f"The splits of {place} have different columns: one lacks {missing[0]}.")
-    if len(names) == 1 and (mark := next((each for each in ";\t|" if each in names[0]), None)):
-        raise InputError(f"The only column of {place} is {names[0]!r}: separate columns by commas, not by {mark!r}.")
     return {name: [value for table in tables for value in table[name][:]] for name in names}
 
 
@@ -84,7 +83,8 @@ def named_columns(columns: Columns, flag: str, names: str | None, *, several: bo
 
 def text_column(columns: Columns, others: Collection[str] = ()) -> str:
     """Return the only column that looks like texts, besides some others, or raise."""
-    found = [name for name in columns if name not in others and _is_text(columns[name])]
+    there = [name for name in columns if name not in others]
+    found = [name for name in there if _is_text(columns[name])] or [n for n in there if n.strip().lower() in _TEXTS]
     return _only("texts", "--text-columns", found, _TEXTS, columns)
 
 
@@ -95,7 +95,7 @@ def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str
     if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
         raise InputError(f"Expected one label for each row in column {label}, got {several!r}.")
     for row, (each, answer) in enumerate(zip(of_rows, columns[label], strict=True)):
-        why = "no label" if answer is None or answer != answer or str(answer).strip() == "" else None
+        why = "no label" if is_missing(answer) else None
         why = "no text" if why is None and not any(text.strip() for text in each) else why
         if why is None:
             kept.append(row)

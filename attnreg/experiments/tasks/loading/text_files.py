@@ -102,7 +102,8 @@ def _table_in(file: Path, wanted: Collection[str]) -> Columns:
     first, separator = text.partition("\n")[0], "\t" if form == "tsv" else ","
     quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
     others = (mark for mark in _SEPARATORS if mark in first and separator not in first)
-    if other := next((mark for mark in others if {*wanted} & {name.strip('"\r ') for name in first.split(mark)}), None):
+    found = (mark for mark in others if not wanted or {*wanted} & {name.strip('"\r ') for name in first.split(mark)})
+    if other := next(found, None):
         raise InputError(
             f"{file} has {_SEPARATORS[other]} between its columns: a .{form} file needs {_SEPARATORS[separator]}."
         )
