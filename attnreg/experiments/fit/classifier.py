@@ -154,7 +154,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)  # before the classes, which a classifier that is not fitted lacks
+        return self.classes_[best]
 
     def doubt(self, texts: Sequence[str]) -> str:
         """Return why the text or texts of a row cannot be judged, or only in part; empty if they can."""
