@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -100,6 +101,35 @@ def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     assert made[0]["other"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("table", "options", "says"),
+    [
+        ([["id", "n"], [1, 2]], [], "Which column holds the texts.*none of 'id', 'n' seems to"),
+        ([["title", "body"], ["a b c", "d e f"]], [], "Which column holds the texts.*title, body could"),
+        ([["text", "prediction"], ["a b c", "x"]], [], "have a column 'prediction', which the predictions would have"),
+        ([["text"]], [], "has no rows"),
+        ([["text"], ["a b c"]], ["--output", "rows.csv"], "would change .*rows.csv: choose another place"),
+        ([["text"], ["a b c"]], ["--output", "no/such.csv"], "There is no folder no for such.csv"),
+        ([["text"], ["a b c"]], ["--output", "new.xlsx"], "Expected --output to be a .csv or .jsonl file"),
+        ([["text"], ["a b c"]], ["--text-columns", "txt"], "no column 'txt', only 'text'. Did you mean text"),
+    ],
+)
+def test_rows_that_cannot_be_predicted(table, options, says, fitted, cli, tmp_path):
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(table)
+    result = cli("predict", fitted[0] / "out", tmp_path / "rows.csv", *options)
+    assert_sentence(result, result.exit_code, says)
+    assert result.exit_code
+    assert not [*tmp_path.glob("*predicted*")]
+
+
+def test_predict_says_which_other_column_it_read(fitted, cli, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"n": 1, "text": null}\n{"n": 2, "text": "the boy"}\n')
+    output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.jsonl")).output
+    assert "Predictions of 2 rows, texts in text, saved to" in output
+    assert "1 row: no text." in output
+
+
 def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     place, _ = fitted
     out, command = place / "out", ("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s")
@@ -129,8 +159,10 @@ def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):
     classifier.fit(texts, labels)
     assert classifier.classes_.tolist() == [False, True]
     assert set(classifier.predict(texts[:4]).tolist()) <= {True, False}
-    low, score, high = classifier.score_[1], classifier.score_[0], classifier.score_[2]
+    score, low, high = classifier.score_
     assert low <= score <= high
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(texts[:4]), classifier.predict_proba(texts[:4]))
 
 
 def test_a_folder_of_other_rows_is_refused(tiny, rows, tmp_path):
@@ -138,6 +170,29 @@ def test_a_folder_of_other_rows_is_refused(tiny, rows, tmp_path):
     classifier.fit(*rows)
     with pytest.raises(InputError, match="keeps a fit of other rows"):
         classifier.fit(rows[0][:-1], rows[1][:-1])
+
+
+NEED_NO_ROWS = [
+    "estimator_cloneable", "estimator_repr", "estimator_tags_renamed", "valid_tag_types", "mixin_order", "set_params",
+    "no_attributes_set_in_init", "parameters_default_constructible", "get_params_invariance", "estimators_unfitted",
+    "do_not_raise_errors_in_init_or_set_params",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEED_NO_ROWS)
+def test_checks_of_scikit_learn_that_need_no_rows(name, tiny):
+    # All others fit to numbers; `check_estimator` skips them for an estimator of texts, as for its own vectorizers.
+    from sklearn.utils import estimator_checks
+
+    if (check := getattr(estimator_checks, f"check_{name}", None)) is None:
+        pytest.skip("this scikit-learn lacks the check")
+    check("TextClassifier", attnreg.TextClassifier(tiny))
+
+
+def test_labels_of_pandas_that_are_missing():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InputError, match="Row 1 has no label"):
+        Rows.checked(["a", "b"], pandas.Series(["x", None], dtype="string"))
 
 
 def test_pairs_of_texts(tiny, rows):
@@ -212,6 +267,7 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
     [
         (["x"], "All 30 rows have the label x: there is nothing to learn."),
         ([f"{number}.5" for number in range(30)], "The labels are numbers, such as 0.5, not classes: round them"),
+        (["1", "2", "1.5"], "The labels are numbers, such as 1.5"),
         ([f"class {number}" for number in range(30)], "Each class needs at least 4 rows that differ"),
     ],
 )
@@ -403,7 +459,9 @@ def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, c
 
 def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
     (tmp_path / "rows.csv").write_text("text;label\na b c;x\n")
-    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "separate columns by commas, not by ';'")
+    assert_sentence(
+        cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "semicolons between its columns: a .csv file needs"
+    )
     assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
     (tmp_path / "empty").mkdir()
     assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")

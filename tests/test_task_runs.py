@@ -10,7 +10,7 @@ import torch
 from attnreg.experiments.tasks import get_task, load_model
 from tests.helpers import task_data as made
 from tests.helpers.cases import sample
-from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.commands import assert_sentence, ran, read_csv, read_lines
 from tests.helpers.runs import assert_goes_on
 
 SCORES = {  # the metrics, and the least score by the first of them
@@ -152,9 +152,12 @@ def test_a_set_of_ones_own(cli, home, tmp_path, kind):
     assert metrics <= got["dev"].keys()
     ran(cli("evaluate", "out", "--data-dir", "mine"))
     assert (tmp_path / "out" / "evaluations" / "custom.json").is_file()
+    if kind == "regression":
+        assert f"Predictions of {6 * len(rows)} rows" in ran(cli("predict", "out", "mine/validation.jsonl")).output
+        assert all(float(row["prediction"]) for row in read_csv(tmp_path / "mine" / "validation.predicted.csv"))
     if kind == "multiple-choice":
-        says = "--predict is for .*, and custom is a multiple-choice task with all choices in one column"
-        assert_sentence(cli("evaluate", "out", "--data-dir", "mine/validation.jsonl", "--predict", "new.csv"), 1, says)
+        says = "`attnreg predict` is for .*, and custom is a multiple-choice task with all choices in one column"
+        assert_sentence(cli("predict", "out", "mine/validation.jsonl", "--output", "new.csv"), 1, says)
 
 
 def test_a_model_of_mnli_on_hans(cli, home, tmp_path):

@@ -63,24 +63,30 @@ def fit(data: Path, **options: Any) -> None:
 
 @click.command("predict", cls=GroupedCommand, epilog="Example: attnreg predict runs/fit-reviews new.csv")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.argument("data", type=click.Path(path_type=Path))
+@click.argument("data", type=click.Path(path_type=Path), required=False)
 @option("--text-columns", group=DATA, help="Text columns (default: as in the fit, or the only one that has texts).")
 @option("--output", type=click.Path(path_type=Path, dir_okay=False), group=OUTPUT,
         help="File to write, .csv or .jsonl (default: beside DATA, with .predicted in its name).")  # fmt: skip
 @option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available).")
-def predict(model: Path, data: Path, text_columns: str | None, output: Path | None, device: str | None) -> None:
-    """Predict new rows with a model of `attnreg fit`: classes, probabilities, and what cannot be judged.
+def predict(model: Path, data: Path | None, text_columns: str | None, output: Path | None, device: str | None) -> None:
+    """Predict new rows: with a model of `attnreg fit`, classes, probabilities and what cannot be judged.
 
-    MODEL is the folder of a fit, or the model in it. DATA is a file; all of its columns are kept.
+    MODEL is the folder of a fit or of a run of a recipe, whose predictions are classes or numbers. DATA is a file, or a
+    folder with test (default: the test split of a run's data); all columns but a run's labels are kept.
     """
     if not model.is_dir():
         raise InputError(f"There is no folder {model}.")
-    if not data.is_file():
+    if data is not None and not data.exists():
         raise InputError(f"There is no file {data}.")
-    output = output or data.with_name(f"{data.name.partition('.')[0]}.predicted.csv")
+    named = data or Path(model.name)
+    output = output or named.with_name(f"{named.name.partition('.')[0]}.predicted.csv")
     if output.suffix not in (".csv", ".jsonl"):
         raise UsageError(f"Expected --output to be a .csv or .jsonl file, got {output}.")
+    if not output.parent.is_dir():
+        raise InputError(f"There is no folder {output.parent} for {output.name}: make it.")
+    for place in (model, data):
+        if place is not None and output.resolve().is_relative_to(place.resolve()):
+            raise InputError(f"{output} would change {place}: choose another place with --output.")
     from attnreg.experiments.fit.command import predict_file  # late: it imports torch
 
-    for line in predict_file(model, data, text_columns, output, device):
-        click.echo(line)
+    click.echo(predict_file(model, data, text_columns, output, device))

@@ -9,8 +9,7 @@ import click
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError, one_line
-from attnreg.experiments.options.option import GroupedCommand, flag_of, names_like, option, together
-from attnreg.experiments.options.rules import EVALUATE, check_pairs
+from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.loading.folder import folder_with_data
@@ -24,9 +23,6 @@ _OPTIONS = (
            help="Folder with validation or test, or one file (default: the run's)."),
     option("--split", group=DATA, type=click.Choice(["validation", "test"]),
            help="Split to score (default: validation)."),
-    option("--predict", group=DATA, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-           help="Instead of scoring, write each row, which needs no label, with its prediction to this .csv or .jsonl "
-                "file (of a folder: the test split)."),
     option("--class", "classes", group=DATA, multiple=True, metavar="LABEL=CLASS",
            help="The model's class for a label of the data, such as pos=positive; repeatable."),
     option("--max-length", group=DATA, type=click.IntRange(min=4),
@@ -47,20 +43,17 @@ EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-
 def evaluate(
     run: Path,
     split: str | None,
-    predict: Path | None,
     classes: tuple[str, ...],
     name: str | None,
     **options: Any,
 ) -> None:
-    """Score a trained model on other data or on another task, or predict new rows.
+    """Score a trained model on other data or on another task.
 
     RUN is a run folder; its network is the one that its report scores. The scores are saved in RUN/evaluations. The
     classes of another task are matched by name. For an mnli model on hans, neutral and contradiction count as
     non-entailment.
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
-    given = {"predict": predict, "classes": classes, "name": name, "metric": options["metric"]}
-    check_pairs(given, EVALUATE, lambda name: "--class" if name == "classes" else flag_of(name))
     if len(renamed := dict(map(_pair, classes))) < len(classes):
         raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     check_run(run)
@@ -69,10 +62,6 @@ def evaluate(
     from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
 
     saved = SavedModel(run, options, **shared)
-    if predict is not None:
-        rows = saved.predict(predict, split or "test")
-        click.echo(f"Predictions of {rows} rows saved to {predict}")
-        return
     split = split or "validation"
     path, result = saved.score(split, name, renamed)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from attnreg._files import write_text
-from attnreg.errors import InputError, StoppedError
+from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.choice import score_of
 from attnreg.experiments.fit.classifier import TextClassifier
 from attnreg.experiments.fit.report import Report, promised
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import (
-    Columns,
     Labelled,
     labelled_rows,
     named_columns,
@@ -27,7 +26,8 @@ from attnreg.experiments.fit.table import (
 )
 from attnreg.experiments.folder.reader import locked
 from attnreg.experiments.folder.writer import free_folder
-from attnreg.experiments.results.document import save, save_rows
+from attnreg.experiments.results.document import save, save_rows, with_predictions
+from attnreg.experiments.results.saved_model import SavedModel
 
 _MOST_COLUMNS = 20  # of probabilities
 _SETUP, _RESULT = "fit.json", "result.json"
@@ -64,34 +64,55 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
         print(f"\n{said}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
 
-def predict_file(model: Path, data: Path, text_columns: str | None, output: Path, device: str | None) -> Iterator[str]:
-    """Write a file's rows with class, probability and doubts; yield what there is to say."""
+def predict_file(model: Path, data: Path | None, text_columns: str | None, output: Path, device: str | None) -> str:
+    """Write rows with what a fit or a run predicts of them; return what there is to say."""
+    config = model / "config.json"
+    if config.is_file() and "recipe" in json.loads(config.read_text(encoding="utf-8")):
+        if text_columns is not None:
+            raise UsageError("--text-columns is for the model of a fit: a run has its own.")
+        rows = SavedModel(model, {}, None if data is None else str(data), device=device).predict()
+        said = [f"Predictions of {len(rows)} rows"]
+    elif data is None:
+        raise UsageError("Give DATA, the rows to predict.")
+    else:
+        rows, said = _predicted(model, data, text_columns, device)
+    save_rows(rows, output)
+    return f"{said[0]} saved to {output}" + "".join(f"\n{line}" for line in said[1:])
+
+
+def _predicted(
+    model: Path, data: Path, text_columns: str | None, device: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return rows with the class, the probabilities and the doubts of a fit's model, and what there is to say."""
     classifier = TextClassifier.load(model, device)
-    columns = read_table(data)
+    if not (columns := read_table(data, ("test",))):
+        raise InputError(f"No test file in {data}: give one file of rows.")
     setup = (model if (model / _SETUP).is_file() else model.parent) / _SETUP
     names = named_columns(columns, "--text-columns", text_columns)
-    if not names and setup.is_file():
-        names = [name for name in json.loads(setup.read_text(encoding="utf-8"))["text_columns"] if name in columns]
-    names = names or [text_column(columns)]
+    if not names:
+        names = json.loads(setup.read_text(encoding="utf-8"))["text_columns"] if setup.is_file() else []
+        missing = [name for name in names if name not in columns]
+        if missing and len(names) > 1:
+            raise UsageError(
+                f"{data} has no column {missing[0]!r}, which the model reads: use --text-columns NAME,NAME."
+            )
+        names = [text_column(columns)] if missing or not names else names
     texts = texts_of_rows(columns, names)
     probabilities = classifier.predict_proba(texts)
     doubts = [classifier.doubt(row) for row in texts]
-    best = probabilities.argmax(1)
-    made: Columns = {
-        "prediction": [str(classifier.classes_[number]) for number in best],
-        "probability": [round(float(p), 4) for p in probabilities.max(1)],
-        "cannot_judge": doubts,
-    }
-    if len(classifier.classes_) <= _MOST_COLUMNS:
-        for number, name in enumerate(classifier.classes_):
-            made[f"probability of {name}"] = [round(float(p), 4) for p in probabilities[:, number]]
-    if taken := [name for name in made if name in columns]:
-        raise InputError(f"{data} has a column {taken[0]!r}, which the predictions would have: rename it.")
-    both = {**columns, **made}
-    save_rows([dict(zip(both, row, strict=True)) for row in zip(*both.values(), strict=True)], output)
-    yield f"Predictions of {len(texts)} rows saved to {output}"
-    for doubt in dict.fromkeys(filter(None, doubts)):
-        yield f"{(count := doubts.count(doubt))} row{'s' * (count > 1)}: {doubt}."
+    shown = [*map(str, classifier.classes_)] if len(classifier.classes_) <= _MOST_COLUMNS else []
+    rows = []
+    for row, of_row, doubt in zip(zip(*columns.values(), strict=True), probabilities, doubts, strict=True):
+        best = int(of_row.argmax())
+        made = {
+            "prediction": str(classifier.classes_[best]), "probability": round(float(of_row[best]), 4),
+            "cannot_judge": doubt,
+            **{f"probability of {name}": round(float(p), 4) for name, p in zip(shown, of_row, strict=False)},
+        }  # fmt: skip
+        rows.append(with_predictions(dict(zip(columns, row, strict=True)), made))
+    counts = Counter(filter(None, doubts))
+    said = [f"{count} row{'s' * (count > 1)}: {doubt}." for doubt, count in counts.items()]
+    return rows, [f"Predictions of {len(rows)} rows, texts in {' and '.join(names)},", *said]
 
 
 def _tested(data: Path, classifier: TextClassifier, texts: list[str], label: str) -> str:

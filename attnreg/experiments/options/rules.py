@@ -42,14 +42,12 @@ KINDS: Sequence[tuple[str, str, Callable[[type[Kind]], bool]]] = (
     ("label_smoothing", "classes and tokens", lambda kind: not kind.one_number_per_row),
     ("prompt_weight", "causal-lm", lambda kind: kind.head == "AutoModelForCausalLM"),
 )
-# Of `attnreg compare` and `attnreg evaluate`.
+# Of `attnreg compare`.
 COMPARE = (
     ("jobs", "launcher", "exclude each other, because only the launcher local starts runs"),
     ("baseline", "study", "exclude each other, because a study file has its own baseline"),
     ("folds", "validation_rows", "both say which rows of train the methods are scored on"),
 )
-_SCORED = "exclude each other, because predictions are not scored"
-EVALUATE = (("predict", "classes", _SCORED), ("predict", "name", _SCORED), ("predict", "metric", _SCORED))
 
 
 def is_set(name: str, values: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from markdown_it.token import Token
 from rich.console import Console
 
 from attnreg._files import write_text
+from attnreg.errors import InputError
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ddd; --strong: #888; --code: #f3f3f3; }
@@ -156,6 +157,13 @@ def save(blocks: Sequence[Block], folder: Path) -> None:
     text = markdown(blocks, folder)
     for name, content in {"report.md": text, "report.html": html_page(text, folder)}.items():
         write_text(folder / name, content)
+
+
+def with_predictions(row: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with what was predicted; raise if it has a column of that name."""
+    if taken := [name for name in made if name in row]:
+        raise InputError(f"The rows have a column {taken[0]!r}, which the predictions would have: rename it.")
+    return {**row, **made}
 
 
 def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

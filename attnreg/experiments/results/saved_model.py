@@ -18,7 +18,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.options.content import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
-from attnreg.experiments.results.document import save_rows
+from attnreg.experiments.results.document import with_predictions
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.data_checks import input_warnings
@@ -107,33 +107,24 @@ class SavedModel:
         write_text(path, json.dumps(result, indent=2) + "\n")
         return path, result
 
-    def predict(self, file: Path, split: str = "test") -> int:
-        """Write all columns but that of labels, and a class name or number as prediction; return how many rows."""
+    def predict(self, split: str = "test") -> list[dict[str, Any]]:
+        """Return the rows, without labels, each with a class name or number as ``"prediction"``."""
         task = replace(self._task, labels=self._task.labels or self._classes)
         cls = kind_class(task.kind)
         if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row) or len(task.choices) == 1:
             form = " with all choices in one column" if task.choices else ""
             raise InputError(
-                f"--predict is for texts with one class or number each, and {task.name} is a {task.kind} task{form}."
+                f"`attnreg predict` is for texts with one class or number each, and {task.name} is a {task.kind} "
+                f"task{form}."
             )
-        if file.suffix not in (".csv", ".jsonl"):
-            raise InputError(f"Expected --predict to be a .csv or .jsonl file, got {file}.")
         rows = load_inputs(task, split, self._folder)
-        if "prediction" in rows.column_names:
-            raise InputError(f"The rows to predict have a column `prediction`, which {file} would hold: rename it.")
-        if not file.parent.is_dir():
-            raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
-        of_run = file.resolve().parent == self.run.resolve() and file.stem in ("predictions", "metrics", "telemetry")
-        if of_run or (self._folder is not None and file.resolve().is_relative_to(Path(self._folder).resolve())):
-            raise InputError(f"{file} would become part of the {'run' if of_run else 'data'}: choose another place.")
         model, kind = self._load(task)
         records = predict(model, self._batches(kind, rows, "inputs"), kind).records
         predictions = [record["prediction"] for record in records]
         named = [task.labels[number] for number in predictions] if cls.has_classes else predictions
         given = rows.remove_columns(task.label).to_list()
         given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
-        save_rows([{**row, "prediction": answer} for row, answer in zip(given, named, strict=True)], file)
-        return len(rows)
+        return [with_predictions(row, {"prediction": answer}) for row, answer in zip(given, named, strict=True)]
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
         """Load the model, and the kind that encodes the rows of a task for it."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,99})(\.0*)?")
 _FRACTION = re.compile(r"[+-]?((\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf(inity)?)")
-WITHOUT_LABELS = " To predict rows without labels, add --predict FILE.csv."  # ends a message of `attnreg evaluate`
+WITHOUT_LABELS = " To predict rows without labels, use `attnreg predict`."  # ends a message of `attnreg evaluate`
 NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # of a text that should be a list
 
 
