@@ -293,6 +293,10 @@ def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_p
     assert says in result.output
 
 
+def accuracy(labels, predictions):
+    return score_of("accuracy", labels, predictions, 0)
+
+
 def slow_estimate(labels, tries, draws):
     """The estimate of BBC-CV, written out."""
     scores = []
@@ -309,10 +313,17 @@ def test_the_estimate_is_that_of_a_slow_loop():
     draw = np.random.default_rng(3)
     labels = draw.integers(0, 3, 40)
     tries = np.where(draw.random((5, 40)) < 0.6, labels, draw.integers(0, 3, (5, 40)))
-    estimate, chosen = bias_corrected("accuracy", labels, tries[:, None], 3, resamples=50, seed=4)
+    estimate, chosen = bias_corrected(accuracy, labels, tries[:, None], resamples=50, seed=4)
     draws = np.random.default_rng(4).multinomial(40, np.full(40, 1 / 40), 50)
     assert estimate.score == pytest.approx(slow_estimate(labels, tries, draws))
     assert sum(chosen) == pytest.approx(1)
+
+
+def test_rows_of_one_group_are_drawn_each_by_itself():
+    labels = np.arange(40) % 2
+    tries = np.stack([labels, 1 - labels])[:, None]
+    estimate, chosen = bias_corrected(accuracy, labels, tries, np.zeros(40), resamples=20)
+    assert estimate.score == chosen[0] == 1
 
 
 def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
@@ -322,7 +333,7 @@ def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
         labels = draw.integers(0, 2, 100)
         tries = np.where(draw.random((15, 1, 100)) < truth, labels, 1 - labels)  # all equally good
         naive.append(max(score_of("accuracy", labels, each[0], 2) for each in tries))
-        estimate, _ = bias_corrected("accuracy", labels, tries, 2, resamples=100, seed=seed)
+        estimate, _ = bias_corrected(accuracy, labels, tries, resamples=100, seed=seed)
         corrected.append(estimate.score)
         covered.append(estimate.low <= truth <= estimate.high)
     noise = 3 * np.std(corrected) / np.sqrt(len(corrected))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from scipy import optimize, special
 
 from attnreg.experiments.tasks.metrics import CONFUSION
 
-_RESAMPLES = 1000
 Numbers = NDArray[np.int64]
+Score = Callable[[Numbers, Numbers], float]  # of predictions, given labels and these
 
 
 class Estimate(NamedTuple):
@@ -31,23 +31,18 @@ def score_of(metric: str, labels: Numbers, predictions: Numbers, classes: int) -
     return float(CONFUSION[metric](counts.reshape(classes, classes)))
 
 
-def scores_of(metric: str, labels: Numbers, tries: NDArray[np.int64], rows: Numbers, classes: int) -> list[float]:
-    """Return the score of each try on some rows, the mean over its repeats.
-
-    ``tries`` are predicted classes ``(tries, repeats, n)``.
-    """
-    gold = labels[rows]
-    return [float(np.mean([score_of(metric, gold, repeat[rows], classes) for repeat in repeats])) for repeats in tries]
+def scores_of(score: Score, labels: Numbers, tries: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the score of each try, the mean over its repeats; ``tries`` are predictions ``(tries, repeats, n)``."""
+    return np.array([np.mean([score(labels, repeat) for repeat in repeats]) for repeats in tries])
 
 
 def bias_corrected(
-    metric: str,
+    score: Score,
     labels: Numbers,
     tries: NDArray[np.int64],
-    classes: int,
     units: Numbers | None = None,
     *,
-    resamples: int = _RESAMPLES,
+    resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Estimate, list[float]]:
     """Estimate the score of the best try, without the optimism of having chosen it on the rows that score it (BBC-CV).
@@ -56,10 +51,9 @@ def bias_corrected(
     how often each try was chosen, as a share.
 
     Args:
-        metric: a metric of :data:`attnreg.experiments.tasks.metrics.CONFUSION`; the higher, the better.
+        score: gives the score of predictions, from labels and these; the higher, the better.
         labels: the class of each row, ``(n,)``.
         tries: out-of-fold predictions, ``(tries, repeats, n)``. Of equal tries, the first is chosen.
-        classes: the number of classes.
         units: rows of the same unit, such as a group, are drawn together (default: each row by itself).
         resamples: number of bootstrap samples.
         seed: seed of the draws.
@@ -69,45 +63,44 @@ def bias_corrected(
         cross-validation (Machine Learning 107:1895, 2018), Algorithm 5.
 
     Example:
+        >>> def accuracy(labels, predictions):
+        ...     return float((labels == predictions).mean())
         >>> labels = np.arange(200) % 2
         >>> noise = np.random.default_rng(0).integers(0, 2, (30, 1, 200))
-        >>> best = max(float((each == labels).mean()) for each in noise)
-        >>> estimate, _ = bias_corrected("accuracy", labels, noise, 2)
+        >>> best = max(accuracy(labels, each) for each in noise)
+        >>> estimate, _ = bias_corrected(accuracy, labels, noise)
         >>> best > 0.54, estimate.score < 0.51
         (True, True)
     """
     found, chosen = [], np.zeros(len(tries))
     for drawn in _samples(labels, units, resamples, seed):
-        inside = np.repeat(np.arange(len(labels)), drawn)
-        outside = np.flatnonzero(drawn == 0)
-        if not len(outside):
-            continue
-        best = int(np.argmax(scores_of(metric, labels, tries, inside, classes)))
-        chosen[best] += 1
-        found.append(scores_of(metric, labels, tries[best : best + 1], outside, classes)[0])
+        inside, outside = np.repeat(np.arange(len(labels)), drawn), np.flatnonzero(drawn == 0)
+        if len(outside):
+            best = int(np.argmax(scores_of(score, labels[inside], tries[..., inside])))
+            chosen[best] += 1
+            found.append(scores_of(score, labels[outside], tries[[best]][..., outside])[0])
     low, high = np.quantile(found, [0.025, 0.975])
     return Estimate(float(np.mean(found)), float(low), float(high)), (chosen / chosen.sum()).tolist()
 
 
 def probability_best(
-    metric: str, labels: Numbers, tries: NDArray[np.int64], classes: int, *, resamples: int = 500, seed: int = 0
+    score: Score, labels: Numbers, tries: NDArray[np.int64], *, resamples: int = 500, seed: int = 0
 ) -> list[float]:
     """Return the share of bootstrap samples of the rows in which no other try scores higher, for each try."""
     best = np.zeros(len(tries))
     for drawn in _samples(labels, None, resamples, seed):
-        scores = np.array(scores_of(metric, labels, tries, np.repeat(np.arange(len(labels)), drawn), classes))
+        inside = np.repeat(np.arange(len(labels)), drawn)
+        scores = scores_of(score, labels[inside], tries[..., inside])
         best += scores >= scores.max() - 1e-12
     return (best / resamples).tolist()
 
 
 def _samples(labels: Numbers, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:
-    """Return how often each row is drawn, ``(resamples, n)``."""
-    draw = np.random.default_rng(seed)
-    if units is None:
-        return draw.multinomial(len(labels), np.full(len(labels), 1 / len(labels)), resamples)
-    _, unit = np.unique(units, return_inverse=True)
+    """Return how often each row is drawn, ``(resamples, n)``; rows of a single unit are drawn each by itself."""
+    rows = np.arange(len(labels))
+    unit = rows if units is None or len(np.unique(units)) == 1 else np.unique(units, return_inverse=True)[1]
     many = int(unit.max()) + 1
-    return draw.multinomial(many, np.full(many, 1 / many), resamples)[:, unit]
+    return np.random.default_rng(seed).multinomial(many, np.full(many, 1 / many), resamples)[:, unit]
 
 
 def temperature_of(logits: NDArray[np.float64], labels: Numbers) -> float:

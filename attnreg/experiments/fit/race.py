@@ -15,6 +15,7 @@ from torch import nn
 from attnreg._files import write_text
 from attnreg.experiments.fit.choice import (
     Estimate,
+    Score,
     bias_corrected,
     decay_of,
     probability_best,
@@ -72,7 +73,8 @@ class Race:
     """Out-of-fold logits of tries, trained when asked for; in a folder, they are kept and read again."""
 
     def __init__(self, bench: Bench, rows: Rows, clock: Clock, metric: str, seed: int, folder: Path | None) -> None:
-        self.bench, self.rows, self.clock, self.metric, self.seed = bench, rows, clock, metric, seed
+        self.bench, self.rows, self.clock, self.seed = bench, rows, clock, seed
+        self.metric: Score = lambda labels, predictions: score_of(metric, labels, predictions, len(rows.classes))
         self.folder, self.repeats = folder, list(rows.repeats(seed))
         self.places: list[Place] = [(r, fold) for r, folds in enumerate(self.repeats) for fold in range(len(folds))]
         self.done: dict[Try, dict[Place, Logits]] = {}
@@ -90,7 +92,7 @@ class Race:
                 break
         self.alive = [*self.done]
         probe = self.leader(self.alive)
-        self.clock.tell(f"{probe}: {self.score(probe):.1%} out of fold")
+        self.clock.tell(f"{probe}: {self.scores([probe])[0]:.1%} out of fold")
         self.bench.measure()
         self.alive += (entrants := self._entrants(probe))
         later = [*LATER]
@@ -99,7 +101,7 @@ class Race:
             # A repeat is of use only as a whole.
             needed = self.places[number : number + 1 if repeat == 0 or fold else number + self.folds]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
-                self.drop(self.leader(self.tuned, worst=True))
+                self.drop(self.tuned[int(np.argmin(self.scores(self.tuned)))])
             if not self.tuned:
                 ended = (
                     "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
@@ -125,7 +127,7 @@ class Race:
 
     def drop(self, which: Try) -> None:
         """Take a try out of the race."""
-        self.dropped[which] = self.score(which)
+        self.dropped[which] = float(self.scores([which])[0])
         self.clock.tell(f"dropped {which}: {self.dropped[which]:.1%}")
         self.alive.remove(which)
 
@@ -203,10 +205,7 @@ class Race:
         self.since.setdefault(which, began)
         self.done.setdefault(which, {})[place] = logits
         if not which.is_probe:
-            self.clock.tell(f"{which}, fold {number + 1}: {self._right(held, logits):.1%}")
-
-    def _right(self, held: Numbers, logits: Logits) -> float:
-        return score_of(self.metric, self.rows.labels[held], logits.argmax(1), len(self.rows.classes))
+            self.clock.tell(f"{which}, fold {number + 1}: {self.metric(self.rows.labels[held], logits.argmax(1)):.1%}")
 
     def table(self, tries: list[Try]) -> tuple[NDArray[np.int64], Numbers, NDArray[np.float64]]:
         """Return predictions ``(tries, repeats, n)``, the rows, and logits, of the folds that all of them have done."""
@@ -223,37 +222,28 @@ class Race:
                 logits[number, repeat] = found[np.argsort(held)]
         return logits.argmax(-1), rows, logits
 
-    def score(self, which: Try) -> float:
-        """Return the score of a try on all folds that it has done."""
-        predictions, rows, _ = self.table([which])
-        return self._scores(predictions, rows)[0]
-
-    def leader(self, tries: list[Try], *, worst: bool = False) -> Try:
-        """Return the try that scores best, or worst, on the folds that all have done."""
+    def scores(self, tries: list[Try]) -> NDArray[np.float64]:
+        """Return the scores of tries on the folds that all of them have done."""
         predictions, rows, _ = self.table(tries)
-        return tries[int((np.argmin if worst else np.argmax)(self._scores(predictions, rows)))]
+        return scores_of(self.metric, self.rows.labels[rows], predictions)
 
-    def _scores(self, predictions: NDArray[np.int64], rows: Numbers) -> list[float]:
-        everything = np.arange(len(rows))
-        return scores_of(self.metric, self.rows.labels[rows], predictions, everything, len(self.rows.classes))
+    def leader(self, tries: list[Try]) -> Try:
+        """Return the try that scores best."""
+        return tries[int(np.argmax(self.scores(tries)))]
 
     def _losing(self) -> list[Try]:
         """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
         predictions, rows, _ = self.table(self.alive)
-        labels, classes = self.rows.labels[rows], len(self.rows.classes)
-        shares = probability_best(self.metric, labels, predictions, classes, seed=self.seed)
+        shares = probability_best(self.metric, self.rows.labels[rows], predictions, seed=self.seed)
         return [each for each, share in zip(self.alive, shares, strict=True) if share < LOSING]
 
     def _conclude(self, probe: Try, ended: str) -> Outcome:
         """Choose the best try, and estimate its score on new rows."""
         tries = self.alive
         predictions, rows, logits = self.table(tries)
-        labels, classes = self.rows.labels[rows], len(self.rows.classes)
-        scores = self._scores(predictions, rows)
+        labels, scores = self.rows.labels[rows], self.scores(tries)
         best = int(np.argmax(scores))
-        in_folds, chosen = bias_corrected(
-            self.metric, labels, predictions, classes, self.rows.units[rows], seed=self.seed
-        )
+        in_folds, chosen = bias_corrected(self.metric, labels, predictions, self.rows.units[rows], seed=self.seed)
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         curve = self._curve(probe)
         decay = decay_of([*curve], [*curve.values()])
@@ -261,7 +251,7 @@ class Race:
         whole = Estimate(*(1 - (1 - each) * share**decay for each in in_folds))
         of_best = logits[best].mean(0)
         return Outcome(
-            tries[best], whole, in_folds, tries, scores, chosen, self.dropped, rows, of_best,
+            tries[best], whole, in_folds, tries, scores.tolist(), chosen, self.dropped, rows, of_best,
             temperature_of(of_best, labels), decay, share, self.trainings, curve, self.since, self.clock.spent, ended,
         )  # fmt: skip
 
@@ -273,7 +263,8 @@ class Race:
             for train, held in self.repeats[0]:
                 of_class = [draw.permutation(train[labels[train] == each]) for each in np.unique(labels[train])]
                 some = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in of_class])
-                scores.append(self._right(held, self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)))
+                logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
+                scores.append(self.metric(labels[held], logits.argmax(1)))
                 sizes.append(len(some))
             curve[round(np.mean(sizes))] = float(np.mean(scores))
         return curve

@@ -129,11 +129,8 @@ class Report:
 
     def _confusions(self) -> Block:
         if len(self.names) <= _MOST_CELLS:
-            path, counts = (
-                self.folder / "plots" / "confusions.png",
-                sk.confusion_matrix(self.labels, self.predicted, labels=range(len(self.names))),
-            )
-            side = 2.2 + 0.42 * len(self.names)
+            path, side = self.folder / "plots" / "confusions.png", 2.2 + 0.42 * len(self.names)
+            counts = sk.confusion_matrix(self.labels, self.predicted, labels=range(len(self.names)))
             with picture(path, width=side + 1, height=side) as (axes,):
                 axes.imshow(counts / np.maximum(1, counts.sum(1, keepdims=True)), cmap="Blues", vmin=0, vmax=1)
                 for row, column in np.argwhere(counts > 0):
@@ -141,8 +138,7 @@ class Report:
                     axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color)
                 axes.set_xticks(range(len(self.names)), self.names, rotation=45, ha="right")
                 axes.set_yticks(range(len(self.names)), self.names)
-                axes.set_xlabel("predicted")
-                axes.set_ylabel("label")
+                axes.set(xlabel="predicted", ylabel="label")
             return Picture(path, "Rows by label and predicted class; darker is a larger share of the label's rows.")
         pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
         return Table(

@@ -107,11 +107,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.texts)
 
-    @property
-    def majority(self) -> int:
-        """The class with the most rows."""
-        return int(np.bincount(self.labels).argmax())
-
     def content(self) -> str:
         """Return a checksum of the rows."""
         whole = [self.texts, self.labels.tolist(), self.classes.tolist(), self.units.tolist()]

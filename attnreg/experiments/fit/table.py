@@ -21,9 +21,8 @@ Columns = dict[str, list[Any]]
 
 
 class Labelled(NamedTuple):
-    """Rows of a file that have a label: their columns, texts, labels, groups if any, and places in the file."""
+    """Rows of a file that have a label: their texts, labels, groups if any, and places in the file."""
 
-    columns: Columns
     texts: list[tuple[str, ...]]
     labels: list[Any]
     groups: list[Any] | None
@@ -102,7 +101,6 @@ def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str
         else:
             left_out.setdefault(why, []).append(row + 1)
     return Labelled(
-        {name: [values[row] for row in kept] for name, values in columns.items()},
         [of_rows[row] for row in kept],
         [str(plain_label(columns[label][row])) for row in kept],
         None if group is None else [str(columns[group][row]) for row in kept],
