@@ -46,7 +46,7 @@ print(
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
 axes[0].plot(np.array(list(table.values())), color="grey", alpha=0.4)
 axes[0].plot([values.mean() for values in table.values()], "ko-", linewidth=2)
-axes[0].set_xticks(range(len(table)), table)
+axes[0].set_xticks(range(len(table)), table, rotation=30)
 axes[0].set_ylabel("accuracy on dev")
 others = [method for method in table if method != "plain"]
 for place, method in enumerate(others):
@@ -56,6 +56,6 @@ for place, method in enumerate(others):
     )
     axes[1].hlines(gaps.mean(), place - 0.3, place + 0.3, color="black")
 axes[1].axhline(0, color="grey", linestyle=":")
-axes[1].set_xticks(range(len(others)), others)
+axes[1].set_xticks(range(len(others)), others, rotation=30)
 axes[1].set_ylabel("points above plain, same seed")
 plt.show()
