@@ -31,8 +31,10 @@ HUB = "sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
     r"^```(python tutorial|bash)\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.M | re.S
 )
-#: Lines of a fit that say how long it still takes at most
-PROGRESS = re.compile(r", (?:fold \d+|all rows)  \(at most ")
+#: Lines of a fit or a comparison that only say how far it is
+PROGRESS = re.compile(
+    r", (?:fold \d+|all rows)  \(at most |^dropped |\d of \d+ runs done"
+)
 SHOWN = {"calibration.png": "fit-reviews/plots", "differences.png": "compared/plots"}
 
 
