@@ -75,11 +75,6 @@ def test_only_options_that_exist_are_told(tmp_path):
     assert "default" not in short
 
 
-def test_values_of_braces_within_a_value_are_no_axis(tmp_path):
-    assert comparison_of(tmp_path, "finetune --learning-rate {1,3}e-5").methods[0].searched == {}
-    assert comparison_of(tmp_path, "finetune --epochs '{1,2}'").methods[0].searched == {"--epochs": ["1", "2"]}
-
-
 def test_the_mean_over_tasks_is_of_scores_of_one_scale(tmp_path):
     study = read_study(file_of(tmp_path), tmp_path / "out")
     gains = dict(zip(study.comparisons, (-0.1, -0.06, 1.0), strict=True))

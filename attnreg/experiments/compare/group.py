@@ -119,13 +119,6 @@ class Group:
         """The name of the rows that the runs are scored on."""
         return "dev" if self.own_rows is None else "held-out"
 
-    @property
-    def counts_rows(self) -> bool:
-        """Whether a confusion matrix of rows that all seeds are scored on determines the metric."""
-        from attnreg.experiments.tasks.metrics import CONFUSION  # late: it is slow to import
-
-        return self.metric in CONFUSION and self.has_classes and self.own_rows is None
-
 
 def check_rows(groups: Sequence[Group]) -> None:
     """Refuse runs with different dev labels; where seeds have rows of their own, those of the same seed."""

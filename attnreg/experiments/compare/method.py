@@ -29,7 +29,6 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _NAME = r"[A-Za-z0-9]\w*(?:-\w+)*"
 _ALIAS = re.compile(rf"({_NAME})=(?=\S)")
 _FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
-_SEARCHED_OPTION = re.compile(r"(--[\w-]+)[ =]['\"]?\{([^{}]*)\}['\"]?(?=\s|$)")
 
 
 @dataclass(frozen=True)
@@ -150,12 +149,6 @@ class Method:
     def candidates(self) -> list[Method]:
         """The variants that a search chooses from; none if there is only one."""
         return variants if len(variants := self.variants) > 1 else []
-
-    @property
-    def searched(self) -> dict[str, list[str]]:
-        """The values in braces by option, in their order; empty if braces hold only part of a value."""
-        searched = {flag: values.split(",") for flag, values in _SEARCHED_OPTION.findall(self.text)}
-        return searched if len(searched) == len(_BRACES.findall(self.text)) else {}
 
     @property
     def slug(self) -> str:

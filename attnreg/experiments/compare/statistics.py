@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from attnreg.errors import InputError
@@ -39,40 +39,6 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
     test = stats.ttest_rel(a, b)
     low, high = test.confidence_interval(confidence)
     return Difference(mean, float(low), float(high), float(test.pvalue))
-
-
-def bootstrap_over_rows(
-    metric: Callable[[NDArray[np.int64]], NDArray[np.float64]],
-    labels: ArrayLike,
-    predictions: Sequence[ArrayLike],
-    others: Sequence[ArrayLike],
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap of a difference, averaged over seeds: what other dev rows would change for these networks.
-
-    Return the ends of the 95 % interval. Both methods are scored on the same resampled rows. ``metric`` is a function
-    of confusion matrices ``(..., C, C)``; both methods give predicted classes ``(n,)`` per seed.
-    """
-    gold, ours, theirs = np.asarray(labels), np.asarray(predictions), np.asarray(others)
-    classes = 1 + int(max(gold.max(), ours.max(), theirs.max()))
-
-    def scores(predicted: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        cells = (gold * classes + predicted)[rows]
-        apart = np.arange(len(cells))[:, None] * classes**2
-        counts = np.bincount((cells + apart).ravel(), minlength=len(cells) * classes**2)
-        return metric(counts.reshape(-1, classes, classes))
-
-    def difference(rows: NDArray[np.int64], axis: int) -> NDArray[np.float64]:
-        flat = rows.reshape(-1, rows.shape[axis])
-        gaps = [scores(a, flat) - scores(b, flat) for a, b in zip(ours, theirs, strict=True)]
-        return np.mean(gaps, axis=0).reshape(rows.shape[:-1])
-
-    options = {"vectorized": True, "batch": 200, "method": "percentile", "rng": np.random.default_rng(seed)}
-    result = stats.bootstrap((np.arange(len(gold)),), difference, n_resamples=resamples, **options)
-    low, high = result.confidence_interval
-    return float(low), float(high)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -113,33 +113,11 @@ def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
 
 
-def matthews_correlation_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Matthews correlation in the form of :func:`accuracy_of`; 0 if all labels or all predictions are equal.
-
-    Reference:
-        Gorodkin, Comparing Two K-Category Assignments by a K-Category Correlation Coefficient (2004).
-    """
-    gold, given = confusion.sum(-1).astype(float), confusion.sum(-2).astype(float)
-    total = gold.sum(-1)
-    covariance = np.trace(confusion, axis1=-2, axis2=-1) * total - (gold * given).sum(-1)
-    variances = (total**2 - (gold**2).sum(-1)) * (total**2 - (given**2).sum(-1))
-    return np.where(variances > 0, covariance / np.sqrt(np.where(variances > 0, variances, 1.0)), 0.0)
-
-
-def f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """F1 of class 1 in the form of :func:`accuracy_of`; 0 if it occurs neither in the labels nor the predictions."""
-    return _f1_by_class(confusion)[0][..., 1] if confusion.shape[-1] > 1 else np.zeros(confusion.shape[:-2])
-
-
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Macro F1 in the form of :func:`accuracy_of`."""
-    scores, occurs = _f1_by_class(confusion)
-    return scores.sum(-1) / occurs.sum(-1)
-
-
-def _f1_by_class(confusion: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Mean F1 over the classes that occur in the labels or the predictions, in the form of :func:`accuracy_of`."""
     both = confusion.sum(-1) + confusion.sum(-2)
-    return 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(both, 1), both > 0
+    scores = 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(both, 1)
+    return scores.sum(-1) / (both > 0).sum(-1)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
@@ -158,10 +136,5 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     return float(sums.abs().sum() / len(labels))
 
 
-# The metrics that a confusion matrix determines.
-CONFUSION = {
-    "matthews_correlation": matthews_correlation_of,
-    "accuracy": accuracy_of,
-    "f1": f1_of,
-    "macro_f1": macro_f1_of,
-}
+#: metrics from confusion matrices, which many bootstrap samples give at once
+CONFUSION = {"accuracy": accuracy_of, "macro_f1": macro_f1_of}

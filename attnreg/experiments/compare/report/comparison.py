@@ -26,11 +26,9 @@ _COST = (
 
 _DIFFERENCES = (
     "A difference is the method's score minus the baseline's, paired by seed. The interval over seeds and p come from "
-    "Student's paired t-test: they show what other seeds would change {}. An interval over dev rows "
-    "(a percentile bootstrap with 2000 resamples, if all seeds share these rows and a confusion matrix gives the "
-    "metric) shows what other rows would change for the same networks. p (Holm) is corrected for the number of methods "
-    "in this table; intervals are not. Detectable is the true difference that a test over these seeds would find with "
-    "a probability of 0.8, as far as these differences vary."
+    "Student's paired t-test: they show what other seeds would change {}. p (Holm) is corrected for the number of "
+    "methods in this table; intervals are not. Detectable is the true difference that a test over these seeds would "
+    "find with a probability of 0.8, as far as these differences vary."
 )
 _FIT = (
     "Train is the score on {} of the training rows. The calibration error is the expected calibration error on {} "
@@ -61,7 +59,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     _write_csv(comparison)
     folder, opening = comparison.folder / "plots", [*warnings_of(groups), *verdict(groups, compared, equal)]
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
-    shown = [tables.differences(compared, baseline)] if compared else []
+    shown = [tables.differences(compared)] if compared else []
     rates = figures.drop_rates(groups, folder)
     blocks: list[Block] = [
         Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on {baseline.where} rows"),
@@ -85,7 +83,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *(_same_time(baseline, equal) if plain else ()),
         Heading("Options"),
         tables.options(comparison, groups),
-        *_tries(comparison, groups, folder),
+        *_tries(comparison, groups),
     ]
     document.save(blocks, comparison.folder)
     # A terminal is too narrow for the column of detectable differences.
@@ -183,7 +181,7 @@ def _stopped(group: Group) -> Iterator[str]:
         yield f"Warning: {group.name} chose its epoch by the dev scores, so they are biased upward."
 
 
-def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Iterator[Block]:
+def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
     counts = {method.name: method.tries for method in comparison.methods}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
@@ -203,7 +201,6 @@ def _tries(comparison: Comparison, groups: Sequence[Group], folder: Path) -> Ite
             f"over {_count(comparison.search_seeds, 'separate seed')}. {seen}"
         )
         yield searched
-        yield from figures.searches(comparison, groups[0].metric, folder)
 
 
 def _count(number: object, noun: str) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Rectangle
 from scipy import stats
 
-from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.planned import PlannedRun
@@ -120,32 +118,6 @@ def _returned(run: PlannedRun) -> list[dict[str, Any]]:
     records = [record for record in run.reader.metrics if record["network"] == network]
     losses = zip(records, training_losses(run.reader.telemetry, records), strict=True)
     return [record if loss is None else record | {"training_loss": loss} for record, loss in losses]
-
-
-def searches(comparison: Comparison, metric: str, folder: Path) -> Iterator[Picture]:
-    """Plot the mean score of pairs of values as a heat map, for methods of which two options were searched."""
-    chosen = {method: comparison.chosen(method) for method in comparison.methods if len(method.searched) == 2}
-    for method, best in chosen.items():
-        if best is None:
-            continue
-        (first, rows), (second, columns) = method.searched.items()  # values of the second option change fastest
-        path, size = folder / f"search-{method.slug}.png", (len(rows), len(columns))
-        scores = np.array([trial.mean for trial in comparison.trials(method)]).reshape(size)
-        with picture(path, width=2.8 + 0.85 * size[1], height=1.4 + 0.6 * size[0], published=True) as (axes,):
-            image = axes.imshow(scores, cmap="viridis", origin="lower", aspect="auto")
-            for (row, column), score in np.ndenumerate(scores):
-                dark = score < scores.min() + 0.6 * np.ptp(scores)
-                axes.text(column, row, f"{score:.3f}", ha="center", va="center", color="white" if dark else "black")
-            row, column = divmod(method.variants.index(best), size[1])
-            frame = Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, fill=False, color=COLORS[2], lw=3.0)
-            axes.add_patch(frame)
-            axes.set(xlabel=second, ylabel=first)
-            axes.set_xticks(range(size[1]), columns)
-            axes.set_yticks(range(size[0]), rows)
-            axes.tick_params(length=0)
-            count = "1 seed" if comparison.search_seeds == 1 else f"mean over {comparison.search_seeds} seeds"
-            axes.figure.colorbar(image, ax=axes, label=f"{metric.replace('_', ' ')}\non held-out rows\n({count})")
-        yield Picture(path, f"Search of {method.name}: the mean score of each try. The framed one was chosen.")
 
 
 def folded(name: str, width: int = 24, lines: int = 4) -> str:

@@ -11,11 +11,9 @@ from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.held_out import FIRST_SEED, score_cells
-from attnreg.experiments.compare.statistics import bootstrap_over_rows
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.options.settings import NO_OPTIONS
 from attnreg.experiments.results.document import Table
-from attnreg.experiments.tasks.metrics import CONFUSION
 
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
@@ -32,22 +30,12 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     return Table.of(rows, texts=(0, 3))
 
 
-def differences(compared: Sequence[Contrast], baseline: Group) -> Table:
+def differences(compared: Sequence[Contrast]) -> Table:
     """Each method's score minus the baseline's, paired by seed."""
     rows = []
     for contrast in compared:
-        row = {"method": contrast.mine.name, **contrast.cells}
-        if baseline.counts_rows:
-            labels = [row["label"] for row in contrast.other.records[0]]
-            sides = (
-                [[row["prediction"] for row in run] for run in group.records]
-                for group in (contrast.mine, contrast.other)
-            )
-            low, high = bootstrap_over_rows(CONFUSION[contrast.mine.metric], labels, *sides)
-            row["95 % over dev rows"] = f"[{low:+.4f}, {high:+.4f}]"
-        rows.append(
-            {**row, "detectable": contrast.cells["p"] if contrast.detectable is None else f"{contrast.detectable:.4f}"}
-        )
+        detects = contrast.cells["p"] if contrast.detectable is None else f"{contrast.detectable:.4f}"
+        rows.append({"method": contrast.mine.name, **contrast.cells, "detectable": detects})
     return Table.of(rows)
 
 
