@@ -138,7 +138,7 @@ BAD = [
     *(bad("recipe", "probe", "--q", text, code=2, says="expected probabilities such as 0,0.5,1, got") for text in ("", "x", "0,2", "-1", "nan")),
     bad("recipe", "probe", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
     bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
-    bad("recipe", "pretrain", "--task", "agreement-words", "--label-noise", 0.1, code=2, says="--label-noise is for classification, but agreement-words is a masked-lm task"),
+    bad("recipe", "pretrain", "--task", "agreement-words", "--shots", 1, code=2, says="--shots is for classification, but agreement-words is a masked-lm task"),
     bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),
     bad("compare", "finetune", "best=@nowhere", says="Expected the folder of a search after @, got nowhere"),
     bad("compare", "finetune", "@nowhere", code=2, says="Give the winner of a search a name, as in best=@now"),

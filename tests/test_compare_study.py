@@ -116,18 +116,6 @@ def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
         write_report(comparison)
 
 
-def test_memorized_labels_are_in_the_report(tmp_path):
-    comparison = comparison_of(tmp_path, "finetune", "attention-dropout", options={"label_noise": 0.4})
-    for run in comparison.runs():
-        share = 0.5 if run.method.text == "finetune" else 0.25
-        write(run, 0.5, mislabelled={"rows": 40, "memorized": share + 0.1 * run.seed, "recovered": 0.3})
-    report = reported(comparison)
-    assert "40% of the training rows, and of rows held out of train, had a wrong label." in report
-    fitted = table(report, "Fit")
-    assert [(row["memorized"], row["recovered"]) for row in fitted] == [("0.550", "0.300"), ("0.300", "0.300")]
-    assert read_csv(comparison.folder / "results.csv")[0]["mislabelled_memorized"] == "0.5"
-
-
 def test_early_stopping_is_told_and_ends_the_same_time(tmp_path):
     options = {"epochs": 20, "patience": 3}
     comparison = comparison_of(tmp_path, "finetune", "ad-drop --stop-on dev", options=options)

@@ -81,7 +81,7 @@ def test_a_run_is_saved_and_evaluated(cli, places, args, tmp_path, undrawn):
 
 def test_rows_held_out_of_a_folder_without_splits(cli, places, args, tmp_path):
     whole = [*args[:-4], "--data-dir", places / "bars" / "train", *args[-2:]]
-    ran(cli("recipe", "finetune", *whole, "--validation-rows", 6, "--label-noise", 0.2, "--output-dir", "out"))
+    ran(cli("recipe", "finetune", *whole, "--validation-rows", 6, "--output-dir", "out"))
     assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"] == 18
 
 

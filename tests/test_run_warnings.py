@@ -1,7 +1,6 @@
 """Warnings of data and of training that is probably not meant: on stderr, and in the report."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,6 @@ from datasets import Dataset
 from rich.console import Console
 
 from attnreg.experiments.results.document import say
-from attnreg.experiments.runs.telemetry import growing_loss
 from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.tasks import choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
@@ -127,30 +125,6 @@ def test_a_run_warns_on_stderr_and_in_its_report_and_its_baseline_does_not_repea
     predicted = [json.loads(line)["prediction"] for line in (home / "out/predictions.jsonl").read_text().splitlines()]
     said = "Collapsed: the network predicts the same class for all dev rows." in report
     assert said == (len({*predicted}) == 1)
-
-
-def test_a_loss_that_only_grows(cli, tmp_path):
-    args = ["--train-size", 64, "--epochs", 3, "--learning-rate", 1, "--schedule", "constant", "--device", "cpu"]
-    result = ran(cli("recipe", "finetune", *args, "--output-dir", "out"))
-    [warning] = re.findall(r"Warning: (the training loss grew .*)", (tmp_path / "out/report.md").read_text())
-    assert " ".join(result.output.split()).count(warning) == 1
-    grew = r"the training loss grew from \d\.\d{4} \(mean up to epoch 1\) to \d+\.\d{4} \(up to epoch 3\): "
-    assert re.fullmatch(grew + "lower --learning-rate, unless the regularizer became stronger.", warning)
-
-
-@pytest.mark.parametrize(
-    ("losses", "grew"),
-    [([0.7, 0.8, 0.9], True), ([0.7, 0.9, 0.8], True), ([0.7, 0.6, 0.9], False), ([0.7, 0.9], False), ([0.7], False)],
-)
-def test_a_loss_grew_if_no_epoch_is_as_good_as_the_first(losses, grew):
-    lines = [{"step": 5 * number, "loss": loss} for number, loss in enumerate(losses, 1)]
-    evaluations = [{"epoch": number, "step": 5 * number} for number in range(1, len(losses) + 1)]
-    assert (growing_loss(lines, evaluations) is not None) == grew
-    alternating = [{**record, "drop_rate": {"encoder.0": 0.1} if number % 2 else {}} for number, record in enumerate(evaluations)]  # fmt: skip
-    assert growing_loss(lines, alternating) is None
-    # A mean over more steps counts for more, and lines within an epoch belong to it.
-    lines = [{"step": 1, "loss": 9.0}, {"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.7}]
-    assert growing_loss(lines, [{"epoch": 1, "step": 10}, {"epoch": 2, "step": 20}]) is None
 
 
 def test_inputs_that_evaluation_cuts(cli, home):

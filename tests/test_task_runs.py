@@ -133,7 +133,7 @@ CUSTOM = {
     ),
     "multiple-choice": (
         [{"q": "red", "choices": {"text": ["one", "two", "three"], "label": [*"ABC"]}, "key": letter} for letter in "ABC"],
-        ["--text-columns", "q", "--choice-columns", "choices", "--label-column", "key", "--label-noise", 0.25],
+        ["--text-columns", "q", "--choice-columns", "choices", "--label-column", "key"],
         {"accuracy"},
     ),
     "seq2seq": ([{"text": "red one", "reply": "rot eins"}], ["--text-columns", "text", "--label-column", "reply"], {"bleu"}),

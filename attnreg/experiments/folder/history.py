@@ -35,8 +35,6 @@ class History:
     #: how often each event happened, such as ``"winner: attacker"``.
     events: dict[str, int] = field(default_factory=dict)
     returned: str = ""  #: name of the network that is returned.
-    #: what became of training rows with a wrong label; ``None`` without any.
-    mislabelled: dict[str, Any] | None = None
     collapsed: bool = False  #: whether the returned network predicts the same class for all dev rows.
     trivial: dict[str, Any] | None = None  #: scores of a predictor that ignores its input; ``None`` if there is none.
 

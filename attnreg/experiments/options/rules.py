@@ -37,7 +37,6 @@ NEEDS = (
 KINDS: Sequence[tuple[str, str, Callable[[type[Kind]], bool]]] = (
     ("shots", "classification", lambda kind: kind.one_class_per_row),
     ("stratified", "classification", lambda kind: kind.one_class_per_row),
-    ("label_noise", "classification", lambda kind: kind.one_class_per_row),
     ("class_weights", "classification", lambda kind: kind.one_class_per_row and kind.has_classes),
     ("label_smoothing", "classes and tokens", lambda kind: not kind.one_number_per_row),
     ("prompt_weight", "causal-lm", lambda kind: kind.head == "AutoModelForCausalLM"),

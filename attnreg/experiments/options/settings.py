@@ -97,8 +97,6 @@ class Settings:
     """Train on this many rows of each class, drawn by the seed (classification)."""
     folds: Annotated[int | None, click.IntRange(min=2)] = None
     """Cross-validation: divide train into this many parts, and score on the part of the seed instead of dev."""
-    label_noise: Share = 0.0
-    """Give this share of the training rows, and of rows held out of train, a wrong label (classification)."""
     validation_rows: Positive | None = None
     """Hold out this many rows of train and evaluate on them instead of dev."""
     max_length: Annotated[int | None, click.IntRange(min=4)] = None

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 from huggingface_hub import ModelCardData
-from torch import nn
 
 import attnreg
 from attnreg.experiments.folder.history import History, best_of, collapsed
@@ -26,7 +24,7 @@ from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
 
 _OF_HISTORY = (
-    *("trivial", "mislabelled", "drop_rates", "active_steps", "events"),
+    *("trivial", "drop_rates", "active_steps", "events"),
     *("seconds", "training_seconds", "training_cpu_seconds"),
 )
 
@@ -40,7 +38,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     some = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
     dev = predict(method.model, run.dev, kind, run.accelerator)
     further = evaluate_all(method.model, run.further, kind, run.accelerator)
-    history.mislabelled = _mislabelled(method.model, run)
     history.collapsed = collapsed(dev.records)
     history.trivial = _trivial_scores(run, some)
     settings, selection, records = run.settings, run.selection(), history.of(method.returned_name)
@@ -114,17 +111,6 @@ def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
         for split, rows in (("dev", run.dev_rows), ("train", scored_train))
     }
     return {"predictor": name, **scores}
-
-
-def _mislabelled(network: nn.Module, run: Setup) -> dict[str, Any] | None:
-    """Return how many of the training rows with a wrong label get this label, or the true one; ``None`` without any."""
-    truth = {row: label for row, label in run.true_labels.items() if row < len(run.train_rows)}
-    if not truth:
-        return None
-    records = predict(network, run.labelled(run.train_rows.select(list(truth))), run.kind, run.accelerator).records
-    right = [record["prediction"] == label for record, label in zip(records, truth.values(), strict=True)]
-    memorized = [record["prediction"] == record["label"] for record in records]
-    return {"rows": len(truth), "memorized": fmean(memorized), "recovered": fmean(right)}
 
 
 def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, Any]) -> str:

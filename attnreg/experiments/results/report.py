@@ -58,11 +58,6 @@ def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) 
         yield _activity(history)
     if played := rounds_played(history.events):
         yield played
-    if (wrong := history.mislabelled) is not None:
-        yield (
-            f"{wrong['rows']} training rows had a wrong label: the network gives {wrong['memorized']:.1%} of them this "
-            f"label (it memorized it), and {wrong['recovered']:.1%} the true one."
-        )
     if history.collapsed:
         yield COLLAPSED.format("the network") + "."
     if settings.stop_on is None:

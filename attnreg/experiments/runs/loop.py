@@ -19,14 +19,13 @@ from rich.text import Text
 
 from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import History
-from attnreg.experiments.folder.reader import RunReader
 from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.results.evaluation import evaluate_all
 from attnreg.experiments.results.outcome import conclude
 from attnreg.experiments.results.report import that_drop
 from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
 from attnreg.experiments.runs.signals import interruptible
-from attnreg.experiments.runs.telemetry import PassCounter, Telemetry, growing_loss
+from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.setup.stopping import STOPPING, biased
@@ -85,8 +84,6 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         with run.tracked(), loop.progress.shown:
             while loop.history.epoch < run.epochs and not loop.selection.is_over(loop.records):
                 loop.epoch()
-        if run.folder.writer and (growth := growing_loss(RunReader(run.folder.path).telemetry, loop.records)):
-            run.remarks.append(growth)
         loop.conclude()
         if loop.signals:
             loop.stop()  # the caller must not continue after a signal

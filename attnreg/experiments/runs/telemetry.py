@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import isfinite
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.errors import StoppedError
-from attnreg.experiments.folder.history import training_losses
 from attnreg.injection.running.rates import Sums, added
 from attnreg.training.method import StepResult
 
@@ -149,21 +148,3 @@ class PassCounter:
         for way, tensor in (("loss", loss), ("logits", logits)):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(functools.partial(count, way))
-
-
-def growing_loss(lines: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a warning if the mean training loss was never again as low as before the first evaluation.
-
-    Fewer than three evaluations give none, nor does a regularizer that acts in some epochs only.
-    """
-    if len({bool(record["drop_rate"]) for record in evaluations if "drop_rate" in record}) > 1:
-        return None
-    losses = zip(training_losses(lines, evaluations), evaluations, strict=True)
-    means = [(loss, record["epoch"]) for loss, record in losses if loss is not None]
-    if len(means) < 3 or any(mean <= means[0][0] for mean, _ in means[1:]):
-        return None
-    (first, begin), (last, end) = means[0], means[-1]
-    return (
-        f"Warning: the training loss grew from {first:.4f} (mean up to epoch {begin}) to {last:.4f} (up to epoch "
-        f"{end}): lower --learning-rate, unless the regularizer became stronger."
-    )

@@ -1,4 +1,4 @@
-"""Choose the rows that a run trains on and is scored on, and those that get a wrong label."""
+"""Choose the rows that a run trains on and is scored on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from datasets import Dataset
 
 from attnreg.errors import InputError
 from attnreg.experiments.options.settings import Settings, too_few_rows
 from attnreg.experiments.tasks.columns import column_of, plain_label
-from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.task import Task
 
@@ -72,21 +70,6 @@ def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
     for label in most_left[: size - sum(count.values())]:
         count[label] += 1
     return sorted(row for label, rows in of_class.items() for row in rows[: count[label]])
-
-
-def mislabel(rows: Dataset, share: float, classes: int, seed: int) -> tuple[Dataset, dict[int, int]]:
-    """Give a share of encoded rows, rounded, a wrong label, uniformly among the other classes.
-
-    Returns the rows, and the true label of each wrong row by its number, in order.
-    """
-    draw = np.random.default_rng(seed)
-    labels = np.array(rows["labels"][:])
-    wrong = np.sort(draw.permutation(len(labels))[: round(share * len(labels))])
-    truth = {int(number): int(labels[number]) for number in wrong}
-    labels[wrong] = (labels[wrong] + draw.integers(1, classes, len(wrong))) % classes
-    for column in ("labels", REFERENCE):
-        rows = rows.remove_columns(column).add_column(column, labels)
-    return rows, truth
 
 
 def _shots(labels: Sequence[Hashable], shots: int) -> list[int]:

@@ -20,7 +20,7 @@ from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.experiments.setup.sampling import RunData, mislabel, read_data, split_off
+from attnreg.experiments.setup.sampling import RunData, read_data, split_off
 from attnreg.experiments.setup.stopping import STOPPING, Selection
 from attnreg.experiments.setup.trackers import flattened, tracked
 from attnreg.experiments.tasks.kinds import kind_class
@@ -116,12 +116,6 @@ class Setup:
             *self.kind.remarks,
             *(f"{WARNING}{doubt}" for doubt in doubts),
         ]
-        self.true_labels: dict[int, int] = {}  # of training rows with a wrong label, by row number
-        if settings.label_noise:
-            noise, classes = settings.label_noise, len(self.task.choices or self.task.labels)
-            self.train_rows, self.true_labels = mislabel(self.train_rows, noise, classes, settings.seed)
-            if self.scored_on == "held-out":  # rows held out of noisy data are noisy
-                self.dev_rows, _ = mislabel(self.dev_rows, noise, classes, settings.seed + 1)
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         #: the rows that the run is scored on, in order

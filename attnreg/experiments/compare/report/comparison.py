@@ -32,9 +32,7 @@ _DIFFERENCES = (
 )
 _FIT = (
     "Train is the score on {} of the training rows. The calibration error is the expected calibration error on {} "
-    "rows, with 15 bins. Of "
-    "the training rows with a wrong label, drawn by the seed, memorized is the share that the network gives this "
-    "label, recovered the share that it gives the true one."
+    "rows, with 15 bins."
 )
 
 
@@ -143,8 +141,6 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
     scores = f"Each method is scored on {scored} {when}, with the network that it returns."
     rows = f"{baseline.first['rows']} training rows, {len(baseline.records[0])} {baseline.where} rows"
     yield f"{_count(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
-    if "label_noise" not in different and (noise := baseline.config("label_noise")):
-        yield f"{noise:.0%} of the training rows, and of rows held out of train, had a wrong label."
     if different:
         names = ", ".join(name.replace("_", " ") for name in different)
         yield f"The methods differ in {names}: see the options below."
@@ -214,7 +210,7 @@ def _write_csv(comparison: Comparison) -> None:
         result = run.result
         row = {"method": run.method.name, "role": run.role, "seed": run.seed, "scored_on": result["scored_on"]}
         row |= {"metric": result["metric"], "score": run.score}
-        for part in ("dev", "train", "stopping", "mislabelled"):
+        for part in ("dev", "train", "stopping"):
             row |= {f"{part}_{name}": value for name, value in (result.get(part) or {}).items()}
         best = result["best_epoch"]
         row |= {"best_epoch": best["epoch"], "best_epoch_score": best[result["metric"]]}

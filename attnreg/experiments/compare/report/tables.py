@@ -40,8 +40,7 @@ def differences(compared: Sequence[Contrast]) -> Table:
 
 
 def fit(groups: Sequence[Group]) -> Table:
-    """Scores, losses, calibration, and what became of training rows with a wrong label."""
-    noisy = any(group.first.get("mislabelled") for group in groups)
+    """Scores, losses and calibration."""
     rows = []
     for group in groups:
         train, dev = (group.mean(split, group.metric) for split in ("train", "dev"))
@@ -50,8 +49,6 @@ def fit(groups: Sequence[Group]) -> Table:
         row |= {f"{name} loss": f"{group.mean(split, 'loss'):.3f}" for split, name in both}
         errors = [result["dev"]["calibration_error"] for result in group.results]
         row["calibration error"] = "none" if None in errors else f"{fmean(errors):.3f}"
-        for name in ("memorized", "recovered") if noisy else ():
-            row[name] = f"{group.mean('mislabelled', name):.3f}" if group.first.get("mislabelled") else "no noise"
         rows.append(row)
     return Table.of(rows)
 
