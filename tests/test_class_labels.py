@@ -67,4 +67,4 @@ def test_numbers_do_not_take_the_names_of_another_split(tmp_path):
 def test_numbers_that_floats_do_not_tell_apart_are_names(tmp_path):
     ids = ["12345678901234567890", "12345678901234567891", "3"]
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a,{each}\n" for each in ids))
-    assert read_files([tmp_path / "train.csv"], ["text", "label"])["label"][:] == ids
+    assert read_files([tmp_path / "train.csv"])["label"][:] == ids

@@ -470,9 +470,7 @@ def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, c
 
 def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
     (tmp_path / "rows.csv").write_text("text;label\na b c;x\n")
-    assert_sentence(
-        cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "semicolons between its columns: a .csv file needs"
-    )
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "separate columns by commas, not by ';'")
     assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
     (tmp_path / "empty").mkdir()
     assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")

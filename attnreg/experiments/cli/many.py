@@ -169,6 +169,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, design["seeds"], design["search_rows"])
     held_out.runs(Method("finetune"))[0].check_paths()
+    held_out.runs(Method("finetune"))[0].check_data()
     from rich.console import Console  # late, as all these: they are slow to import
 
     from attnreg.experiments.compare import launch

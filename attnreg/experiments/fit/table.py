@@ -35,7 +35,7 @@ def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
     try:
         folder = folder_with_data(place, splits)
         found = find_files(folder, splits)
-        tables = [read_files(parts_of(name, files), ()) for name, files in found.items()]
+        tables = [read_files(parts_of(name, files)) for name, files in found.items()]
     except InputError as error:
         raise InputError(str(error).replace("--data-dir", "DATA")) from error
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))

@@ -22,11 +22,9 @@ from attnreg.experiments.options.content import load_file
 from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
 from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
 from attnreg.experiments.setup.trackers import check_trackers
-from attnreg.experiments.tasks import agreement
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.loading.folder import not_on_hub
-from attnreg.experiments.tasks.loading.text_files import check_files
+from attnreg.experiments.tasks.loading.folder import folder_with_data, names_of, not_on_hub
 from attnreg.experiments.tasks.models.place import check_there
 
 Excludes = Sequence[tuple[str, str] | tuple[str, str, str]]
@@ -116,16 +114,12 @@ def recipe(
 
 
 def check_paths(settings: Settings) -> None:
-    """Refuse trackers, data, rows and models that are not there, before anything slow is imported."""
+    """Refuse trackers, data and models that are not there, before anything slow is imported."""
     check_trackers(settings.report_to)
     task = settings.chosen_task()
     if settings.data_dir is not None and not kind_class(task.kind).reads_images:
-        rows = check_files(task, settings.data_dir, needs_validation=settings.scored_on == "dev")
-        if rows is not None:
-            settings.check_rows(rows)
-    elif settings.data_dir is None and task.embedded is not None:
-        settings.check_rows(len(getattr(agreement, task.embedded)("train")))
-    if settings.data_dir is None and task.hub is None and task.embedded is None:
+        folder_with_data(Path(settings.data_dir), names_of(task))
+    elif settings.data_dir is None and task.hub is None and task.embedded is None:
         raise not_on_hub(task)
     is_asked = settings.model is not None
     if (model := settings.model or task.model) is not None and (is_asked or settings.data_dir is not None):

@@ -143,7 +143,6 @@ class Search:
             expression = self.held_out.runs(Method(text))[0].settings.own.get("provider")
             if expression is not None and model is not None:
                 parse_provider(expression, model, total_steps=1)
-        self.held_out.runs(Method("finetune"))[0].check_data()
 
     @property
     def other_options(self) -> str | None:

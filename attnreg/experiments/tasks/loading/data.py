@@ -95,7 +95,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     name = WHOLE if WHOLE in there else choose_names({split: [spellings(split)]}, there, where).get(split, split)
     if name not in there:
         raise missing_split(split, there, where)
-    rows = _read(task, name, there[name])
+    rows = _read(name, there[name])
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
@@ -139,16 +139,14 @@ def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
         ) from error
 
 
-def _read(task: Task, name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:
-    if not isinstance(rows, list):
-        return rows
-    return read_files(parts_of(name, rows), [*task.columns, *task.choices, task.label])
+def _read(name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:
+    return read_files(parts_of(name, rows)) if isinstance(rows, list) else rows
 
 
 def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
     where, there, chosen = _named(task, data_dir)
     check_splits(task, there, chosen, where, needs_validation=needs_validation)
-    return {split: _read(task, name, there[name]) for split, name in chosen.items()}
+    return {split: _read(name, there[name]) for split, name in chosen.items()}
 
 
 def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:

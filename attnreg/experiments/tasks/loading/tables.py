@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pandas
 import pyarrow
 from pyarrow import parquet
 
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.folder import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
-from attnreg.experiments.tasks.loading.text_files import columns_in
+
+_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
@@ -51,8 +57,8 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     return {str(name): rows for name, rows in splits.items()} if named else {WHOLE: splits["train"]}
 
 
-def read_files(files: Sequence[Path], columns: Collection[str]) -> datasets.Dataset:
-    """Read files of one format as one table with these columns, or one folder that ``datasets`` has saved.
+def read_files(files: Sequence[Path]) -> datasets.Dataset:
+    """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
     Tables in text form stay text: files that were typed one by one would spell one label in several ways.
     """
@@ -66,7 +72,7 @@ def read_files(files: Sequence[Path], columns: Collection[str]) -> datasets.Data
             raise InputError(f"{empty[0]} is empty: it must have rows.")
         if form == "parquet":
             return datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in files])
-        parts = [columns_in(file, columns) for file in files]
+        parts = [_objects_in(file) if form.startswith("json") else _table_in(file) for file in files]
         if any(part.keys() != parts[0].keys() for part in parts):
             raise ValueError("not all have the same columns")
         return datasets.Dataset.from_dict({name: [x for part in parts for x in part[name]] for name in parts[0]})
@@ -78,3 +84,66 @@ def read_files(files: Sequence[Path], columns: Collection[str]) -> datasets.Data
             what = f"{shown(files)} as one table, their columns or types differ"
         mixed = form.startswith("json") and isinstance(error, (pyarrow.ArrowException, TypeError))
         raise InputError(f"Cannot read {what}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
+
+
+def _text_of(file: Path) -> str:
+    """Read a file of text, perhaps packed, or raise."""
+    try:
+        content = bytes(pyarrow.input_stream(str(file), compression=_PACKED.get(file.suffix.lower())).read())
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(10) + 1
+        raise InputError(f"Line {line} of {file} is not UTF-8: convert the file, for example with `iconv`.") from None
+
+
+def _table_in(file: Path) -> dict[str, list[Any]]:
+    """Read a table in text form, all fields as text; a short row ends in empty fields."""
+    form, text = format_of(file), _text_of(file).replace("\r\n", "\n")
+    text = text if "\n" in text else text.replace("\r", "\n")
+    quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
+    options: dict[str, Any] = {"sep": "\t" if form == "tsv" else ",", "quoting": quoting, "lineterminator": "\n"}
+    try:  # without a header, pandas renames no column and takes none for an index
+        lines = pandas.read_csv(io.StringIO(text), dtype=str, header=None, keep_default_na=False, **options).fillna("")
+    except pandas.errors.EmptyDataError:
+        lines = pandas.DataFrame()
+    except pandas.errors.ParserError as error:
+        how = "replace tabs in texts by spaces" if form == "tsv" else "put texts with commas in double quotes"
+        raise InputError(f"Cannot read {file}: {one_line(error).rpartition('error: ')[2]}: {how}.") from error
+    if len(lines) < 2:
+        raise InputError(f"{file} has no rows.")
+    names, rows = [*lines.iloc[0]], lines.iloc[1:]
+    if len(names) == 1 and (mark := next((mark for mark in ",;\t|" if mark in names[0]), None)):
+        wanted = "tabs" if form == "tsv" else "commas"
+        raise InputError(f"The only column of {file} is {names[0]!r}: separate columns by {wanted}, not by {mark!r}.")
+    if len(names) > 1 and (again := [number for number, row in enumerate(rows.values, 1) if [*row] == names]):
+        raise InputError(f"Row {again[0]} of {file} repeats the column names, as if files were joined: remove it.")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{file} has two columns named {twice[0]!r}: rename one of them.")
+    return {name: [*rows[number]] for number, name in enumerate(names)}
+
+
+def _objects_in(file: Path) -> dict[str, list[Any]]:
+    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
+    text = _text_of(file)
+    try:
+        rows = json.loads(text)
+    except ValueError:  # not one value, so one on each line
+        rows = [_object_in(line, f"Line {n} of {file}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if isinstance(rows, dict):
+        lists = [value for value in rows.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
+        has_values = any(not isinstance(value, (list, dict)) for value in rows.values())
+        rows = lists[0] if len(lists) == 1 else [rows] if has_values else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f'{file} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.')
+    if not rows:
+        raise InputError(f"{file} has no rows.")
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _object_in(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place} must be one JSON object, but cannot be read: {error}.") from error
