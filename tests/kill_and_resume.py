@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from attnreg.experiments.runs.checkpoint import read_state
+from attnreg.experiments.runs.stopping import read_state
 
 MEASURED = rb'"(training_|training_cpu_)?(seconds|peak_memory|peak_memory_bytes)"[:,] [\d.e+-]+'  # differs between runs
 OPTIONS = ["--epochs", "3", "--train-size", "256", "--save-steps", "1", "--device", "cpu", "--keep-checkpoints"]

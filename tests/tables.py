@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnreg.experiments.compare.contrast import LEVEL
-from attnreg.experiments.options.option import flag_of
-from attnreg.experiments.options.rules import EXCLUDES, KINDS, NEEDS, typed
+from attnreg.experiments.options.option import EXCLUDES, KINDS, NEEDS, flag_of, typed
 from attnreg.regularizer.saving import built_in
 
 ROOT = Path(__file__).parent.parent

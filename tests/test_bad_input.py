@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from tests.helpers.commands import assert_sentence
 
 

@@ -11,7 +11,7 @@ import transformers as hf
 from attnreg.attendout.rewards import correctness, negative_loss
 from attnreg.errors import InputError
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup import data_checks
+from attnreg.experiments.setup import rows as data_checks
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import agreement, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from sklearn.metrics import matthews_corrcoef
 
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from attnreg.experiments.compare.method import Method
 from tests.helpers.commands import invoke, ran, read_csv, read_lines
 from tests.helpers.comparisons import started_by
@@ -147,7 +147,7 @@ def has_ended(process):
 WITH_WARM_RUNS = """
 import os, signal, sys
 from attnreg.experiments.cli.main import main
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from tests.helpers.comparisons import started_by
 from tests.helpers.warm import Warm
 

@@ -12,8 +12,8 @@ from scipy import stats
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from attnreg.errors import UsageError
-from attnreg.experiments.compare import launch
-from attnreg.experiments.compare.held_out import Trial, best
+from attnreg.experiments.compare import make as launch
+from attnreg.experiments.compare.planned import Trial, best
 from attnreg.experiments.compare.report import tables
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.tasks import get_task

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.launch import commands
+from attnreg.experiments.compare.make import commands
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.report.comparison import write_report
-from attnreg.experiments.folder.reader import locked
+from attnreg.experiments.folder.run_folder import locked
 from tests.helpers.commands import read_csv, read_lines
 from tests.helpers.comparisons import comparison_of, reported, table, write, written
 from tests.helpers.task_data import write_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attnreg
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from tests.helpers.commands import assert_sentence, ran
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from attnreg.experiments.compare.scoring import Scoring
 from attnreg.experiments.compare.study import read_study
 from attnreg.experiments.results import saved_model

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.experiments.runs.checkpoint import read_state, write_state
+from attnreg.experiments.runs.stopping import read_state, write_state
 from tests.helpers.commands import assert_sentence, ran
 
 SHARED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 import attnreg
-from attnreg.experiments.runs.checkpoint import read_state, write_state
+from attnreg.experiments.runs.stopping import read_state, write_state
 from attnreg.training import AttackerDefender, Averaged, FineTuning
 from tests.helpers.cases import NEEDS_TORCH_2_13, sample
 from tests.helpers.commands import assert_close

@@ -9,7 +9,7 @@ import pytest
 
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.options.catalogue import recipe_files, summary
+from attnreg.experiments.options.files import recipe_files, summary
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.runs.command import load_command
 from tests.helpers.commands import assert_sentence, ran

@@ -10,7 +10,7 @@ import pytest
 from attnreg import __version__
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
-from attnreg.experiments.options import content
+from attnreg.experiments.options import files as content
 from attnreg.experiments.tasks import get_task, load_data
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import written

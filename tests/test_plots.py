@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.plots.attention import plot_attention
 from attnreg.experiments.results.plots.run import plot_run
 from attnreg.experiments.results.plots.style import COLORS, styles

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.setup.sampling import stratified
+from attnreg.experiments.setup.rows import stratified
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.training import FineTuning
 from tests.helpers.commands import assert_sentence, ran, read_lines

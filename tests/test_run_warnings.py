@@ -9,7 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from attnreg.experiments.results.document import say
-from attnreg.experiments.setup.data_checks import data_warnings
+from attnreg.experiments.setup.rows import data_warnings
 from attnreg.experiments.tasks import choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind

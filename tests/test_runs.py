@@ -10,7 +10,7 @@ import pytest
 import transformers as hf
 
 import attnreg
-from attnreg.experiments.runs.checkpoint import read_state
+from attnreg.experiments.runs.stopping import read_state
 from attnreg.experiments.tasks import built_in, get_task, load_data
 from tests.helpers.cases import tiny_bert
 from tests.helpers.commands import assert_sentence, invoke, ran, read_lines

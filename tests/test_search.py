@@ -10,12 +10,12 @@ import optuna
 import pytest
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.search import trials
 from attnreg.experiments.compare.search.space import Choice, Range, read_space, read_values
 from attnreg.experiments.compare.search.trials import Trials
-from attnreg.experiments.folder.reader import locked
+from attnreg.experiments.folder.run_folder import locked
 from attnreg.experiments.options.option import as_typed
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import started_by, table, write

@@ -9,7 +9,7 @@ import pytest
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 
-from attnreg.experiments.setup.trackers import _PACKAGES, available_trackers
+from attnreg.experiments.runs.command import _PACKAGES, available_trackers
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.task_data import write_rows
 

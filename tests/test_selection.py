@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from attnreg.experiments.setup.stopping import Selection
+from attnreg.experiments.folder.history import Selection
 from attnreg.experiments.tasks import get_task, load_data
 from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.task_data import write_rows

@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 import attnreg
-from attnreg.experiments.compare import launch
-from attnreg.experiments.folder.history import best_of
-from attnreg.experiments.runs.checkpoint import read_state
+from attnreg.experiments.compare import make as launch
+from attnreg.experiments.folder.history import Selection, best_of
 from attnreg.experiments.runs.run import Run
-from attnreg.experiments.setup.stopping import Selection
+from attnreg.experiments.runs.stopping import read_state
 from attnreg.training import StepResult
 from tests.helpers.commands import invoke, ran, read_lines
 from tests.helpers.runs import assert_goes_on, at_step, make, texts, trained_on

@@ -8,7 +8,7 @@ from scipy import stats
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.study import change, read_study
-from attnreg.experiments.options.catalogue import study_files
+from attnreg.experiments.options.files import study_files
 from attnreg.experiments.results import saved_model
 from attnreg.experiments.tasks import get_task, load_data
 from tests.helpers.commands import assert_sentence, ran, read_csv

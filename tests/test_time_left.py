@@ -2,7 +2,7 @@
 
 import re
 
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from attnreg.experiments.runs import loop
 from tests.helpers.commands import ran
 from tests.helpers.comparisons import started_by

@@ -9,7 +9,7 @@ from torch import nn
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.experiments.compare import launch
+from attnreg.experiments.compare import make as launch
 from attnreg.experiments.options.settings import SCHEDULES
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from attnreg.experiments.options.catalogue import recipe_files
+from attnreg.experiments.options.files import recipe_files
 from tests.helpers.commands import ran, read_lines
 
 OPTIONS = {

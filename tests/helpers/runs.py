@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from attnreg.experiments import Run
 from attnreg.experiments.options.settings import Settings
-from attnreg.experiments.runs.checkpoint import read_state
 from attnreg.experiments.runs.loop import Progress
+from attnreg.experiments.runs.stopping import read_state
 from tests.helpers.commands import ran, read_lines
 from tests.helpers.method_cases import same
 

@@ -160,7 +160,7 @@ def warm_up():
     with_few_dev_rows()
     lighten()
 
-    inner = ("cli.main", "compare.launch", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
+    inner = ("cli.main", "compare.make", "compare.study", "results.plots.run", "runs.run", "tasks.metrics")
     for name in ("integrations", *(f"experiments.{each}" for each in inner)):
         importlib.import_module(f"attnreg.{name}")
     for name in ("AutoTokenizer", "BertForSequenceClassification", "Trainer", "get_linear_schedule_with_warmup"):

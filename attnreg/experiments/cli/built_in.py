@@ -12,7 +12,7 @@ import attnreg
 from attnreg._files import write_text
 from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import UsageError
-from attnreg.experiments.options.catalogue import find_recipe, recipe_files, study_files, summary
+from attnreg.experiments.options.files import find_recipe, recipe_files, study_files, summary
 from attnreg.experiments.options.option import GroupedCommand, names_like
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks.built_in import TASKS

@@ -12,7 +12,7 @@ from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
-from attnreg.experiments.tasks.loading.folder import folder_with_data
+from attnreg.experiments.tasks.loading.files import folder_with_data
 from attnreg.experiments.tasks.models.place import check_there
 
 _OPTIONS = (
@@ -96,7 +96,7 @@ def plot(run: Path, layer: int, tokens: str | None) -> None:
     cannot be drawn is left out, with the reason.
     """
     check_run(run)
-    from attnreg.experiments.folder.reader import RunReader
+    from attnreg.experiments.folder.run_folder import RunReader
     from attnreg.experiments.results.plots.attention import show_tokens
     from attnreg.experiments.results.plots.run import plot_run
 

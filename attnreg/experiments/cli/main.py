@@ -16,8 +16,7 @@ from attnreg.experiments.cli.built_in import copy, list_, recipe
 from attnreg.experiments.cli.fit import fit, predict
 from attnreg.experiments.cli.look import doctor, evaluate, plot
 from attnreg.experiments.cli.many import compare, search
-from attnreg.experiments.options.catalogue import recipe_files
-from attnreg.experiments.options.content import place_of
+from attnreg.experiments.options.files import place_of, recipe_files
 
 
 class _Commands(click.Group):

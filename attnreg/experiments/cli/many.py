@@ -11,10 +11,18 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
-from attnreg.experiments.folder.writer import free_folder
-from attnreg.experiments.options import rules
-from attnreg.experiments.options.catalogue import find_study, recipe_files
-from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, names_like, option, together
+from attnreg.experiments.folder.run_folder import free_folder
+from attnreg.experiments.options.files import find_study, recipe_files
+from attnreg.experiments.options.option import (
+    COMPARE,
+    GroupedCommand,
+    check_pairs,
+    flag_of,
+    is_given,
+    names_like,
+    option,
+    together,
+)
 from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
 from attnreg.experiments.runs.command import load_command
 
@@ -107,7 +115,7 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     typed = given(click.get_current_context().params)
     chosen = {name: options.pop(name) for name in _OWN}
     file, folder = chosen["study"], chosen["output_dir"]
-    rules.check_pairs(chosen, rules.COMPARE, flag_of)
+    check_pairs(chosen, COMPARE, flag_of)
     changed = {name: value for name, value in typed.items() if name not in ("study", *_OF_MAKING)}
     of_runs = {**given(options), "task": options["task"]}
 
@@ -160,8 +168,8 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
     To continue after a stop, or with more --runs, run the command again; finished runs are not repeated.
     """
-    from attnreg.experiments.compare.held_out import HeldOut
     from attnreg.experiments.compare.method import Method, typed_words
+    from attnreg.experiments.compare.planned import HeldOut
     from attnreg.experiments.compare.search.space import read_space
 
     design = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
@@ -172,7 +180,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     held_out.runs(Method("finetune"))[0].check_data()
     from rich.console import Console  # late, as all these: they are slow to import
 
-    from attnreg.experiments.compare import launch
+    from attnreg.experiments.compare.make import local, usual_jobs
     from attnreg.experiments.compare.search.trials import Search, write_report
     from attnreg.experiments.results.document import say
 
@@ -188,11 +196,11 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     made.check(model)
     del model
     console, stopped = Console(), False
-    jobs = jobs or launch.usual_jobs(threads, options["device"] == "cpu")
+    jobs = jobs or usual_jobs(threads, options["device"] == "cpu")
     words = typed_words({**of_runs, "space": space, **design, "jobs": jobs, "output_dir": folder})
     with made.begun() as trials:
         try:
-            made.make(trials, launch.local(jobs, threads), jobs, console)
+            made.make(trials, local(jobs, threads), jobs, console)
         except KeyboardInterrupt:
             stopped = True
         say(console, *write_report(made, trials, ["attnreg", "search", *words]))

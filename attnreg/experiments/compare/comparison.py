@@ -14,12 +14,10 @@ from typing import Any
 from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, Trial, best
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
-from attnreg.experiments.compare.planned import OutputFolder, PlannedRun, Role
+from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, OutputFolder, PlannedRun, Role, Trial, best
 from attnreg.experiments.folder.history import rank
-from attnreg.experiments.options.option import flag_of
-from attnreg.experiments.options.rules import COMPARE, check_pairs
+from attnreg.experiments.options.option import COMPARE, check_pairs, flag_of
 
 EQUAL_TIME_FROM = 1.1
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.options.catalogue import recipe_files
+from attnreg.experiments.options.files import recipe_files
 from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.runs.command import RecipeCommand, load_command

@@ -26,8 +26,8 @@ from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
-from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
+from attnreg.experiments.setup.rows import input_warnings
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind

@@ -24,8 +24,7 @@ from attnreg.experiments.fit.table import (
     text_column,
     texts_of_rows,
 )
-from attnreg.experiments.folder.reader import locked
-from attnreg.experiments.folder.writer import free_folder
+from attnreg.experiments.folder.run_folder import free_folder, locked
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
 

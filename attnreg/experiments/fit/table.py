@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
 from attnreg.experiments.fit.rows import is_missing
 from attnreg.experiments.tasks.columns import plain_label
-from attnreg.experiments.tasks.loading.folder import VALIDATION, find_files, folder_with_data, parts_of
-from attnreg.experiments.tasks.loading.tables import read_files
+from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of, read_files
 
 _TEXTS = ("text", "sentence", "content", "message", "review")
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment")

@@ -1,4 +1,4 @@
-"""The history of a run: its progress, times and evaluations."""
+"""The history of a run: its progress, times and evaluations, and the network that it returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # comparisons read histories, and do not wait for torch
+    from torch import Tensor, nn
 
 Record = Mapping[str, Any]
 COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
@@ -71,3 +74,48 @@ def collapsed(records: Sequence[Record]) -> bool:
     """Whether a network predicts the same class for all rows, although their labels differ."""
     labels, predictions = ([record[name] for record in records] for name in ("label", "prediction"))
     return {*map(type, labels + predictions)} == {int} and len({*predictions}) == 1 < len({*labels})
+
+
+STOPPING = "stopping"  # the rows held out for --patience, among the evaluated sets
+
+
+@dataclass
+class Selection:
+    """Chooses the network to return; with patience, decides when to stop."""
+
+    key: str  #: key of the score in the records of :attr:`attnreg.experiments.History.evaluations`.
+    patience: int | None = None  #: evaluations in a row without a better score that end the run; ``None``: never.
+    returns_best: bool = False  #: whether the network of the best evaluation is returned, and not the last one.
+    weights: dict[str, Tensor] = field(default_factory=dict)  #: of the best network so far, if it is returned.
+
+    def is_over(self, records: Sequence[Record]) -> bool:
+        """Whether the run is to stop after these evaluations."""
+        if not records or self.patience is None:
+            return False
+        return len(records) - list(records).index(best_of(records, self.key)) > self.patience
+
+    def returned(self, records: Sequence[Record]) -> Record:
+        """Return the record of the network to return, of the evaluations so far."""
+        return best_of(records, self.key) if self.returns_best else records[-1]
+
+    def note(self, records: Sequence[Record], network: nn.Module) -> bool:
+        """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
+        is_returned = self.returned(records) is records[-1]
+        if is_returned and self.returns_best:
+            from attnreg.sharding import whole_state  # late: it imports torch
+
+            weights = whole_state(network, network)
+            self.weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
+        return is_returned
+
+    def give_back(self, network: nn.Module) -> None:
+        """Give a network the weights of the best evaluation, if that is the one to return."""
+        if self.returns_best:
+            from attnreg.sharding import load_whole_state  # late: it imports torch
+
+            load_whole_state(network, network, self.weights)
+
+
+def biased(scored_on: str) -> str:
+    """Return the warning for ``--stop-on dev``."""
+    return f"Warning: --stop-on dev chooses the epoch by its {scored_on} score, so this score is biased upward."

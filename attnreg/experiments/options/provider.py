@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnreg.errors import InputError
-from attnreg.experiments.options.content import CLASS_IN_FILE, load_file
+from attnreg.experiments.options.files import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
 
 if TYPE_CHECKING:

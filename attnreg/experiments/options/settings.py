@@ -17,10 +17,17 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
-from attnreg.experiments.options import rules
-from attnreg.experiments.options.catalogue import is_built_in
-from attnreg.experiments.options.content import checksum, code_of
-from attnreg.experiments.options.option import as_typed, flag_of, help_all, names_like, option
+from attnreg.experiments.options.files import checksum, code_of, is_built_in
+from attnreg.experiments.options.option import (
+    EXCLUDES,
+    as_typed,
+    check_kind,
+    check_pairs,
+    flag_of,
+    help_all,
+    names_like,
+    option,
+)
 from attnreg.experiments.tasks.built_in import TASKS, choose_task
 from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
@@ -190,8 +197,8 @@ class Settings:
     recipe_file: str | None = None
 
     def __post_init__(self) -> None:
-        rules.check_pairs(vars(self), rules.EXCLUDES, self.flag)
-        rules.check_kind(vars(self), self.chosen_task(), self.flag)
+        check_pairs(vars(self), EXCLUDES, self.flag)
+        check_kind(vars(self), self.chosen_task(), self.flag)
 
     @property
     def scored_on(self) -> str:

@@ -1,19 +1,21 @@
-"""Write ``result.json``, ``predictions.jsonl`` and the model card at the end of training."""
+"""What a run ends with: ``result.json``, ``predictions.jsonl``, the model card and the report."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelCardData
 
 import attnreg
-from attnreg.experiments.folder.history import History, best_of, collapsed
+from attnreg.experiments.folder.history import COLLAPSED, History, best_of, biased, collapsed
+from attnreg.experiments.results.document import Table
 from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predict
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
@@ -22,6 +24,10 @@ from attnreg.experiments.tasks.models.lora import is_adapted, summary
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
+
+if TYPE_CHECKING:
+    from attnreg.experiments.setup.setup import Setup
+
 
 _OF_HISTORY = (
     *("trivial", "drop_rates", "active_steps", "events"),
@@ -162,3 +168,114 @@ To repeat the training:
 
 Before you share this model, add its licence to the first lines of this file.
 """
+
+
+def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:
+    """Return the tables of a run by heading; the first heading is the title of the report."""
+    settings = run.settings
+    title = f"{settings.recipe} on {settings.task}: {run.task.metric} on {run.scored_on} rows, seed {settings.seed}"
+    rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
+    by_layer = {"Drop rate per layer\n(mean while active)": Table(["layer", "drop rate"], rates)} if rates else {}
+    return {title: _scores(run, history, plain), **by_layer}
+
+
+def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
+    """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
+    metric = run.task.metric
+    networks = dict.fromkeys(record["network"] for record in history.evaluations)
+    entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
+    if plain is not None:
+        entries.append(("plain fine-tuning", *plain, "model"))
+    rows = []
+    for name, its_run, its_history, network in entries:
+        records = its_history.of(network)
+        best, last = best_of(records, metric), records[-1]
+        scored: Mapping[str, Any] = last
+        # AttendOut's other network stops when the game ends.
+        ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
+        row = {"network": name}
+        if run.settings.stop_on is not None:
+            is_returned = network == its_history.returned  # or it is the other one of a game
+            if is_returned:
+                scored = its_run.selection().returned(records)
+            row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
+        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
+        rows.append({**row, "training rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
+    if (trivial := history.trivial) is not None:
+        score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
+        rows.append({"network": trivial["predictor"], "last epoch": score, "training rows": size, "time (s)": "0"})
+    return Table.of(rows)
+
+
+def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
+    """Say what the tables do not, after the recipe's notes."""
+    settings = run.settings
+    if history.drop_rates or (run.folder.path / "provider").is_dir():
+        yield _activity(history)
+    if played := rounds_played(history.events):
+        yield played
+    if history.collapsed:
+        yield COLLAPSED.format("the network") + "."
+    if settings.stop_on is None:
+        whose = "network" if history.returned == "model" else f"{history.returned}'s network"
+        yield f"The {whose} of the last epoch ({history.epoch}) is returned, scored and saved."
+    else:
+        yield _stopped(run, history)
+        if plain is not None:
+            yield f"Plain fine-tuning: {_stopped(*plain)}"
+        if settings.stop_on == "dev":
+            yield biased(run.scored_on)
+    if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
+        yield f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."
+    if plain is not None:
+        yield (
+            "One seed is no evidence that a method is better. To compare over seeds: "
+            f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10"
+        )
+    yield from run.remarks
+    yield from () if plain is None else (f"Plain fine-tuning: {remark}" for remark in plain[0].remarks)
+
+
+def _at(record: Mapping[str, Any], metric: str) -> str:
+    return f"{record[metric]:.4f} ({record['epoch']})"
+
+
+def _stopped(run: Setup, history: History) -> str:
+    """Say at which epoch a run with ``--patience`` or ``--select best`` stopped, and to which it returned."""
+    records, patience = history.of(history.returned), run.settings.patience
+    best = best_of(records, run.selection().key)["epoch"]
+    rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
+    if run.selection().is_over(records):
+        after = f"{patience} evaluations" if patience != 1 else "1 evaluation"
+        end = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
+    else:
+        end = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
+    returned = run.selection().returned(records)["epoch"]
+    return f"{end} The network of epoch {returned} is returned, scored and saved."
+
+
+def _activity(history: History) -> str:
+    """Summarize in one sentence how often the regularizer was active and how much it dropped."""
+    if not history.active_steps:
+        return "The regularizer was never active: nothing was dropped in any step."
+    active = f"The regularizer was active in {history.active_steps} of {history.step} steps"
+    if not (dropping := that_drop(history.drop_rates)):
+        return f"{active} and dropped nothing."
+    return f"{active} and dropped {fmean(dropping):.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
+
+
+def that_drop(rates: Mapping[str, float]) -> list[float]:
+    """Return the rates of the sites that drop anything; others, such as those of noise, do so by design."""
+    return [rate for rate in rates.values() if rate > 0]
+
+
+def rounds_played(events: Mapping[str, int], runs: int = 1) -> str:
+    """Say in one sentence how many rounds of AttendOut's game were played and who won them; empty without a game."""
+    attacker, defender = (events.get(f"winner: {name}", 0) / runs for name in ("attacker", "defender"))
+    if not attacker + defender:
+        return ""
+    digits, rounds = (1, "rounds on average") if runs > 1 else (0, "round" + "s" * (attacker + defender > 1))
+    return (
+        f"The game had {attacker + defender:.{digits}f} {rounds}: the Attacker won {attacker:.{digits}f}, the Defender "
+        f"{defender:.{digits}f}."
+    )

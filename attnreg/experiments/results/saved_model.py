@@ -15,20 +15,20 @@ from torch import nn
 
 from attnreg._files import write_text
 from attnreg.errors import AttnRegWarning, InputError
-from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.options.content import checksum
+from attnreg.experiments.folder.run_folder import RunReader
+from attnreg.experiments.options.files import checksum
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.document import with_predictions
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
-from attnreg.experiments.setup.data_checks import input_warnings
 from attnreg.experiments.setup.device import choose_device
+from attnreg.experiments.setup.rows import input_warnings
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.columns import WITHOUT_LABELS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
 from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
-from attnreg.experiments.tasks.loading.folder import WHOLE
+from attnreg.experiments.tasks.loading.files import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.task import Task
 

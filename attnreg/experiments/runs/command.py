@@ -8,24 +8,35 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import InputError, StoppedError, UsageError
-from attnreg.experiments.folder.writer import RunFolder, fresh
-from attnreg.experiments.options import rules
-from attnreg.experiments.options.catalogue import find_recipe
-from attnreg.experiments.options.content import load_file
-from attnreg.experiments.options.option import GroupedCommand, flag_of, is_given, together
+from attnreg.errors import InputError, StoppedError, UsageError, did_you_mean
+from attnreg.experiments.folder.run_folder import RunFolder, fresh
+from attnreg.experiments.options.files import find_recipe, load_file
+from attnreg.experiments.options.option import (
+    NEEDS,
+    GroupedCommand,
+    check_needs,
+    check_pairs,
+    flag_of,
+    is_given,
+    is_set,
+    together,
+)
 from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
-from attnreg.experiments.setup.trackers import check_trackers
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.kinds import kind_class
-from attnreg.experiments.tasks.loading.folder import folder_with_data, names_of, not_on_hub
+from attnreg.experiments.tasks.loading.files import folder_with_data, names_of, not_on_hub
 from attnreg.experiments.tasks.models.place import check_there
+
+# Trackers of accelerate, and their packages.
+_SAME = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+_PACKAGES = {**{name: (name,) for name in _SAME}, "tensorboard": ("tensorboard", "tensorboardX")}  # of trackers
 
 Excludes = Sequence[tuple[str, str] | tuple[str, str, str]]
 
@@ -94,7 +105,7 @@ def recipe(
                 folder = RunFolder(settings.output_dir)
                 if (folder.path / "config.json").is_file():
                     folder.check(settings)  # a run with the same options has read these data
-                from attnreg.experiments.setup.sampling import read_data  # late: these are slow to import
+                from attnreg.experiments.setup.rows import read_data  # late: these are slow to import
 
                 data = read_data(settings)
                 folder.check(settings)
@@ -124,6 +135,22 @@ def check_paths(settings: Settings) -> None:
     is_asked = settings.model is not None
     if (model := settings.model or task.model) is not None and (is_asked or settings.data_dir is not None):
         check_there(model, asked=is_asked)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check, without importing them, that all trackers are installed; accelerate would skip missing ones silently."""
+    available = available_trackers() if names else []
+    if missing := [name for name in names if name not in available]:
+        raise InputError(
+            f"Expected --report-to to be an installed tracker ({', '.join(available) or 'none found'}), got "
+            f"{', '.join(missing)}. Install its package.{did_you_mean(missing[0], available)}"
+        )
+
+
+def available_trackers() -> list[str]:
+    """Return the trackers that are installed; a folder such as ``wandb/``, which a tracker makes, is no package."""
+    specs = {name: [*map(find_spec, packages)] for name, packages in _PACKAGES.items()}
+    return sorted(name for name, some in specs.items() if any(spec is not None and spec.origin for spec in some))
 
 
 def load_command(name: str) -> RecipeCommand:
@@ -165,7 +192,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
-    rules.check_needs(shared, rules.NEEDS, flag_of)
+    check_needs(shared, NEEDS, flag_of)
     is_stopped = shared["patience"] is not None or shared["select"] == "best"
     shared["stop_on"] = shared["stop_on"] or ("held-out" if is_stopped else None)
     if shared["schedule"] == "constant" and shared["lr_warmup"] and is_given("lr_warmup"):
@@ -183,9 +210,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if isinstance(command, RecipeCommand):
         values = {**vars(settings), **others}
         for name, why in (row for row in command.excludes if len(row) == 2):
-            if rules.is_set(name, values):
+            if is_set(name, values):
                 raise UsageError(f"Recipe {command.name} {why}: remove {settings.flag(name)}.")
-        rules.check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
+        check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
         if command.check is not None:
             command.check(settings)
     return settings

@@ -18,17 +18,21 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
-from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.history import STOPPING, History, biased
 from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.results.evaluation import evaluate_all
-from attnreg.experiments.results.outcome import conclude
-from attnreg.experiments.results.report import that_drop
-from attnreg.experiments.runs.checkpoint import read_state, recover_states, rng_state, set_rng_state, write_state
-from attnreg.experiments.runs.signals import interruptible
+from attnreg.experiments.results.outcome import conclude, that_drop
+from attnreg.experiments.runs.stopping import (
+    interruptible,
+    read_state,
+    recover_states,
+    rng_state,
+    set_rng_state,
+    write_state,
+)
 from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
-from attnreg.experiments.setup.stopping import STOPPING, biased
 from attnreg.regularizer.abilities import asleep_for, effects
 from attnreg.regularizer.saving import to_json
 from attnreg.training.method import TrainingMethod, Updater

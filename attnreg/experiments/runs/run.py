@@ -13,9 +13,9 @@ from rich.console import Console
 
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.history import History
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.document import Block, Heading, Paragraph, Picture, Table, markdown, print_table, say
-from attnreg.experiments.results.report import notes_of, tables_of
+from attnreg.experiments.results.outcome import notes_of, tables_of
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.models.linear_head import fit_linear_head

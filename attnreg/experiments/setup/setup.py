@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from accelerate import Accelerator
@@ -14,15 +14,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.folder.writer import RunFolder
+from attnreg.experiments.folder.history import STOPPING, Selection
+from attnreg.experiments.folder.run_folder import RunFolder
 from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.options.settings import Settings
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
-from attnreg.experiments.setup.data_checks import data_warnings
 from attnreg.experiments.setup.device import choose_device, set_threads
-from attnreg.experiments.setup.sampling import RunData, read_data, split_off
-from attnreg.experiments.setup.stopping import STOPPING, Selection
-from attnreg.experiments.setup.trackers import flattened, tracked
+from attnreg.experiments.setup.rows import RunData, data_warnings, read_data, split_off
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.models.lora import adapter_base, is_adapted, parameter_counts, summary, with_lora
 from attnreg.experiments.tasks.models.pooling import saved_pooling
@@ -323,3 +321,23 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, self.scored_on, record["network"]), step=record["step"])
+
+
+@contextmanager
+def tracked(accelerator: Accelerator, options: Mapping[str, Any]) -> Iterator[None]:
+    """Run the accelerator's trackers within the block, with the options of a run."""
+    plain = {name: value for name, value in options.items() if isinstance(value, (int, float, str, bool))}
+    accelerator.init_trackers("attnreg", config=plain)
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            tracker.finish()  # not `end_training`, which would also destroy the process group
+
+
+def flattened(record: Mapping[str, Any], *prefix: str) -> dict[str, float]:
+    """Flatten the numbers of a nested record; keys become paths. Lists, such as drop rates by head, are left out."""
+    from transformers.utils.generic import flatten_dict  # late: it is slow to import
+
+    flat = flatten_dict({**record}, "/".join(prefix), delimiter="/")
+    return {name: value for name, value in flat.items() if isinstance(value, (int, float))}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.plots.style import picture, styles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

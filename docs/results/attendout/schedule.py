@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import make_lsq_spline
 
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 
 
 def fit_schedule(run: RunReader, pieces: int) -> str:

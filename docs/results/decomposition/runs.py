@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnreg.experiments.compare.statistics import paired_difference
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.plots.style import picture, styles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.plots.style import picture, styles
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

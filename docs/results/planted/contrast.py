@@ -11,7 +11,7 @@ from statistics import fmean
 import click
 
 from attnreg.experiments.compare.statistics import paired_difference
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.plots.style import COLORS, moving_mean, picture
 
 

@@ -14,7 +14,7 @@ from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.report import figures, tables
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
-from attnreg.experiments.results.report import rounds_played
+from attnreg.experiments.results.outcome import rounds_played
 
 _COST = (
     "Values are means over seeds; ratios are relative to {}. Time is training time, without evaluation, "

@@ -10,7 +10,7 @@ import numpy as np
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
-from attnreg.experiments.compare.held_out import FIRST_SEED, score_cells
+from attnreg.experiments.compare.planned import FIRST_SEED, score_cells
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.options.settings import NO_OPTIONS
 from attnreg.experiments.results.document import Table

@@ -19,10 +19,18 @@ from rich.console import Console
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.compare.held_out import FIRST_SEED, HeldOut, State, Trial, best, score_cells
-from attnreg.experiments.compare.launch import Board, Launcher
+from attnreg.experiments.compare.make import Board, Launcher
 from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_words
-from attnreg.experiments.compare.planned import OutputFolder, PlannedRun
+from attnreg.experiments.compare.planned import (
+    FIRST_SEED,
+    HeldOut,
+    OutputFolder,
+    PlannedRun,
+    State,
+    Trial,
+    best,
+    score_cells,
+)
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.options.option import flag_of

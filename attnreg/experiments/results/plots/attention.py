@@ -15,8 +15,8 @@ import attnreg
 from attnreg import functional
 from attnreg.attribution import explain
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.folder.reader import RunReader
-from attnreg.experiments.options.content import code_of
+from attnreg.experiments.folder.run_folder import RunReader
+from attnreg.experiments.options.files import code_of
 from attnreg.experiments.options.provider import own_classes
 from attnreg.experiments.options.settings import TASK_OPTIONS
 from attnreg.experiments.results.plots.style import picture

@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib import colormaps
 
 from attnreg.errors import InputError, UsageError, one_line
-from attnreg.experiments.folder.reader import RunReader
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.options.settings import scored_rows
 from attnreg.experiments.results.plots.attention import plot_sample
 from attnreg.experiments.results.plots.style import (

@@ -13,7 +13,7 @@ from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks import agreement, columns
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
-from attnreg.experiments.tasks.loading.folder import (
+from attnreg.experiments.tasks.loading.files import (
     WHOLE,
     check_splits,
     choose_names,
@@ -24,9 +24,11 @@ from attnreg.experiments.tasks.loading.folder import (
     names_of,
     not_on_hub,
     parts_of,
+    read_files,
+    read_images,
+    read_saved,
     spellings,
 )
-from attnreg.experiments.tasks.loading.tables import read_files, read_images, read_saved
 from attnreg.experiments.tasks.models.place import offline_if_unreachable
 from attnreg.experiments.tasks.task import Task
 
@@ -45,7 +47,7 @@ def load_data(
     Args:
         task: the task.
         data_dir: a folder with ``train``, ``validation`` and optionally ``test``, with the hub's column names: written
-            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.folder` finds them.
+            by ``save_to_disk`` of ``datasets``, or files as :mod:`attnreg.experiments.tasks.loading.files` finds them.
             Data that is not divided into splits, such as a single file, is ``train``, or ``validation`` for an
             evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.

@@ -1,4 +1,4 @@
-"""The file format of a checkpoint, which holds everything that the rest of a run depends on."""
+"""Stop a run and go on later: signals, and checkpoints with everything that the rest of a run depends on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import io
 import pickle
 import random
 import shutil
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -70,3 +74,28 @@ def read_state(folder: Path) -> dict[str, Any]:
         return dict(torch.load(paths[-1] / STATE, map_location="cpu", weights_only=True))  # it cannot run code
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise InputError(f"The checkpoint {paths[-1]} is damaged (start in a new folder): {one_line(error)}") from error
+
+
+@contextmanager
+def interruptible() -> Iterator[list[signal.Signals]]:
+    """Collect the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
+
+    A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
+    """
+    seen: list[signal.Signals] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number))
+        signal.signal(number, before[number])
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # None means that the handler was not installed from Python, so it could not be restored.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
