@@ -1,1 +1,1 @@
-"""The commands of ``attnreg``, one file each."""
+"""The commands of ``attnreg``."""

@@ -1,4 +1,4 @@
-"""The difference between two methods, over the seeds that both have, and what a comparison found by it."""
+"""The difference between two methods, over the seeds that both have, and the verdict of a comparison."""
 
 from __future__ import annotations
 

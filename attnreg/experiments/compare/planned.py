@@ -241,7 +241,7 @@ class HeldOut:
         return [PlannedRun(method, "search", seed, options, folder / f"seed{seed}") for seed in seeds]
 
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
-        """Return a trial for each of several given methods, from the runs that have finished."""
+        """Return the trials of given methods, from the runs that have finished."""
         scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
         states: list[State] = ["complete" if len(score) == self.seeds else "running" for score in scores]
         return list(map(Trial, range(len(methods)), methods, scores, states))

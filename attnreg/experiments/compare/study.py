@@ -32,7 +32,7 @@ _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 @dataclass(frozen=True)
 class Study:
-    """Comparisons of the same methods on several tasks, by name; the output folder has a folder for each of them.
+    """Comparisons of the same methods on several tasks, by name, with folders in the output folder.
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
     ``score_on`` is what networks are also scored on, and ``report_on`` the name of the one that the report compares

@@ -264,7 +264,7 @@ class RunFolder:
                 self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
-        """Write ``model/`` and ``provider/``, each atomically. All processes of a sharded model must call it."""
+        """Write ``model/`` and ``provider/``, both atomically. All processes of a sharded model must call it."""
         from attnreg.experiments.tasks.models.lora import save_model  # late: they import torch
         from attnreg.sharding import is_sharded, whole_state
 

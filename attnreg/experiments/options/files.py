@@ -127,7 +127,7 @@ def checksum(path: str) -> str:
 
 
 def _files_in(root: Path) -> Iterator[Path]:
-    """Yield the files of a folder, also behind links to other folders, each of which is looked into once."""
+    """Yield the files of a folder, and of folders that links in it lead to, once."""
     seen = set[Path]()
     for place, folders, names in os.walk(root, followlinks=True):
         counts = (real := Path(place).resolve()) not in seen and (LOCK not in names or real == root)

@@ -1,1 +1,1 @@
-"""What a run found: evaluations, its report and card, plots, and scores of a saved model."""
+"""What a run ends with: evaluations, its report and card, plots, and scores of a saved model."""

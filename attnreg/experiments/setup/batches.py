@@ -1,4 +1,4 @@
-"""Batch encoded rows by similar length; each batch is padded only to its longest row."""
+"""Batch encoded rows by similar length, and pad a batch to its longest row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison's report, each with its caption, for the screen and for print."""
+"""The figures of a comparison's report and their captions, for the screen and for print."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ Values = Range | Choice
 class Space:
     """What a search varies: options of a recipe, by flag, and which providers, at most ``most``, are in a composition.
 
-    ``providers`` has the values of each one's arguments; the last "argument", ``layers``, is where it may act: words of
+    ``providers`` has the values of their arguments; the last "argument", ``layers``, is where it may act: words of
     ``LAYERS``, or lists of layer indices. ``content`` is the space as JSON can store it, to tell whether it has
     changed; ``layers`` is the number of layers of the model, if known.
     """

@@ -81,7 +81,7 @@ def picture(
 
 
 def legend_beside(*axes: Axes) -> None:
-    """Put the legend of each at its right, with each label once."""
+    """Put a legend at the right of the axes, with every label once."""
     for one in axes:
         named = dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
         one.legend(named.values(), named.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))

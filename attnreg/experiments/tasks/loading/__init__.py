@@ -1,1 +1,1 @@
-"""Data sets: found, read and checked, from files, folders, the hub or the package."""
+"""Data sets: read and checked, from files, folders, the hub or the package."""

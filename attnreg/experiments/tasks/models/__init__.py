@@ -1,1 +1,1 @@
-"""Models: pretrained, tiny or with adapters, each with its tokenizer and the head of its task."""
+"""Models: pretrained, tiny or with adapters, with their tokenizers and heads."""
