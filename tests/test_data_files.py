@@ -11,6 +11,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks import choose_task, get_task, load_data
+from attnreg.experiments.tasks.loading.files import read_files
 from tests.helpers import task_data as made
 from tests.helpers.commands import assert_sentence, ran
 
@@ -151,6 +152,13 @@ def test_labels_of_all_types_are_the_same_classes(tmp_path, train, dev, classes)
     labels, table = load(tmp_path, "train.csv", content, [{"text": "a", "label": dev}])
     assert labels == classes
     assert len(table) == len(words)
+
+
+def test_one_line_is_one_row(tmp_path):
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    path = tmp_path / "train.jsonl"
+    path.write_text(lines([row]))
+    assert read_files([path])[:] == {"messages": [row["messages"]]}
 
 
 def test_nested_columns(tmp_path):

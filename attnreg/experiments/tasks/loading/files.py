@@ -304,8 +304,9 @@ def _table_in(file: Path) -> dict[str, list[Any]]:
     if len(names) == 1 and (mark := next((mark for mark in ",;\t|" if mark in names[0]), None)):
         wanted = "tabs" if form == "tsv" else "commas"
         raise InputError(f"The only column of {file} is {names[0]!r}: separate columns by {wanted}, not by {mark!r}.")
-    if len(names) > 1 and (again := [number for number, row in enumerate(rows.values, 1) if [*row] == names]):
-        raise InputError(f"Row {again[0]} of {file} repeats the column names, as if files were joined: remove it.")
+    if len(names) > 1 and (again := (rows == names).all(axis=1)).any():
+        row = int(again.to_numpy().argmax()) + 1
+        raise InputError(f"Row {row} of {file} repeats the column names, as if files were joined: remove it.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]!r}: rename one of them.")
     return {name: [*rows[number]] for number, name in enumerate(names)}
@@ -320,10 +321,10 @@ def _objects_in(file: Path) -> dict[str, list[Any]]:
         rows = [_object_in(line, f"Line {n} of {file}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if isinstance(rows, dict):
+    if isinstance(rows, dict):  # rows in a field, but of .jsonl one row
         lists = [value for value in rows.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        has_values = any(not isinstance(value, (list, dict)) for value in rows.values())
-        rows = lists[0] if len(lists) == 1 else [rows] if has_values else None
+        is_row = format_of(file) == "jsonl" or any(not isinstance(value, (list, dict)) for value in rows.values())
+        rows = lists[0] if len(lists) == 1 and format_of(file) == "json" else [rows] if is_row else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(f'{file} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.')
     if not rows:
