@@ -198,7 +198,7 @@ def test_commands_of_a_study_are_all_that_is_printed(cli, tmp_path):
 
 
 def test_all_data_is_read_before_the_first_run(cli, tmp_path):
-    write_rows(tmp_path / "good" / "train.jsonl", load_data(get_task("agreement"))[1]["validation"].to_list()[:200])
+    write_rows(tmp_path / "good" / "train.jsonl", load_data(get_task("agreement"))[1]["train"].to_list()[:200])
     tasks = [{"data_dir": "good", "name": "a"}, {"data_dir": "good", "name": "b", "train_size": 181}]
     path = file_of(tmp_path, tasks=tasks, options={"folds": 10})
     assert_sentence(cli("compare", "--study", path), 1, "Expected --train-size of at most 180, got 181")

@@ -1,4 +1,4 @@
-"""The second run: mistakes are told at once, without torch, and before the output folder is looked at."""
+"""Mistakes in a command are told at once: without torch, and before the output folder is looked at."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the dry run measured, and what scores look like, is read off each pass."""
+"""What differs from the dry run in one pass, and what its scores look like, is read off each pass."""
 
 import functools
 
