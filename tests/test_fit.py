@@ -12,6 +12,7 @@ import transformers as hf
 
 import attnreg
 from attnreg.errors import InputError
+from attnreg.experiments.fit import race
 from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, temperature_of
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
@@ -427,6 +428,23 @@ def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
     assert found.in_folds.low < 0.95 < found.in_folds.high
     assert found.in_folds.score == pytest.approx(0.95, abs=0.03)
     assert found.estimate.score >= found.in_folds.score
+
+
+def test_the_promise_counts_that_dropped_tries_were_chosen_from(monkeypatch):
+    pools = []
+
+    def estimated(score, labels, tries, *more, **options):
+        pools.append(tries)
+        return bias_corrected(score, labels, tries, *more, **options)
+
+    monkeypatch.setattr(race, "bias_corrected", estimated)
+    found, _ = raced(40, lambda which: 0.6 if which.is_probe else 0.7, monkeypatch)
+    (pool,) = pools
+    assert found.dropped
+    assert len(pool) == len(found.tries) + len(found.dropped)
+    of_best = pool[found.tries.index(found.best)]
+    for each in pool[len(found.tries) :]:
+        assert 0 < (each != of_best).sum() < 40 * 4  # of the 40 rows of each fold that it has seen
 
 
 def test_a_race_that_fine_tuning_loses_ends_early(monkeypatch):

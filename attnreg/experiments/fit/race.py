@@ -243,7 +243,9 @@ class Race:
         predictions, rows, logits = self.table(tries)
         labels, scores = self.rows.labels[rows], self.scores(tries)
         best = int(np.argmax(scores))
-        in_folds, chosen = bias_corrected(self.metric, labels, predictions, self.rows.units[rows], seed=self.seed)
+        # Those that were dropped were chosen from, too: without them, the promise would be too high.
+        pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
+        in_folds, chosen = bias_corrected(self.metric, labels, pool, self.rows.units[rows], seed=self.seed)
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         curve = self._curve(probe)
         decay = decay_of([*curve], [*curve.values()])
@@ -251,9 +253,19 @@ class Race:
         whole = Estimate(*(1 - (1 - each) * share**decay for each in in_folds))
         of_best = logits[best].mean(0)
         return Outcome(
-            tries[best], whole, in_folds, tries, scores.tolist(), chosen, self.dropped, rows, of_best,
+            tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
             temperature_of(of_best, labels), decay, share, self.trainings, curve, self.since, self.clock.spent, ended,
         )  # fmt: skip
+
+    def _filled(self, which: Try, rows: Numbers, best: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the predictions of a try that was dropped on some rows, and those of the best on all others."""
+        filled, place = best.copy(), np.full(len(self.rows), -1)
+        place[rows] = np.arange(len(rows))
+        for (repeat, fold), logits in self.done[which].items():
+            held = place[self.repeats[repeat][fold][1]]
+            if repeat == 0:
+                filled[0, held[held >= 0]] = logits.argmax(1)[held >= 0]
+        return filled
 
     def _curve(self, probe: Try) -> dict[int, float]:
         """Return the scores of a linear probe by the number of rows that it is fitted to, a part of each class."""
