@@ -13,7 +13,7 @@ import transformers as hf
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.fit import race
-from attnreg.experiments.fit.choice import bias_corrected, decay_of, score_of, temperature_of
+from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_of, score_of, temperature_of
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -461,6 +461,9 @@ def test_temperature_and_decay():
     assert temperature_of(5 * logits, labels) == pytest.approx(5, rel=0.1)
     assert decay_of([10, 40], [0.5, 0.75]) == pytest.approx(0.5)
     assert decay_of([10, 40], [0.75, 0.5]) == 0
+    alike, differing = np.array([[0.5, 0.5], [0.75, 0.75]]), np.array([[0.4, 0.6], [0.85, 0.65]])
+    assert certain_decay([10, 40], alike) == pytest.approx(0.5)
+    assert certain_decay([10, 40], differing) == pytest.approx(0.5 - abs(1.0 - 0.096) / 2, abs=0.01)
 
 
 def test_a_probe_as_a_model_says_what_its_regression_says(tiny, rows):

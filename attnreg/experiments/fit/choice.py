@@ -130,3 +130,11 @@ def decay_of(sizes: Sequence[int], scores: Sequence[float]) -> float:
     errors = np.log(np.maximum(1 - np.asarray(scores, float), 1e-4))
     slope = float(np.polyfit(np.log(np.asarray(sizes, float)), errors, 1)[0])
     return float(np.clip(-slope, 0.0, 1.0))
+
+
+def certain_decay(sizes: Sequence[int], scores: NDArray[np.float64]) -> float:
+    """Return :func:`decay_of` the mean of scores ``(sizes, folds)``, less its standard error by the jackknife."""
+    folds = scores.shape[1]
+    without = np.array([decay_of(sizes, np.delete(scores, fold, axis=1).mean(1).tolist()) for fold in range(folds)])
+    error = np.sqrt((folds - 1) / folds * ((without - without.mean()) ** 2).sum())
+    return max(0.0, decay_of(sizes, scores.mean(1).tolist()) - float(error))

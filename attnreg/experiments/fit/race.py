@@ -17,6 +17,7 @@ from attnreg.experiments.fit.choice import (
     Estimate,
     Score,
     bias_corrected,
+    certain_decay,
     decay_of,
     probability_best,
     score_of,
@@ -61,6 +62,7 @@ class Outcome:
     logits: Logits  #: of the best try, of these rows, mean over repeats
     temperature: float
     decay: float  #: the power with which errors fall with the number of rows
+    certain_decay: float  #: that, less its standard error
     trained_on: float  #: share of all rows that tries were trained on
     trainings: int
     curve: dict[int, float]  #: scores of a linear probe by the number of rows
@@ -247,14 +249,17 @@ class Race:
         pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
         in_folds, chosen = bias_corrected(self.metric, labels, pool, self.rows.units[rows], seed=self.seed)
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
-        curve = self._curve(probe)
+        in_each = self._curve(probe)
+        curve = {size: float(np.mean(scores)) for size, scores in in_each.items()}
+        # With all rows instead of those of a fold, errors fall as the learning curve says, as far as it is certain.
         decay = decay_of([*curve], [*curve.values()])
-        # With all rows instead of those of a fold, errors fall as the learning curve says.
-        whole = Estimate(*(1 - (1 - each) * share**decay for each in in_folds))
+        certain = certain_decay([*in_each], np.array([*in_each.values()]))
+        whole = Estimate(*(1 - (1 - each) * share**certain for each in in_folds))
         of_best = logits[best].mean(0)
         return Outcome(
             tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
-            temperature_of(of_best, labels), decay, share, self.trainings, curve, self.since, self.clock.spent, ended,
+            temperature_of(of_best, labels), decay, certain, share, self.trainings, curve, self.since,
+            self.clock.spent, ended,
         )  # fmt: skip
 
     def _filled(self, which: Try, rows: Numbers, best: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -267,10 +272,10 @@ class Race:
                 filled[0, held[held >= 0]] = logits.argmax(1)[held >= 0]
         return filled
 
-    def _curve(self, probe: Try) -> dict[int, float]:
-        """Return the scores of a linear probe by the number of rows that it is fitted to, a part of each class."""
-        draw, curve, labels = np.random.default_rng(self.seed), dict[int, float](), self.rows.labels
-        for part in _PARTS:
+    def _curve(self, probe: Try) -> dict[int, list[float]]:
+        """Return the scores of a linear probe in each fold by the number of rows that it is fitted to."""
+        draw, curve, labels = np.random.default_rng(self.seed), dict[int, list[float]](), self.rows.labels
+        for part in _PARTS:  # of each class
             scores, sizes = [], []
             for train, held in self.repeats[0]:
                 of_class = [draw.permutation(train[labels[train] == each]) for each in np.unique(labels[train])]
@@ -278,7 +283,7 @@ class Race:
                 logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
                 scores.append(self.metric(labels[held], logits.argmax(1)))
                 sizes.append(len(some))
-            curve[round(np.mean(sizes))] = float(np.mean(scores))
+            curve[round(np.mean(sizes))] = scores
         return curve
 
     def final(self, best: Try) -> nn.Module:

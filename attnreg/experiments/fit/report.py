@@ -211,7 +211,8 @@ class Report:
             f"Tries raced over folds of the rows; those that were hardly the best were dropped. The score is that of "
             f"BBC-CV (Tsamardinos et al., 2018), {inner.score:.1%} ({inner.low:.1%} to {inner.high:.1%}) for training "
             f"on {found.trained_on:.0%} of the rows; training on all of them lowers errors by the power "
-            f"{found.decay:.2f} of the number of rows, as a linear probe's learning curve has it.",
+            f"{found.certain_decay:.2f} of the number of rows: that of a linear probe's learning curve, "
+            f"{found.decay:.2f}, less its standard error.",
         ]
         return said + [f"Rows left out, with {why}: {len(rows)}." for why, rows in self.rows.left_out.items()]
 
