@@ -48,7 +48,8 @@ LONGER = {
     "tests/kill_and_resume.py": ["--kills", "1"],
 }
 
-ELSEWHERE = {"docs/results/attendout/schedule.py", "docs/results/fit/beside.py"}  # test_fit_schedule.py, and below
+# test_fit_schedule.py, and below
+ELSEWHERE = {f"docs/results/{name}.py" for name in ("attendout/schedule", "fit/beside", "fit/honest")}
 
 
 def watched_runs(folder):
@@ -99,15 +100,31 @@ def test_a_script_runs_at_its_smallest_size(output_of, tmp_path, name, args):
     assert output_of(name, *args).strip()
 
 
-def test_fit_and_what_people_use_go_on_in_one_table(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def sentences(tmp_path, monkeypatch):
+    """The name of a data set in the folder above, beside a tiny model, in the working folder."""
     for model in load_model(get_task("agreement")):
         model.save_pretrained(tmp_path / "tiny")
-    for split, rows in (("train", 40), ("test", 20)):
-        lines = [{"sentence": f"the senator {('runs', 'run')[i % 2]}", "label": i % 2} for i in range(rows)]
+    for split, rows in (("train", 40), ("validation", 20), ("test", 20)):
+        lines = [{"sentence": f"the senator {('runs', 'run')[i % 2]} {split} {i}", "label": i % 2} for i in range(rows)]
         with gzip.open(tmp_path / f"{split}.jsonl.gz", "wt") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-    given = ["table.csv", "--data", "..", "--sets", tmp_path.name, "--models", "tiny", "--rows", "30", "--methods"]
     monkeypatch.chdir(tmp_path)
+    return tmp_path.name
+
+
+def test_promises_of_stand_ins(sentences, monkeypatch, capsys):
+    given = ["--data", "..", "--model", "tiny", "--sets", sentences, "--sizes", "24", "--draws", "2"]
+    monkeypatch.setattr(sys, "argv", ["honest.py", *given])
+    monkeypatch.syspath_prepend(STUDIES / "fit")
+    with restored_threads():
+        runpy.run_path(str(STUDIES / "fit/honest.py"), run_name="__main__")
+    number = r"[+-]\d+\.\d ± \d+\.\d"
+    assert re.search(f"24 rows: test {number}, promised - test {number}, .*in the interval", capsys.readouterr().out)
+
+
+def test_fit_and_what_people_use_go_on_in_one_table(sentences, monkeypatch):
+    given = ["table.csv", "--data", "..", "--sets", sentences, "--models", "tiny", "--rows", "30", "--methods"]
     for methods in (["logistic regression"], ["logistic regression", "Trainer, 3 epochs"]):
         monkeypatch.setattr(sys, "argv", ["beside.py", *given, *methods])
         with restored_threads():
