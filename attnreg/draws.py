@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Draws:
             numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
         first_query: index of the first query in the sequence.
         batch: the samples and tokens of the pass, if numbers are to follow from theirs.
+        traced: whether torch compiles or transforms what draws; ``None`` finds out.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -51,26 +53,28 @@ class Draws:
         part: int = 0,
         first_query: int = 0,
         batch: Batch | None = None,
+        traced: bool | None = None,
     ) -> None:
         self.replayed = replayed
         self.first_query = first_query
         self._batch = NO_BATCH if batch is None else batch
         self._part = part
-        self._seed = seed
+        self._traced = traced
+        self._seed: Any = seed
         self._count = 0
 
     @property
     def seed(self) -> int | Tensor | None:
         """The seed, an integer (int64, 0-d, while torch compiles or transforms a function)."""
-        if self._seed is None:
-            return None
         seed = self._seed() if callable(self._seed) else self._seed
-        self._seed = seed if seed is None or isinstance(seed, int) or is_traced() else int(seed)
-        return self._seed
+        self._seed = seed if type(seed) in (int, NoneType) or is_traced() else int(seed)
+        found: int | Tensor | None = self._seed
+        return found
 
     def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
         """Return the source of another part of the same attention, which has the same seed."""
-        return Draws(lambda: self.seed, replayed=self.replayed, part=part, first_query=first_query, batch=self._batch)
+        place: Any = {"part": part, "first_query": first_query, "batch": self._batch}
+        return Draws(lambda: self.seed, replayed=self.replayed, traced=self._traced, **place)
 
     def place(
         self, shape: Sequence[int], by_query: bool | None = None, device: torch.device | None = None
@@ -80,14 +84,16 @@ class Draws:
         Raises:
             InputError: if draws of this shape do not show their samples.
         """
-        by_query = len(shape) > 2 and shape[-2] > 1 if by_query is None else by_query
         batch = self._batch
+        if batch is NO_BATCH and not self.first_query:
+            return {"first_query": 0, "traced": self._traced}
+        by_query = len(shape) > 2 and shape[-2] > 1 if by_query is None else by_query
         samples = batch.rows if len(shape) > 1 else None  # a draw of one dimension is for the whole batch
         if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
             shown = f"Draws of shape {tuple(shape)} do not show {len(samples)} samples"
             raise InputError(f"{shown}: replay the whole batch, without `rows`.")
         before = batch.cached if len(shape) == 3 else self.first_query
-        place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples}
+        place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples, "traced": self._traced}
         if (first := batch.first) is not None and len(shape) > 2 and shape[0] == len(first) and not self._part:
             first = first.to(device=device).view(-1, *[1] * (len(shape) - 2))  # padding on the left does not count
             if by_query:
@@ -122,7 +128,7 @@ class Draws:
 
     def next_seed(self, *, whole: bool = False) -> int | Tensor:
         """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""
-        seed = self.seed
+        seed = self._seed if type(self._seed) is int else self.seed
         if seed is None:
             drawn = new_seed()
             return drawn if is_traced() else int(drawn)
@@ -265,11 +271,12 @@ class Drawn:
     first_query: int | Tensor = 0  # index of the first query in the sequence
     samples: Tensor | None = None  # index of each sample in a larger batch, (B,)
     first_key: Tensor | None = None  # index of the first key
+    traced: bool | None = None  # whether torch compiles or transforms what draws; `None` finds out
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
         place: Any = {"first_query": self.first_query, "samples": self.samples, "first_key": self.first_key}
-        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, **place)
+        return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, traced=self.traced, **place)
 
     def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return what attention weights are multiplied by, in this shape: bool, or with ``rescale`` of this dtype."""

@@ -6,7 +6,6 @@ the model*), as in :func:`torch.nn.functional.scaled_dot_product_attention`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,10 +57,9 @@ class Mask:
     drawn_weights: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        decisions = ("scores", self.scores), ("kept", self.kept)
-        factors = ("weights", self.weights), ("normalized", self.normalized), ("relaxed", self.relaxed)
-        for name, value in (*decisions, *factors):
-            decides = name in ("scores", "kept")
+        given = self.__dict__
+        for name in TENSORS:
+            value, decides = given[name], name in DECISIONS
             if value is not None and not (isinstance(value, Tensor) and (value.dtype == torch.bool or not decides)):
                 wanted = "a bool tensor (True = kept; a factor is passed as `weights`)" if decides else "a tensor"
                 raise TypeError(f"Expected `{name}` to be {wanted}, got {getattr(value, 'dtype', type(value))}.")
@@ -75,7 +73,8 @@ class Mask:
     @property
     def has_factors(self) -> bool:
         """Whether the mask changes attention weights, after the softmax."""
-        return self.has_products or self.relaxed is not None
+        factors = self.weights is not None or self.normalized is not None or self.relaxed is not None
+        return factors or bool(self.drawn_weights)
 
     @property
     def has_products(self) -> bool:
@@ -90,7 +89,7 @@ class Mask:
     @property
     def is_empty(self) -> bool:
         """Whether the mask changes nothing."""
-        if len(self.drawn) or len(self.drawn_weights):
+        if self.drawn or self.drawn_weights:  # torch.compile knows no `not` of a tuple
             return False
         return self.scores is None and not self.has_factors
 
@@ -99,7 +98,7 @@ class Mask:
 
         Such factors, ``(B, H, Q, 1)`` or ``(B, H, 1, 1)``, multiply the output of attention: :math:`(fA)V = f(AV)`.
         """
-        if self.weights is None or (self.weights.dim() and self.weights.shape[-1] != 1):
+        if self.weights is None or self.weights.shape[-1:] not in ((), (1,)):
             return self, None
         rest = Mask(
             self.scores, None, self.normalized, self.detach_sum, self.kept, self.drawn, self.relaxed, self.drawn_weights
@@ -125,11 +124,12 @@ class Mask:
         """The units that drop rates count as kept, bool; ``None`` if the mask drops nothing."""
         if self.kept is not None:
             return self.kept
-        if not self.has_products and not self.drawn:
-            return self.scores
-        written = self.written_out()
-        factors = (None if factor is None else factor != 0 for factor in (written.weights, written.normalized))
-        return functools.reduce(_and, factors, written.scores)
+        written = self.written_out() if self.drawn or self.drawn_weights else self
+        kept = written.scores
+        for factor in (written.weights, written.normalized):
+            if factor is not None:
+                kept = factor != 0 if kept is None else kept & (factor != 0)
+        return kept
 
     def written_out(self, dtype: torch.dtype = torch.float32) -> Mask:
         """Return the same mask with all decisions in ``scores`` and ``weights``, the latter of this dtype."""
@@ -163,16 +163,16 @@ class Mask:
         """Apply both masks: what either drops is dropped; factors multiply."""
         mine, theirs = self.__dict__, other.__dict__
         both: dict[str, Any] = {}
-        for name, combine in TOGETHER.items():
+        for name in TOGETHER:
             a, b = mine[name], theirs[name]
-            both[name] = b if a is None else a if b is None else combine(a, b)
-        return Mask(
-            **both,
-            detach_sum=all(mask.detach_sum for mask in (self, other) if mask.normalized is not None),
-            kept=None if self.kept is other.kept is None else _and(self.units_kept, other.units_kept),
-            drawn=self.drawn + other.drawn,
-            drawn_weights=self.drawn_weights + other.drawn_weights,
-        )
+            both[name] = b if a is None else a if b is None else TOGETHER[name](a, b)
+        if self.kept is not None or other.kept is not None:
+            a, b = self.units_kept, other.units_kept
+            both["kept"] = b if a is None else a if b is None else a & b
+        if both["normalized"] is not None:
+            both["detach_sum"] = all(mask.detach_sum for mask in (self, other) if mask.normalized is not None)
+        drawn, drawn_weights = self.drawn + other.drawn, self.drawn_weights + other.drawn_weights
+        return Mask(**both, drawn=drawn, drawn_weights=drawn_weights)
 
 
 def pack(mask: Tensor) -> list[Tensor]:
@@ -195,9 +195,8 @@ def _places(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)  # of the bits in a byte
 
 
-def _and(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a & b
-
+DECISIONS = "scores", "kept"  # the fields that are bool
+TENSORS = *DECISIONS, "weights", "normalized", "relaxed"
 
 #: how each field of two masks that both apply becomes one
 TOGETHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -218,12 +218,13 @@ class AttentionSite(SiteInfo, DrawsHere):
             ``(B, H)``; those of a sample sum to H.
         """
         batch, heads = self.shape[:2]
-        place = self.draws.place((batch, heads), False, self.device)
+        place, seed = self.draws.place((batch, heads), False, self.device), self.draws.next_seed()
         if kernels.runs_on(self.device) and not transformed():
-            seed, samples = self.draws.next_seed(), place["samples"]
+            samples = place.get("samples")
             return kernels.head_factors(seed, batch, heads, p, device=self.device, dtype=self.dtype, samples=samples)
-        keep = functional.sample_heads(p, self.uniform((batch, heads)))
-        return (keep.float() * (heads / keep.sum(1, keepdim=True))).to(self.dtype)
+        keep = functional.sample_heads(p, functional.seeded_uniform(seed, (batch, heads), device=self.device, **place))
+        factors = keep * (keep.sum(1, keepdim=True).reciprocal() * heads)
+        return factors if factors.dtype == self.dtype else factors.to(self.dtype)
 
     def scores(self) -> Tensor:
         r"""Compute the scores before the softmax, with scale and bias; :math:`-\infty` where the model forbids.
@@ -336,7 +337,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
         by_query = shape is None or len(shape) < 3 or shape[1] > 1
         shape = self.shape if shape is None else shape
         place = self.draws.place(shape, by_query, self.device)
-        is_plain = isinstance(place["first_query"], int) and place["samples"] is None and "first_key" not in place
+        is_plain = isinstance(place["first_query"], int) and place.get("samples") is None and "first_key" not in place
         if is_plain and kernels.drops(states):
             counts = None if self.counter is None else self.counter()
             wide, four = states.view(*[1] * (4 - states.dim()), *states.shape), (*[1] * (4 - len(shape)), *shape)

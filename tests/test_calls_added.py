@@ -13,11 +13,13 @@ IDS = torch.randint(1, 40, (2, 8), generator=torch.Generator().manual_seed(0))
 PADDED = torch.ones_like(IDS).index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(0))
 #: by name: the regularizer, and the most that it may add to a layer on a CPU
 ADDED = {
-    "scores": (lambda: attnreg.AttentionDropout(0.1, placement="scores"), 250),
-    "DropHead": (lambda: attnreg.DropHead(0.1), 260),
-    "DropHead & DropKey": (lambda: attnreg.DropHead(0.1) & attnreg.DropKey(0.1), 370),
-    "and TokenDropout": (lambda: attnreg.DropHead(0.1) & attnreg.DropKey(0.1) & attnreg.TokenDropout(0.1), 400),
-    "HiddenDropout": (lambda: attnreg.HiddenDropout(0.1), 230),
+    "scores": (lambda: attnreg.AttentionDropout(0.1, placement="scores"), 150),
+    "weights": (lambda: attnreg.AttentionDropout(0.1), 150),
+    "DropHead": (lambda: attnreg.DropHead(0.1), 150),
+    "keys": (lambda: attnreg.DropKey(0.1, share_queries=True), 150),
+    "DropHead & DropKey": (lambda: attnreg.DropHead(0.1) & attnreg.DropKey(0.1), 180),
+    "and TokenDropout": (lambda: attnreg.DropHead(0.1) & attnreg.DropKey(0.1) & attnreg.TokenDropout(0.1), 210),
+    "HiddenDropout": (lambda: attnreg.HiddenDropout(0.1), 150),
 }
 
 

@@ -6,7 +6,8 @@ import transformers as hf
 
 import attnreg
 from attnreg import functional
-from attnreg.functional import attention
+from attnreg.functional import blocks
+from attnreg.injection.running.rates import Count, DropRates
 from attnreg.masks import Mask
 from tests.helpers.provider_cases import PROVIDERS
 
@@ -97,10 +98,12 @@ def test_dropped_weights_are_the_same_in_any_blocks(at_once, monkeypatch):
     valid = torch.ones(3, 1, 5, 5, dtype=torch.bool).tril()
     valid[1, :, 2] = False
     plain = (functional.attention_weights(*inputs[:2], valid) * keep / 0.75) @ inputs[2]
-    monkeypatch.setattr(attention, "BLOCK", at_once)
-    blocks = functional.weights_dropout(*inputs, keep, valid, rescale=True, p=0.25)
-    assert torch.allclose(blocks, plain)
-    ours, theirs = (torch.autograd.grad(out.sin().sum(), inputs) for out in (blocks, plain))
+    monkeypatch.setattr(blocks, "BLOCK", at_once)
+    blocks._blocks.cache_clear()
+    in_blocks = functional.weights_dropout(*inputs, keep, valid, rescale=True, p=0.25)
+    blocks._blocks.cache_clear()
+    assert torch.allclose(in_blocks, plain)
+    ours, theirs = (torch.autograd.grad(out.sin().sum(), inputs) for out in (in_blocks, plain))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b)
 
@@ -124,3 +127,15 @@ def test_one_number_is_that_of_a_tensor(seed):
     assert torch.equal(functional.seeded_uniform(seed, ()), number)
     for p in (0.0, 0.3, float(number), 1.0):
         assert torch.equal(functional.seeded_keep(seed, (1, 1), p), (number >= torch.tensor(p)).view(1, 1))
+
+
+def test_mean_rates_of_layers_that_a_model_leaves_out_at_random():
+    rates, seen = DropRates(), {}
+    for number in range(60):
+        rates.clear()
+        for layer in range(6):
+            if number >> layer & 1:
+                site = attnreg.SiteInfo(layer=layer, num_layers=6)
+                rates.note_count(site, Count(10, number % 7))
+                seen.setdefault(site.label, []).append(number % 7 / 10)
+    assert rates.mean() == pytest.approx({label: sum(found) / len(found) for label, found in seen.items()})

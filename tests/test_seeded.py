@@ -53,7 +53,9 @@ def test_in_parts_or_at_once_it_is_the_same(monkeypatch):
     shape = 5, 3, 7, 11
     whole = functional.seeded_keep(4, shape, 0.4)
     monkeypatch.setattr(seeded, "CHUNK", 30)
+    seeded._places.cache_clear()
     assert torch.equal(functional.seeded_keep(4, shape, 0.4), whole)
+    seeded._places.cache_clear()
     monkeypatch.setattr(seeded, "is_traced", lambda: True)
     assert torch.equal(functional.seeded_keep(4, shape, 0.4), whole)
     assert torch.equal(functional.seeded_keep(4, shape, torch.tensor(0.4)), whole)
@@ -67,6 +69,22 @@ def test_any_number_of_dimensions(shape):
     lead = math.prod(shape[:-3])
     of_four = functional.seeded_uniform(9, (lead, *[1] * (3 - len(shape[-3:])), *shape[-3:]))
     assert torch.equal(uniform.flatten(), of_four.flatten())
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 5), (3, 2, 4, 5)])
+def test_samples_of_a_larger_batch(shape):
+    whole, rows = functional.seeded_uniform(9, (7, *shape[1:])), torch.tensor([6, 0, 3])
+    assert torch.equal(functional.seeded_uniform(9, shape, samples=rows), whole[rows])
+
+
+def test_places_ahead():
+    whole = functional.seeded_uniform(9, (2, 3, 9, 8))
+    shifted = functional.seeded_uniform(9, (2, 3, 4, 5), first_query=5, first_key=torch.tensor(3))
+    assert torch.equal(shifted, whole[:, :, 5:, 3:])
+    first = torch.tensor([-2, 0]).view(2, 1, 1)
+    behind = functional.seeded_uniform(9, (2, 3, 4, 5), first_query=first, first_key=first)
+    assert torch.equal(behind[0, :, 2:, 2:], whole[0, :, :2, :3])
+    assert torch.equal(behind[1], whole[1, :, :4, :5])
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.5, 0.7, 1 - 2**-24, 1.0])

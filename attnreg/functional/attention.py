@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg.errors import InputError
+from attnreg.functional.blocks import closed, dropped_weights, in_blocks
 from attnreg.functional.seeded import is_traced
 
-LEAST = torch.finfo(torch.float32).min
 MINUS_INFINITY = np.uint32(0xFF800000)  # as a float32 of the same bits
-BLOCK = 2**17  # positions computed at once on a CPU, so that they stay in its cache
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -49,9 +48,27 @@ def scores_dropout(
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    keep = keep if keep.dim() > 1 else torch.atleast_2d(keep)
+    options: Any = {"dropout_p": dropout_p, "enable_gqa": enable_gqa}
+    return dropped_scores(query, key, value, keep, valid, bias, scale, traced=is_traced(), **options)
+
+
+def dropped_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor,
+    valid: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    *,
+    traced: bool,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> Tensor:
+    """Compute :func:`scores_dropout`, given what :func:`is_traced` returns."""
+    keep = keep if len(keep.shape) > 1 else torch.atleast_2d(keep)
     attended = keep if valid is None else keep & valid
-    is_plain = query.is_cpu and not is_traced()
+    is_plain = query.is_cpu and not traced
     dead = ~(_any(attended) if is_plain else attended.any(-1, keepdim=True))
     if not is_plain or bool(dead.any()):  # values on a GPU are not waited for
         attended = attended | dead if valid is None else attended | (dead & valid)
@@ -61,7 +78,8 @@ def scores_dropout(
         attn_mask = bias.masked_fill(~attended, -math.inf)
     else:
         attn_mask = _additive(attended, query.dtype) if is_plain else attended
-    attn_mask = attn_mask.expand(*attn_mask.shape[:-2], query.shape[-2], key.shape[-2])
+    full = *attn_mask.shape[:-2], query.shape[-2], key.shape[-2]
+    attn_mask = attn_mask if attn_mask.shape == full else attn_mask.expand(full)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -107,107 +125,10 @@ def weights_dropout(
         raise InputError(f"Expected `p` in [0, 1) with rescale=True, got {p}.")
     share = 1 / (1 - p) if rescale and p is not None else 1.0
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    inputs = query, key, value
-    by_sample = query.is_cpu and not is_traced() and query.dim() == 4 and keep.dtype == torch.bool
-    if by_sample and bias is None and not torch.is_autocast_enabled("cpu") and len({x.shape[:2] for x in inputs}) == 1:
-        out: Tensor = _WeightsDropout.apply(*inputs, keep, valid, scale, share)
-        return out
-    return _dropped(query, key, value, keep, valid, bias, scale, share)
-
-
-def _dropped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor,
-    valid: Tensor | None,
-    bias: Tensor | None,
-    scale: float,
-    share: float,
-) -> Tensor:
+    if query.is_cpu and not is_traced() and bias is None and keep.dtype == torch.bool and in_blocks(query, key, value):
+        return dropped_weights(query, key, value, keep, closed(valid, query), scale, share)
     weights = attention_weights(query, key, valid, bias, scale) * keep
     return (weights if share == 1 else weights * share) @ value
-
-
-class _WeightsDropout(torch.autograd.Function):
-    """Attention whose weights, a few rows at a time, are computed again for the gradient.
-
-    On a CPU this takes a third of the time: they stay in its cache, and are changed in place.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, valid: Tensor | None, *rest: float
-    ) -> Tensor:
-        ctx.rest = scale, share = rest
-        out, total = query.new_empty(*query.shape[:-1], value.shape[-1]), query.new_empty(*query.shape[:-1], 1)
-        closed, keep = _closed(valid, query), _as_bytes(keep, query, key)
-        scaled, keys, values = (query * scale).contiguous(), key.contiguous(), value.contiguous()
-        for rows, columns in _blocks(query, key):
-            weights = scaled[rows] @ keys[columns].mT
-            weights = weights if closed is None else weights.add_(_part(closed, rows))
-            top = weights.amax(-1, keepdim=True).clamp_(min=LEAST)
-            weights = weights.sub_(top).exp_()
-            sums = weights.sum(-1, keepdim=True)
-            total[rows] = top + sums.log()
-            weights *= keep[rows].to(weights.dtype)
-            out[rows] = (weights @ values[columns]).mul_(share / sums.clamp_(min=1))
-        total.masked_fill_(total == -math.inf, math.inf)  # a row without a valid key has no weights
-        ctx.save_for_backward(query, key, value, keep, valid, out, total)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, keep, valid, out, total = ctx.saved_tensors
-        scale, share = ctx.rest
-        if torch.is_grad_enabled():  # the gradients shall have gradients, too
-            inputs = [x for x in (query, key, value) if x.requires_grad]
-            out = _dropped(query, key, value, keep, valid, None, scale, share)
-            found = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in (query, key, value)), None, None, None, None
-        of_query, of_key, of_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query, key, value))
-        closed, keep = _closed(valid, query), _as_bytes(keep, query, key)
-        mean, grad = (grad * out).sum(-1, keepdim=True), (grad * share).contiguous()
-        scaled, keys, values = (query * scale).contiguous(), key.contiguous(), value.contiguous()
-        for rows, columns in _blocks(query, key):
-            weights = scaled[rows] @ keys[columns].mT
-            weights = weights if closed is None else weights.add_(_part(closed, rows))
-            weights = weights.sub_(total[rows]).exp_()
-            kept = keep[rows].to(weights.dtype).mul_(weights)
-            inner = (grad[rows] @ values[columns].mT).mul_(kept).addcmul_(weights, mean[rows], value=-1)
-            of_query[rows] = (inner @ keys[columns]).mul_(scale)
-            of_key[columns] += inner.mT @ scaled[rows]
-            of_value[columns] += kept.mT @ grad[rows]
-        return of_query, of_key, of_value, None, None, None, None
-
-
-def _closed(valid: Tensor | None, query: Tensor) -> Tensor | None:
-    """Return minus infinity for what the model forbids, and 0 for the rest, with four dimensions."""
-    if valid is None:
-        return None
-    return query.new_zeros(()).masked_fill(~valid, -math.inf).view(*[1] * (4 - valid.dim()), *valid.shape)
-
-
-def _as_bytes(keep: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return decisions in full, as bytes, which torch turns into floats in a fifth of the time."""
-    return keep.view(torch.int8).expand(*query.shape[:-1], key.shape[-2])
-
-
-def _blocks(query: Tensor, key: Tensor) -> Iterator[tuple[Any, Any]]:
-    """Yield the places of samples, heads and query rows to compute at once, and those of their keys."""
-    batch, heads, queries = query.shape[:3]
-    room = max(1, BLOCK // max(1, key.shape[-2]))
-    at_once = max(1, room // max(1, heads * queries)), max(1, room // max(1, queries)), room
-    for b in range(0, batch, at_once[0]):
-        for h in range(0, heads, at_once[1]):
-            columns = slice(b, b + at_once[0]), slice(h, h + at_once[1])
-            for q in range(0, queries, at_once[2]):
-                yield (*columns, slice(q, q + at_once[2])), columns
-
-
-def _part(tensor: Tensor, place: Sequence[slice]) -> Tensor:
-    """Return a part of a tensor, some of whose dimensions may have size 1."""
-    return tensor[tuple(each if size > 1 else slice(None) for each, size in zip(place, tensor.shape, strict=False))]
 
 
 def attention_weights(

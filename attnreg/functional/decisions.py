@@ -51,8 +51,8 @@ def sample_heads(p: float | Tensor, uniform: Tensor) -> Tensor:
         >>> sample_heads(1.0, torch.rand(3, 8)).sum(1)
         tensor([1, 1, 1])
     """
-    largest = uniform.amax(1, keepdim=True)
-    return uniform >= torch.minimum(largest, torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device))
+    p = p if type(p) is float else torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device)
+    return uniform >= uniform.amax(1, keepdim=True).clamp(max=p)
 
 
 def sample_spans(p: float | Tensor, valid: Tensor, uniform: Tensor, *, starts: Tensor | None = None) -> Tensor:

@@ -32,6 +32,8 @@ GOLDEN = 0x9E3779B1 - 2**32
 MULTIPLIERS = 0x7FEB352D, 0x846CA68B - 2**32
 LOW = {16: 2**16 - 1, 15: 2**17 - 1}  # a shift of signed integers repeats the sign: the bits that are not repeated
 
+INTERPRETERS: Any = torch._C._functorch.peek_interpreter_stack  # the innermost function transform that runs
+
 
 class Place(TypedDict, total=False):
     """Where the positions of a tensor are; see :func:`seeded_uniform`."""
@@ -40,6 +42,7 @@ class Place(TypedDict, total=False):
     first_query: int | Tensor
     samples: Tensor | None
     first_key: Tensor | None
+    traced: bool | None
 
 
 def uniform_at(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -65,6 +68,7 @@ def seeded_uniform(seed: int | Tensor, shape: Sequence[int], **place: Unpack[Pla
         place: ``device`` of the result, which does not change the bits; ``samples``, the index of each sample,
             ``(B,)``, in the first of two to four dimensions; ``first_query`` and ``first_key``, the indices of the
             first query and key, of which tensors must broadcast to ``(B, H, Q)``. By default, all begin at 0.
+            ``traced``: what :func:`is_traced` returns, if it is known.
 
     Example:
         >>> whole = seeded_uniform(7, (2, 3, 4, 5))
@@ -91,19 +95,19 @@ def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
         >>> fold_seed(7, 0) == int(fold_seed(torch.tensor(7), 0)) != fold_seed(7, 1)
         True
     """
-    if isinstance(seed, int):
-        return mix_64(mix_64(seed) + number)
-    return _mix_tensor(_mix_tensor(seed) + number)
+    if isinstance(seed, Tensor):
+        return _mix_tensor(_mix_tensor(seed) + number)
+    return mix_64(mix_64(seed) + number)
 
 
 def is_traced() -> bool:
     """Whether torch compiles or transforms a function, so that values cannot be read or changed in place."""
-    return torch.compiler.is_compiling() or transformed()
+    return torch.compiler.is_compiling() or INTERPRETERS() is not None
 
 
 def transformed() -> bool:
     """Whether a function transform such as ``vmap`` is running, in which tensor values cannot be read."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return INTERPRETERS() is not None
 
 
 def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +134,10 @@ def _everywhere(
     first_query: int | Tensor = 0,
     samples: Tensor | None = None,
     first_key: Tensor | None = None,
+    traced: bool | None = None,
 ) -> Tensor:
-    traced = is_traced()
+    if traced is None or type(seed) is not int:
+        traced = is_traced()
     device = torch.get_default_device() if device is None and not traced else device
     if device is not None and kernels.runs_on(device) and (not traced or torch.compiler.is_compiling()):
         written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
@@ -175,27 +181,25 @@ def _on_cpu(
     first_key: Tensor | None,
 ) -> Tensor:
     """Hash with numpy, whose unsigned integers take a third less time; few rows at once, which stay in the cache."""
-    limit = 0 if p is None else _threshold(float(p)) << (32 - BITS)
-    rows, steps = _places((1, 1, 1, *shape)[-3:], math.prod(shape[:-3]))
+    rows, steps, room = _places(shape)
     if samples is not None:
         lead = len(shape) - 1
-        ahead = samples.numpy() - np.arange(len(samples))
-        rows = rows + (ahead << (0, 0, H_SHIFT, B_SHIFT)[lead]).reshape(-1, *[1] * min(lead, 2))
-    offset, first = (first_query, None) if isinstance(first_query, int) else (0, first_query)
-    if first is not None:
-        rows = rows + first.numpy()
-    x = rows.view(np.uint64) + np.uint64((mix_64(seed) + offset) % 2**64)
+        ahead = (samples.numpy() - np.arange(len(samples))).astype(np.uint64) << (0, 0, H_SHIFT, B_SHIFT)[lead]
+        rows = rows + ahead.reshape(-1, *[1] * (lead - 1))
+    if type(first_query) is not int:
+        rows, first_query = rows + np.asarray(first_query).astype(np.uint64), 0
+    x = rows.reshape(-1, 1) + np.uint64((mix_64(seed) + first_query) % 2**64)
     for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
         x = (x ^ x >> shift) * multiplier
     x ^= x >> 31
     a, c = x.astype(np.uint32), (x >> 32).astype(np.uint32)
     if first_key is not None:
-        a = a + first_key.numpy().astype(np.uint32) * (GOLDEN % 2**32)
-    a, c = a.reshape(-1, 1), c.reshape(-1, 1)
-    out = np.empty((len(a), shape[-1] if shape else 1), np.float32 if p is None else np.bool_)
-    at_once = max(1, CHUNK // max(1, out.shape[1]))
-    for begin in range(0, len(a), at_once):
-        part = slice(begin, begin + at_once)
+        first = np.broadcast_to(first_key.numpy().astype(np.uint32), rows.shape).reshape(-1, 1)
+        a = a + first * (GOLDEN % 2**32)
+    limit = 0 if p is None else _threshold(float(p)) << (32 - BITS)
+    out = np.empty((a.shape[0], steps.shape[0]), np.float32 if p is None else np.bool_)
+    for begin in range(0, a.shape[0], room):
+        part = slice(begin, begin + room)
         word = a[part] + steps
         word ^= word >> 16
         word *= MULTIPLIERS[0]
@@ -212,11 +216,12 @@ def _on_cpu(
 
 
 @functools.lru_cache(maxsize=8)
-def _places(last: tuple[int, int, int], batch: int) -> tuple[Any, Any]:
-    """Return what tells apart the rows ``(B, H, Q)`` of a tensor, int64, and the steps of its keys, uint32."""
-    heads, queries, keys = last
-    b, h, q = np.arange(batch) << B_SHIFT, np.arange(heads) << H_SHIFT, np.arange(queries)
-    return b[:, None, None] + h[:, None] + q, np.arange(keys, dtype=np.uint32) * (GOLDEN % 2**32)
+def _places(shape: tuple[int, ...]) -> tuple[Any, Any, int]:
+    """Return what tells apart the rows ``(B, H, Q)`` of a tensor, the steps of its keys, and how many rows fit."""
+    heads, queries, keys = (1, 1, 1, *shape)[-3:]
+    b, h, q = (np.arange(size, dtype=np.uint64) for size in (math.prod(shape[:-3]), heads, queries))
+    rows = (b << B_SHIFT)[:, None, None] + (h << H_SHIFT)[:, None] + q
+    return rows, np.arange(keys, dtype=np.uint32) * (GOLDEN % 2**32), max(1, CHUNK // max(1, keys))
 
 
 def _hashed(words: tuple[Tensor, ...], steps: Tensor) -> Tensor:

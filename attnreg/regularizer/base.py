@@ -210,7 +210,11 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     def mask_at(self, site: AttentionSite) -> Mask | None:
         """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
-        return _together(operator.and_, [each.mask_at(site) for each in self._acting(site)])
+        mask = None
+        for each in self.inner(site):
+            if each.training and each.active and (found := each.mask_at(site)) is not None:
+                mask = found if mask is None else mask & found
+        return mask
 
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         """Return hidden states as the regularizers inside this one change them, one after the other."""
@@ -277,14 +281,9 @@ class Container(Regularizer):
 
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
         """Return the mask at an attention site, or the changed states at a hidden-state site, of those inside."""
-        if not (self.training and self._is_on):
-            return states
-        return super().mask_at(site) if states is None else super().states_at(site, states)
+        return self.mask_at(site) if states is None else self.states_at(site, states)
 
-    @property
-    def _is_on(self) -> bool:
-        """Whether those inside may act now."""
-        return True
+    _is_on: bool = True  # whether those inside may act now
 
     @property
     @override
@@ -293,11 +292,11 @@ class Container(Regularizer):
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
-        return self(site)
+        return super().mask_at(site) if self.training and self._is_on else None
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        return self(site, states)
+        return super().states_at(site, states) if self.training and self._is_on else states
 
 
 class Compose(Container):
@@ -329,7 +328,7 @@ class Compose(Container):
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:
-        return list(self.providers._modules.values())  # type: ignore[arg-type]  # regularizers, as was checked
+        return [*self._modules["providers"]._modules.values()]  # type: ignore[union-attr]  # as was checked
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:

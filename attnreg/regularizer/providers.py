@@ -38,7 +38,9 @@ class MaskProvider(Regularizer):
         """Ask :meth:`forward`, and check the kind of the site and of the answer."""
         if not isinstance(site, AttentionSite) or args:
             raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
-        mask: Any = super().__call__(site)
+        return self._checked(super().__call__(site), site)
+
+    def _checked(self, mask: Any, site: AttentionSite) -> Mask | None:
         if mask is not None and not isinstance(mask, Mask):
             raise InputError(
                 f"Expected {type(self).__name__} to return a Mask or None, got {type(mask).__name__}, at {site.name}: "
@@ -49,7 +51,10 @@ class MaskProvider(Regularizer):
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
-        return self(site)
+        if self._forward_hooks or self._forward_pre_hooks:
+            return self(site)
+        mask = self.forward(site)
+        return mask if mask is None or type(mask) is Mask else self._checked(mask, site)
 
 
 class HiddenProvider(Regularizer):
@@ -95,7 +100,8 @@ class HiddenProvider(Regularizer):
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        states, counted = super().states_at(site, states), len(site._counts)
+        states = super().states_at(site, states) if self._modules else states
+        counted = len(site._counts)
         answer = self(site, states) if site.where in self.places else None
         # Not of a part, as a container may hand on, nor what a kernel has counted.
         if answer is not None and answer.shape == site.shape and len(site._counts) == counted:

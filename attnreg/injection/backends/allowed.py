@@ -61,7 +61,10 @@ class Allowed:
 
     def valid(self, device: torch.device) -> Tensor | None:
         """Return all valid positions, bool, broadcastable to ``(B, H, Q, K)``; ``None`` means all."""
-        return self.once("valid", lambda: self.of_rows(device))
+        if "valid" not in self._known:
+            self._known["valid"] = self.of_rows(device)
+        valid: Tensor | None = self._known["valid"]
+        return valid
 
     def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
         """Return what a function finds, which is asked the first time."""
@@ -88,7 +91,9 @@ class LazySite(AttentionSite):
         fields |= info.__dict__
         fields |= given
         fields["allowed"] = allowed
-        site.__post_init__()
+        fields["heads"] = given["shape"][1]
+        if (query := fields["query"]) is not None:
+            fields["head_size"] = query.shape[-1]
         return site
 
     @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect

@@ -95,6 +95,7 @@ class Watching(TorchFunctionMode):
 class Masking(Watching):
     """What backends use of the mode that is active while an attached module runs."""
 
+    is_quiet: bool = False  # whether it is known that nothing repeats, records, compiles or transforms what runs
     tap: Tap | None = None
     taps_output: bool = False  # whether the output of a fused kernel may pass through the tap instead of the weights
 
@@ -117,8 +118,12 @@ class Masking(Watching):
         """
 
     @abstractmethod
-    def note(self, mask: Mask | None, factor: Tensor | None = None) -> None:
-        """Record the drop rate of a site's mask, and of the factor of its output; :meth:`counter`: of a kernel."""
+    def note(self, mask: Mask | None) -> None:
+        """Record the drop rate of a site's mask."""
+
+    @abstractmethod
+    def count(self, kept: Tensor | None, factor: Tensor | None = None) -> None:
+        """Record the drop rate of what is not 0 where a unit is kept, and of a factor of the output."""
 
     @abstractmethod
     def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

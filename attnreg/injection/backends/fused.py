@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional, kernels
-from attnreg.functional.attention import per_head
+from attnreg.functional.attention import dropped_scores, per_head
+from attnreg.functional.blocks import closed, dropped_weights, in_blocks
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
 from attnreg.injection.backends.base import Masking
@@ -51,22 +52,42 @@ class Attention:
         if mask.weights is not None and not self.layout.has_sinks:
             rest, factor = mask.factored()
         if factor is not None and rest.is_empty:
-            mode.note(mask)
+            mode.count(mask.kept, factor)
             out = run()
-        elif (options := self.kernel_options(rest)) is not None:
+        elif (options := self.kernel_options(rest) if kernels.runs_on(self.query.device) else None) is not None:
             if self.dropout_p:  # of weights, after those that count
                 shape = (*self.query.shape[:-1], self.key.shape[-2])
                 own = mode.own_dropout(self.query, shape, self.dropout_p)
                 options["weights"] = *(options["weights"] or (None,)), own
             options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
-        elif (dropped := self._of_weights(rest, factor, mode)) is not None:
+        elif not rest.drawn_weights and mode.tap is None and self._drops_scores(rest):
+            keep = rest.scores
+            for drawn in rest.drawn:
+                keep = drawn.written_out() if keep is None else keep & drawn.written_out()
+            assert keep is not None
+            mode.count(keep if mask.kept is None else mask.kept, factor)
+            out = dropped_scores(
+                self.query,
+                self.key,
+                self.value,
+                keep,
+                self.allowed.valid(self.query.device),
+                None,
+                self.scale,
+                traced=not mode.is_quiet and is_traced(),
+                dropout_p=self.dropout_p,
+                enable_gqa=self.enable_gqa,
+            )
+        elif rest.drawn_weights and (dropped := self._of_weights(rest, factor, mode)) is not None:
             out = dropped
         else:
             written = rest.written_out(self.query.dtype)
-            mode.note(written, factor)
+            mode.count(written.units_kept, factor)
             out = self._written_out(written, mode)
-        return out if factor is None else out * factor.to(out.dtype)
+        if factor is None:
+            return out
+        return out * (factor if factor.dtype == out.dtype else factor.to(out.dtype))
 
     def kernel_options(self, mask: Mask) -> dict[str, Any] | None:
         """Return the arguments of the kernel for a mask that it can apply, where it is faster than torch's."""
@@ -105,16 +126,26 @@ class Attention:
 
     def _of_weights(self, mask: Mask, factor: Tensor | None, mode: Masking) -> Tensor | None:
         """Drop weights alone, decided by one draw, without writing all of them out."""
-        is_one = len(mask.drawn_weights) == 1 and not mask.drawn and mask.scores is None and mask.drops_in_kernel
-        if not is_one or self.dropout_p or self.whole.bias is not None or self.layout.has_sinks or is_traced():
+        query, allowed = self.query, self.allowed
+        if mask.drawn or mask.scores is not None or not mask.drops_in_kernel or len(mask.drawn_weights) > 1:
+            return None
+        if not query.is_cpu or self.dropout_p or self.whole is not allowed or allowed.bias is not None:
+            return None
+        key, value = self.key, self.value
+        if key.shape[1] != query.shape[1]:
+            key, value = per_head(key, query.shape[1]), per_head(value, query.shape[1])
+        if (not mode.is_quiet and is_traced()) or not in_blocks(query, key, value):
             return None
         (drawn,) = mask.drawn_weights
-        keep, query = drawn.written_out(), self.query
-        mode.note(Mask(kept=keep), factor)
-        key, value = (per_head(x, query.shape[1]) for x in (self.key, self.value))
-        valid = self.allowed.valid(query.device)
-        out = functional.weights_dropout(query, key, value, keep, valid, None, self.scale)
-        return out / drawn.divisor if drawn.rescale else out
+        keep = drawn.written_out()
+        mode.count(keep, factor)
+        shut = allowed.once(("closed", query.dtype), lambda: closed(allowed.valid(query.device), query))
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return dropped_weights(query, key, value, keep, shut, scale, 1 / float(drawn.divisor))
+
+    def _drops_scores(self, mask: Mask) -> bool:
+        """Whether a mask drops scores alone, all of which are of keys, without a bias."""
+        return not mask.has_factors and self.whole is self.allowed and self.whole.bias is None
 
     def _uniform(self) -> Tensor:
         values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)

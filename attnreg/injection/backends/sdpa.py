@@ -70,7 +70,7 @@ class FusedAttention(Backend):
 
         def run() -> Tensor:
             out = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-            return layout.canonical_rows(out)
+            return out if layout.dims == STANDARD else layout.canonical_rows(out)
 
         attention = Attention(queries, keys, values, allowed, whole, layout, scale, dropout_p, enable_gqa)
         if mode.tap is not None and mode.taps_output and not dropout_p:

@@ -12,20 +12,19 @@ from typing_extensions import override
 
 from attnreg.draws import Drawn, Draws, new_seed
 from attnreg.errors import InputError, NoAttentionError
-from attnreg.functional.seeded import fold_seed, is_traced
+from attnreg.functional.seeded import INTERPRETERS, fold_seed, is_traced
 from attnreg.injection.backends import BY_FUNCTION, Asked
 from attnreg.injection.backends.allowed import Allowed, LazySite
 from attnreg.injection.backends.base import Masking, Parts
 from attnreg.injection.backends.layout import STANDARD, Layout
 from attnreg.injection.backends.sdpa import note_packed
 from attnreg.injection.running.passes import Passes
-from attnreg.injection.running.repetition import checkpoint_around, foreign_function, hooks_of_saved_tensors
+from attnreg.injection.running.repetition import TOP_HOOKS, checkpoint_around, foreign_function
 from attnreg.injection.running.soft_masks import ADDS_OR_MULTIPLIES, SoftMasks
-from attnreg.masks import Mask
+from attnreg.masks import TENSORS, Mask
 from attnreg.sites import AttentionSite, SiteInfo
 
 RESHAPE, UNFLATTEN = Tensor.reshape, Tensor.unflatten
-TENSORS = "scores", "weights", "normalized", "kept", "relaxed"  # of a mask
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,10 @@ class Planned:
             again = Asked(self.info, self.layout, True, self.parts)
             vars(self).update(asked=replace(again, again=False), asked_again=again)
 
+    def fits(self, backend: str, rank: int) -> bool:
+        """Whether a call may be this one; a transformers model may switch to softmax, to return its weights."""
+        return self.rank == rank and (self.backend == backend or self.layout.dims == STANDARD)
+
     asked: Asked = field(init=False, repr=False, compare=False)
     asked_again: Asked = field(init=False, repr=False, compare=False)
 
@@ -60,7 +63,7 @@ class AttentionMode(Masking):
         self.name = name
         self._plan = plan
         self._at = 0
-        self._asked: set[int] = set()
+        self.asked: set[int] = set()  # the numbers of those whose masks were asked for
         self._latest: Mask | None = None
         self._site: AttentionSite | None = None  # of the latest mask, unless that was of another part, too
         self._soft_masks: SoftMasks | None = None
@@ -68,16 +71,13 @@ class AttentionMode(Masking):
         self._had_gradients = passes.quiet or torch.is_grad_enabled()
         self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
 
-    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a forward under this mode."""
-        with self:
-            return forward(*args, **kwargs)
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in BY_FUNCTION and self.passes.mode is self:
+        passes = self.passes
+        if func in BY_FUNCTION and passes.mode is self:
+            passes.quiet = self.is_quiet = passes.quiet and INTERPRETERS() is None  # within the module, too
             first = args[0] if args else next(iter(kwargs.values()))
             if first.is_nested:
                 raise NoAttentionError(
@@ -89,36 +89,40 @@ class AttentionMode(Masking):
                     "parallelism), each of which would begin its masks at position 0. Use data parallelism (DDP, FSDP)."
                 )
             return BY_FUNCTION[func].intercept(self, func, *args, **kwargs)
-        if func in ADDS_OR_MULTIPLIES and self.passes.mode is self:
+        if func in ADDS_OR_MULTIPLIES and passes.mode is self:
             self._soft_masks = self._soft_masks or SoftMasks()
             self._soft_masks.note(func, args, kwargs)
         if func is UNFLATTEN and torch.compiler.is_compiling():
             func = torch.unflatten  # torch.compile cannot trace the method under a mode
         out = func(*args, **kwargs)
-        if func is RESHAPE and args[0].ndim == out.ndim == 4:
+        if func is RESHAPE and args[0].ndim == out.ndim == 4 and args[0].shape[2] == 1:
             note_packed(args[0], out)
         return out
 
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward under this mode."""
+        with self:
+            return forward(*args, **kwargs)
+
     @override
     def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
-        rank, heads = len(shape), self.heads
-        number = self._at
-        while number < len(self._plan) and heads is None and not _is_as_planned(self._plan[number], backend, rank):
+        rank, heads, number = len(shape), self.heads, self._at
+        for planned in self._plan[number:]:
+            if heads is not None or planned.fits(backend, rank):
+                break
             number += 1
-        if number == len(self._plan):
-            for planned in self._plan:
-                if planned.info is not None and _is_as_planned(planned, backend, rank):
-                    raise NoAttentionError(
-                        f"{self.name} computes more attention in this forward pass than when it was attached "
-                        f"(computations then: {len(self._asked)}). Attach with `example_inputs` like these inputs."
-                    )
+        else:
+            if any(planned.info is not None and planned.fits(backend, rank) for planned in self._plan):
+                raise NoAttentionError(
+                    f"{self.name} computes more attention in this forward pass than when it was attached "
+                    f"(computations then: {len(self.asked)}). Attach with `example_inputs` like these inputs."
+                )
             return None
-        planned = self._plan[number]
         self._at = number if planned.parts in ("rows", "queries", "values") else number + 1
         if planned.info is None:
             return None
-        again = planned.parts == "values" and number in self._asked
-        self._asked.add(number)
+        again = planned.parts == "values" and number in self.asked
+        self.asked.add(number)
         if self.passes.taps:
             self.tap = self.passes.taps.get(planned.info.label)
             if self.tap is None:
@@ -138,11 +142,10 @@ class AttentionMode(Masking):
         if not self.passes.quiet or (mask is not None and mask.is_inference()):
             return Allowed.of_sdpa(mask, is_causal, queries, keys)
         known = self.passes.latest.allowed
-        version = 0 if mask is None else mask._version
-        place = id(mask), version, is_causal, queries, keys, device
-        if (found := known.get(place)) is None:
-            found = known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
-        return found
+        place = id(mask), 0 if mask is None else mask._version, is_causal, queries, keys, device
+        if place not in known:
+            known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
+        return known[place]
 
     @override
     def allowed(self, scores: Tensor) -> Tensor:
@@ -161,14 +164,6 @@ class AttentionMode(Masking):
                 "`handle.detach()`, then `attach` again."
             )
 
-    def check_seen(self, planned: int) -> None:
-        """Raise if there was less attention than was ``planned``."""
-        if len(self._asked) != planned:
-            raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {len(self._asked)} of {planned} "
-                f"computations were seen; {self.passes.why_hidden}"
-            )
-
     @override
     def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **given: Any) -> Mask | None:
         self._site = None
@@ -182,7 +177,7 @@ class AttentionMode(Masking):
             if padding is not None and padding.has_two:  # else latent vectors may ask
                 queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
                 queries = None if queries is None else queries.to(like.device)
-        draws = self._draws_of(site, shape[2])
+        draws = passes.draws_at(site.info, "attention") if site.parts is None else self._draws_of(site, shape[2])
         given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
         # Compiled, code that nobody needs is left out, and a cached property cannot be traced.
         if not passes.quiet and torch.compiler.is_compiling():
@@ -197,15 +192,21 @@ class AttentionMode(Masking):
             with passes.asking():
                 mask = passes.provider.mask_at(asked)
         if mask is not None:
-            self._check_backward()
+            if not (passes.quiet and torch.is_grad_enabled() and TOP_HOOKS(True) is None):
+                self._check_backward()
             mask = _checked(mask, asked, type(passes.provider).__name__)
         self._latest, self._site = mask, asked
         return mask
 
     @override
-    def note(self, mask: Mask | None, factor: Tensor | None = None) -> None:
+    def note(self, mask: Mask | None) -> None:
         if self._site is not None:
-            self.passes.rates.note(self._site, mask, factor)
+            self.passes.rates.note_mask(self._site, mask, quiet=self.passes.quiet)
+
+    @override
+    def count(self, kept: Tensor | None, factor: Tensor | None = None) -> None:
+        if self._site is not None:
+            self.passes.rates.note(self._site, kept, factor, quiet=self.passes.quiet)
 
     @override
     def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -223,8 +224,6 @@ class AttentionMode(Masking):
 
     def _check_backward(self) -> None:
         """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
-        if self.passes.quiet and torch.is_grad_enabled() and hooks_of_saved_tensors() is None:
-            return
         if torch.compiler.is_compiling():
             return
         if checkpoint_around() is not self._around:
@@ -273,11 +272,6 @@ def _own_seed(device: torch.device) -> int | Tensor:
     return fold_seed(generator.initial_seed(), offset)
 
 
-def _is_as_planned(planned: Planned, backend: str, rank: int) -> bool:
-    # A transformers model may switch from a fused kernel to softmax, to return its weights.
-    return planned.rank == rank and (planned.backend == backend or planned.layout.dims == STANDARD)
-
-
 def _first_query(site: AttentionSite) -> int:
     """Return the position of the first query among the keys of causal attention: after those of a cache."""
     queries, keys = site.shape[2:]
@@ -301,7 +295,7 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
         tensor = given[which]
         if tensor is None:
             continue
-        rank = tensor.dim()
+        rank = tensor.ndim
         if which == "scores" and not rank and not torch.compiler.is_compiling() and bool(tensor):
             moved["scores"] = None  # the whole layer is kept
             continue

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from attnreg.draws import Draws
 from attnreg.errors import InputError
-from attnreg.functional.seeded import is_traced
 from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import HiddenModelSite
@@ -140,8 +139,11 @@ class AttachedBlock(ReplacedForward[BlockCall]):
             dtype=states.dtype,
             counter=functools.partial(passes.rates.counters, 2, 2 * len(passes.modules), states.device),
         )
-        with passes.asking():
+        if passes.own is None and passes.given is None:
             after = passes.provider.states_at(site, before)
+        else:
+            with passes.asking():
+                after = passes.provider.states_at(site, before)
         passes.rates.note_count(info, _count(site, before, after))
         return after.transpose(0, 1) if axes == "tbc" else after
 
@@ -156,8 +158,7 @@ def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
         valid = None if site.valid is None else site.valid[..., None]
         if valid is not None:
             present, dropped = present & valid, dropped & valid
-        traced = is_traced()
-        return Count(number_of(present, is_traced=traced), number_of(dropped, is_traced=traced))
+        return Count(number_of(present), number_of(dropped))
 
 
 def attached_blocks(

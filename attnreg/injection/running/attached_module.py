@@ -36,7 +36,7 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
         """Run the module's forward, with the provider's masks if they apply to this call."""
         plan, passes, number = self.next(), self.passes, self._numbers[self.calls.done - 1]
         mode = None
-        if plan is not None and (self._is_tapped(plan) or passes.acts_at(self.name, self.module)):
+        if plan is not None and ((passes.taps and self._is_tapped(plan)) or passes.acts_at(self.name, self.module)):
             if not passes.latest.whole:
                 passes.check_entry(self.name)
             if self._folds_heads and is_sharded(self.module):
@@ -52,12 +52,15 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
             output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
         finally:
             passes.mode = before
-        mode.check_seen(number)
+        if len(mode.asked) != number:
+            raise NoAttentionError(
+                f"{self.name} hides its attention in this forward pass: {len(mode.asked)} of {number} computations "
+                f"were seen; {passes.why_hidden}"
+            )
         return output
 
     def _is_tapped(self, plan: Sequence[Planned]) -> bool:
-        taps = self.passes.taps
-        return bool(taps) and any(planned.info and planned.info.label in taps for planned in plan)
+        return any(planned.info and planned.info.label in self.passes.taps for planned in plan)
 
     def _under_patches(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

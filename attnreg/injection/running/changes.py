@@ -41,7 +41,7 @@ class Changes:
     def check_modules(self) -> None:
         """Raise if a module was replaced, or if a list of blocks has more or fewer of them than before."""
         for (parent, key), child in self._places.items():
-            if parent._modules.get(key) is not child:
+            if key not in parent._modules or parent._modules[key] is not child:
                 raise NoAttentionError(f"{self._names[child]} was replaced after it was attached. {AGAIN}.")
         for blocks, (name, count) in self._lists.items():
             if len(blocks._modules) != count:

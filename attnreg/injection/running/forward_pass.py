@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ Place = Literal["attention", "block"] | Where
 
 PLACES, STACKS = ("attention", "block", *get_args(Where)), get_args(Stack)
 KINDS = {kind: number for number, kind in enumerate(itertools.product(PLACES, STACKS))}
+NUMBER_OF_KINDS = len(KINDS)
 BEFORE_THE_SITES = -1
 
 
@@ -50,7 +52,8 @@ class Pass:
     mixed: int | None = None  # the same, once it is read, from which seeds of sites are derived
     mark: int = 0  # of the state of torch's generator when the seed was drawn
     drew_first: bool = False  # whether it drew before its sites
-    counts: dict[tuple[int, int], int] = field(default_factory=dict)  # number of draws so far, by kind and layer
+    # number of draws so far, by kind and layer
+    counts: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
     batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
     first: Pass | None = None  # the pass that this one repeats
@@ -62,8 +65,7 @@ class Pass:
 
     def again(self) -> Pass:
         """Return a pass that goes on from where this one is now, and draws what this one will draw."""
-        counts, own_counts = dict(self.counts), dict(self.own_counts)
-        fresh: Any = {"counts": counts, "own_counts": own_counts, "allowed": {}, "active": None}
+        fresh: Any = {"counts": self.counts.copy(), "own_counts": dict(self.own_counts), "allowed": {}, "active": None}
         return replace(self, first=self.first or self, **fresh)
 
 

@@ -17,12 +17,13 @@ from typing_extensions import override
 
 from attnreg.draws import Draws, draws_from
 from attnreg.errors import AsleepWarning
-from attnreg.functional.seeded import is_traced, transformed
+from attnreg.functional.seeded import INTERPRETERS, is_traced, transformed
 from attnreg.injection.discovery.coverage import why_hidden
 from attnreg.injection.running.changes import Changes
 from attnreg.injection.running.forward_pass import (
     BEFORE_THE_SITES,
     KINDS,
+    NUMBER_OF_KINDS,
     Pass,
     Place,
     following,
@@ -270,14 +271,15 @@ class Passes(Repeatable):
         now = self.latest
         # Without own draws, only passes of some rows know their batch: padding would count in the one they are of.
         batch = now.batch if self.seeds_own or now.batch is None else replace(now.batch, first=None, cached=0)
-        return Draws(functools.partial(self._next_seed, now, place, site), batch=batch)
+        seed = functools.partial(self._next_seed, now, place, site)
+        return Draws(seed, batch=batch, traced=False if self.quiet else None)
 
     def _next_seed(self, now: Pass, place: Place, site: Site) -> int | Tensor:
         kind = KINDS[place, site.stack]
-        count = now.counts.get((kind, site.layer), 0)
+        count = now.counts[kind, site.layer]
         now.counts[kind, site.layer] = count + 1
-        number = ((count * len(KINDS) + kind) << 32) + site.layer
-        if not self.quiet or transformed():  # within the module, too
+        number = ((count * NUMBER_OF_KINDS + kind) << 32) + site.layer
+        if not self.quiet or INTERPRETERS() is not None:  # within the regularizer, too
             return following(self.seed_of(now), number)
         if now.mixed is None:
             now.mixed = mix_64(int(self.seed_of(now)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,16 @@ from torch import Tensor
 from typing_extensions import Self
 
 from attnreg import functional
-from attnreg.functional.seeded import transformed
+from attnreg.functional.seeded import is_traced, transformed
 from attnreg.functional.validity import summed
 from attnreg.masks import Mask
-from attnreg.sites import AttentionSite, Site, SiteInfo
+from attnreg.sites import AttentionSite, Site
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
+MOST_GROUPS = 8
 Number = Tensor | int | float
 Sums = dict[str, tuple[Tensor, int]]  # of the rates of a site, and of how many
+Groups = dict[tuple[str, ...], tuple[Tensor, int]]  # the same of sites whose rates are summed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class DropRates:
     """The share of dropped units per site, by site label ``"<stack>.<layer>"``."""
 
     def __init__(self) -> None:
-        self._sums: Sums = {}
+        self._sums: Groups = {}
         self._counters: tuple[Tensor, int] | None = None  # to which kernels add, and how many are in use
         self._latest: dict[str, Count] = {}
         self._uncounted = self._latest  # unless they are in the sums
@@ -56,7 +58,7 @@ class DropRates:
 
     def count(self) -> None:
         """Add the latest rates to the running means; of compiled passes, only those that are latest in a step."""
-        self._sums = added(self._sums, _rates(self._uncounted))
+        self._sums = _summed(self._sums, self._uncounted)
         self._uncounted = {}
 
     def forget(self) -> None:
@@ -67,33 +69,39 @@ class DropRates:
     @property
     def latest(self) -> dict[str, Tensor]:
         """The rates of the latest pass, 0-d."""
-        return _rates(self._latest)
+        return dict(zip(self._latest, _rates(self._latest.values()), strict=True))
 
     def mean(self) -> dict[str, float]:
         """Return the mean rates over all passes so far."""
-        found = added(self._sums, _rates(self._uncounted))
-        return {label: float(total) / count for label, (total, count) in found.items()}
+        totals: dict[str, tuple[float, int]] = {}
+        for labels, (total, passes) in _summed(self._sums, self._uncounted).items():
+            for label, one in zip(labels, total.tolist(), strict=True):
+                before, count = totals.get(label, (0.0, 0))
+                totals[label] = before + one, count + passes
+        return {label: total / count for label, (total, count) in totals.items()}
 
-    def note(self, site: AttentionSite, mask: Mask | None, factor: Tensor | None = None) -> None:
-        """Record the drop rate of a site, of which the output is multiplied by a factor."""
-        if torch.compiler.is_compiling():
-            count = _traced(mask if factor is None else Mask(weights=factor) & (mask or Mask()), site)
-        elif transformed():  # a tensor made under vmap must not outlive it
+    def note(self, site: AttentionSite, kept: Tensor | None, factor: Tensor | None = None, *, quiet: bool) -> None:
+        """Record the drop rate of a site, given what is not 0 where a unit is kept, and a factor of its output."""
+        compiles = not quiet and torch.compiler.is_compiling()
+        if not (quiet or compiles) and transformed():  # a tensor made under vmap must not outlive it
             self.are_hidden = True
             return
-        elif mask is not None and (mask.drawn or mask.drawn_weights):
-            count = _of_some_rows(mask, site)
-        else:
-            kept = None if mask is None else mask.units_kept
-            if factor is not None:
-                kept = factor != 0 if kept is None else kept & (factor != 0)
-            count = _counted(kept, site)
-        self.note_count(site, count)
+        if factor is not None:
+            kept = factor != 0 if kept is None else kept & (factor != 0)
+        count = _traced(kept, site) if compiles else _counted(kept, site)
+        self.note_count(site, count, adds=site.in_parts)
 
-    def note_count(self, site: Site, count: Count) -> None:
-        """Record how many units of a site are dropped."""
-        before = self._latest.get(site.label) if isinstance(site, SiteInfo) and site.in_parts else None
-        self._latest[site.label] = count if before is None else before + count
+    def note_mask(self, site: AttentionSite, mask: Mask | None, *, quiet: bool) -> None:
+        """Record the drop rate of a mask, whose decisions may not be in memory."""
+        if mask is None or not (mask.drawn or mask.drawn_weights) or is_traced():
+            self.note(site, None if mask is None else mask.units_kept, quiet=quiet)
+        else:
+            self.note_count(site, _of_some_rows(mask, site), adds=site.in_parts)
+
+    def note_count(self, site: Site, count: Count, *, adds: bool = False) -> None:
+        """Record how many units of a site are dropped, or with ``adds`` of a part of it."""
+        label = site.label
+        self._latest[label] = self._latest[label] + count if adds and label in self._latest else count
 
     def counter(self, site: AttentionSite, factor: Tensor | None, sites: int) -> tuple[Tensor, Tensor | None]:
         """Return where a kernel, ``(1,)``, adds the units that it drops, besides those of a row factor of 0.
@@ -102,7 +110,7 @@ class DropRates:
         """
         place, rows = self.counters(1, sites, site.device), site.once("rows", site.rows)
         count = _counted(factor, site)
-        self.note_count(site, Count(count.of, place[0], count.kept, count.weights))
+        self.note_count(site, Count(count.of, place[0], count.kept, count.weights), adds=site.in_parts)
         if factor is not None:
             kept = factor.detach() != 0
             rows = kept if rows is None else rows & kept
@@ -120,8 +128,8 @@ class DropRates:
 
     def note_skipped(self, site: Site, skip: Tensor) -> None:
         """Record a drop rate of 1 for a site whose block is skipped, that is, if ``skip`` (0-d) is true."""
-        known = {label: each for label, each in self._latest.items() if label == site.label}
-        rate = _rates(known).get(site.label, torch.zeros((), device=skip.device))
+        known = self._latest.get(site.label)
+        (rate,) = [torch.zeros((), device=skip.device)] if known is None else _rates([known])
         self._latest[site.label] = Count(1, torch.where(skip, torch.ones_like(rate), rate))
 
 
@@ -131,59 +139,72 @@ def added(sums: Sums, rates: Mapping[str, Tensor]) -> Sums:
     return {**sums, **{label: (kept[label][0] + rate.detach(), kept[label][1] + 1) for label, rate in rates.items()}}
 
 
-def _rates(counts: Mapping[str, Count]) -> dict[str, Tensor]:
-    """Return the rates of sites, 0-d, with as few operations as there can be."""
+def _summed(sums: Groups, counts: Mapping[str, Count]) -> Groups:
+    """Return sums with one more rate of each of these sites, added at once if the same sites are counted each time."""
     if not counts:
-        return {}
-    dropped, of = _dropped(list(counts.values())), [each.of for each in counts.values()]
-    tensors = [each for each in (*dropped, *of) if isinstance(each, Tensor)]
-    device = tensors[0].device if tensors else None
+        return sums
+    labels, new = tuple(counts), _rates(counts.values()).detach()
+    groups = {labels: new}
+    if labels not in sums and len(sums) >= MOST_GROUPS:  # a model that leaves out layers at random
+        groups = {(label,): rate for label, rate in zip(labels, new.split(1), strict=True)}
+    before = {each: sums.get(each, (torch.zeros_like(rate), 0)) for each, rate in groups.items()}
+    return {**sums, **{each: (before[each][0] + rate, before[each][1] + 1) for each, rate in groups.items()}}
 
-    def stacked(numbers: Sequence[Number]) -> Tensor:
-        if not any(isinstance(each, Tensor) for each in numbers):
-            return torch.tensor(numbers, dtype=torch.float32, device=device)
-        return torch.stack([torch.as_tensor(each, dtype=torch.float32, device=device).reshape(()) for each in numbers])
 
-    return dict(zip(counts, (stacked(dropped) / stacked(of).clamp(min=1)).unbind(), strict=True))
+def _rates(counts: Collection[Count]) -> Tensor:
+    """Return the rates of sites, with as few operations as there can be."""
+    dropped, of = _dropped([*counts]), [each.of for each in counts]
+    numbers = {*map(type, dropped), *map(type, of)} <= {int, float}
+    device = None if numbers else next(each.device for each in (*dropped, *of) if isinstance(each, Tensor))
+    return _stacked(dropped, device) / _stacked(of, device).clamp(min=1)
+
+
+def _stacked(numbers: Sequence[Number], device: torch.device | None) -> Tensor:
+    if {*map(type, numbers)} <= {int, float}:
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
+    return torch.stack([torch.as_tensor(each, dtype=torch.float32, device=device).reshape(()) for each in numbers])
 
 
 def _dropped(counts: Sequence[Count]) -> list[Number]:
     """Return how many units are dropped; those of decisions of the same shape, such as heads, are counted at once."""
     found = [each.dropped for each in counts]
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = defaultdict(list)
     for at, each in enumerate(counts):
         if each.kept is not None:
-            groups.setdefault((each.kept.shape, each.kept.dtype, each.kept.device, id(each.weights)), []).append(at)
+            groups[each.kept.shape, each.kept.dtype, each.kept.device, id(each.weights)].append(at)
     for places in groups.values():
         kept = torch.stack([counts[at].kept for at in places])  # type: ignore[misc]  # not None
         sums = ((kept == 0) * counts[places[0]].weights).flatten(1).sum(1)
-        for at, total in zip(places, sums.unbind(), strict=True):
+        for at, total in zip(places, sums.tolist() if sums.is_cpu and not is_traced() else sums, strict=True):
             found[at] = found[at] + total
     return found
 
 
 def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
     """Count the units of a site that are not kept."""
-    size = math.prod(site.shape)
-    of: Number = site.once("number of units", site.number_of_units)
+    of, units = site.once("counted", lambda: (_at_hand(site.number_of_units()), site.units))
     if kept is None:
         return Count(of)
-    if kept.numel() < size or size == 1:  # heads, keys or rows
+    if kept.shape != site.shape or site.shape == (1, 1, 1, 1):  # heads, keys or rows
         shape = (*[1] * (4 - kept.dim()), *kept.shape)
-        weights = site.once(("units", shape), lambda: summed(site.units, site.shape, shape))
+        weights = site.once(("units", shape), lambda: summed(units, site.shape, shape))
         return Count(of, kept=kept.detach().view(shape), weights=weights)
-    dropped, units = ~kept if kept.dtype == torch.bool else kept.detach() == 0, site.units
-    return Count(of, number_of(dropped if units is None else dropped & units, is_traced=False))
+    dropped = ~kept if kept.dtype == torch.bool else kept.detach() == 0
+    dropped = dropped if units is None else dropped & units
+    return Count(of, int(np.count_nonzero(dropped.numpy())) if dropped.is_cpu else dropped.sum())
 
 
-def number_of(mask: Tensor, *, is_traced: bool) -> Number:
-    """Return how many values of a mask are true; on a CPU, numpy counts them in a sixtieth of torch's time."""
-    return int(np.count_nonzero(mask.numpy())) if mask.is_cpu and not is_traced else mask.sum()
+def _at_hand(number: Number) -> Number:
+    return int(number) if isinstance(number, Tensor) and number.is_cpu else number
 
 
-def _traced(mask: Mask | None, site: AttentionSite) -> Count:
+def number_of(mask: Tensor) -> Number:
+    """Return how many values of a mask are true."""
+    return mask.sum() if is_traced() or not mask.is_cpu else int(np.count_nonzero(mask.numpy()))
+
+
+def _traced(kept: Tensor | None, site: AttentionSite) -> Count:
     """Count while torch compiles, in the fewest operations that it has to follow."""
-    kept = None if mask is None else mask.units_kept
     of = torch.ones((), device=site.device) if site.units is None else site.units.expand(site.shape).sum()
     if kept is None:
         return Count(of, torch.zeros((), device=site.device))

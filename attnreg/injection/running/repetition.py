@@ -20,10 +20,8 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.running.forward_pass import Calls, Pass
 from attnreg.injection.running.rates import DropRates
 
-
-def hooks_of_saved_tensors() -> Any:
-    """Return the innermost hooks on saved tensors, by which checkpoints that are not reentrant repeat."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+#: returns the innermost hooks on saved tensors, by which checkpoints that are not reentrant repeat
+TOP_HOOKS: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def is_quiet() -> bool:
@@ -33,7 +31,7 @@ def is_quiet() -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch.is_grad_enabled()
         and torch._C._current_graph_task_id() == -1
-        and hooks_of_saved_tensors() is None
+        and TOP_HOOKS(True) is None
     )
 
 
@@ -65,7 +63,7 @@ def checkpoints_around() -> list[tuple[Any, str]]:
     hooks: Any = torch._C._autograd
     found: list[tuple[Any, str]] = []
     stack: list[Any] = []
-    while (top := hooks_of_saved_tensors()) is not None:
+    while (top := TOP_HOOKS(True)) is not None:
         stack.append(top)
         hooks._pop_saved_tensors_default_hooks()
     for pack, unpack in reversed(stack):

@@ -116,7 +116,7 @@ class ReplacedForward(Generic[What]):
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
         calls = self.calls
         call, calls.done = calls.done, calls.done + 1
-        if call >= len(self.whats):
+        if call >= calls.number:
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
                 f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs, and do not call the "

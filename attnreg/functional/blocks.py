@@ -1,0 +1,111 @@
+"""Attention with dropped weights on a CPU, a few rows at a time, so that they stay in its cache."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 2**17  # positions computed at once
+
+
+def in_blocks(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether :func:`dropped_weights` takes these tensors of a CPU."""
+    fits = query.ndim == 4 and query.shape[:2] == key.shape[:-2] == value.shape[:-2]
+    return fits and not torch.is_autocast_enabled("cpu")
+
+
+def dropped_weights(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor, closed: Tensor | None, scale: float, share: float
+) -> Tensor:
+    """Compute :func:`weights_dropout` on a CPU, with what is not valid :func:`closed`; outside of transforms."""
+    arguments = query, key, value, keep, closed, scale, share
+    # As `apply` does, but for function transforms.
+    out: Tensor = super(torch.autograd.Function, _WeightsDropout).apply(*arguments)
+    return out
+
+
+def closed(valid: Tensor | None, like: Tensor) -> Tensor | None:
+    """Return minus infinity for what is not valid, and 0 for the rest, with four dimensions."""
+    if valid is None:
+        return None
+    return like.new_zeros(()).masked_fill(~valid, -math.inf).view(*[1] * (4 - valid.dim()), *valid.shape)
+
+
+class _WeightsDropout(torch.autograd.Function):
+    """Attention whose weights, a few rows at a time, are computed again for the gradient.
+
+    On a CPU this takes a third of the time: they stay in its cache, and are changed in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, keep: Tensor, closed: Tensor | None, *rest: float
+    ) -> Tensor:
+        ctx.rest = scale, share = rest
+        full = *query.shape[:-1], key.shape[-2]
+        out, total = query.new_empty(*full[:-1], value.shape[-1]), query.new_empty(*full[:-1], 1)
+        kept = keep.view(torch.int8).expand(full)  # as floats in a fifth of the time that bool takes
+        scaled, keys, values = (query * scale).contiguous(), key.contiguous(), value.contiguous()
+        wide, least = None if closed is None else closed.expand(full), torch.finfo(query.dtype).min
+        for rows, columns in _blocks(full):
+            weights = scaled[rows] @ keys[columns].mT
+            weights = weights if wide is None else weights.add_(wide[rows])
+            top = weights.amax(-1, keepdim=True).clamp_(min=least)
+            weights = weights.sub_(top).exp_()
+            sums = weights.sum(-1, keepdim=True)
+            sums = sums.clamp_(min=1)  # it is 0 in a row without a valid key, whose weights are 0 in both passes
+            total[rows] = top + sums.log()
+            weights *= kept[rows].to(weights.dtype)
+            out[rows] = (weights @ values[columns]).div_(sums)
+        out *= share
+        ctx.save_for_backward(query, key, value, keep, closed, out, total)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, keep, closed, out, total = ctx.saved_tensors
+        scale, share = ctx.rest
+        if torch.is_grad_enabled():  # the gradients shall have gradients, too
+            inputs = [x for x in (query, key, value) if x.requires_grad]
+            weights = scale * query @ key.mT
+            if closed is not None:
+                orphan = (closed == -math.inf).all(-1, keepdim=True)
+                weights = weights + closed.masked_fill(orphan, 0.0)
+                keep = keep & ~orphan
+            out = (weights.softmax(-1) * keep * share) @ value
+            found = iter(torch.autograd.grad(out, inputs, grad, create_graph=True))
+            return *(next(found) if x.requires_grad else None for x in (query, key, value)), None, None, None, None
+        full = *query.shape[:-1], key.shape[-2]
+        of_query, of_key, of_value = (torch.zeros(x.shape, dtype=x.dtype) for x in (query, key, value))
+        mean, grad = (grad * out).sum(-1, keepdim=True), (grad * share).contiguous()
+        keep = keep.view(torch.int8).expand(full)
+        scaled, keys, values = (query * scale).contiguous(), key.contiguous(), value.contiguous()
+        wide = None if closed is None else closed.expand(full)
+        for rows, columns in _blocks(full):
+            weights = scaled[rows] @ keys[columns].mT
+            weights = weights if wide is None else weights.add_(wide[rows])
+            weights = weights.sub_(total[rows]).exp_()
+            kept = keep[rows].to(weights.dtype).mul_(weights)
+            inner = (grad[rows] @ values[columns].mT).mul_(kept).addcmul_(weights, mean[rows], value=-1)
+            of_query[rows] = (inner @ keys[columns]).mul_(scale)
+            of_key[columns] += inner.mT @ scaled[rows]
+            of_value[columns] += kept.mT @ grad[rows]
+        return of_query, of_key, of_value, None, None, None, None
+
+
+@functools.lru_cache(maxsize=8)
+def _blocks(shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
+    """Return the places of samples, heads and query rows to compute at once, and those of their keys."""
+    batch, heads, queries, keys = shape
+    room = max(1, BLOCK // max(1, keys))
+    samples, of_heads = max(1, room // max(1, heads * queries)), max(1, room // max(1, queries))
+    found = []
+    for b, h in itertools.product(range(0, batch, samples), range(0, heads, of_heads)):
+        columns = slice(b, b + samples), slice(h, h + of_heads)
+        found += [((*columns, slice(q, q + room)), columns) for q in range(0, queries, room)]
+    return found
