@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from attnreg.errors import InputError
-from attnreg.injection.running import rates
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import AttentionSite, HiddenSite, Site
@@ -21,10 +20,25 @@ _CELL = "padding: 0.1em 0.5em; text-align: {}"
 _TOKEN = '<span title="{}" style="background: rgba(213, 94, 0, {:.2f}); padding: 0 0.15em; margin: 0 0.05em">{}</span>'
 
 
-class Report(rates.Report):
-    """A table with sentences below; a notebook shows it as a table."""
+class Report(str):
+    """A table with sentences below, which is its own ``repr``; a notebook shows it as a table."""
 
-    __slots__ = ()
+    __slots__ = ("notes", "rows")
+
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Self:
+        """Make a report of rows, the first of which is the header."""
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        made = cls("\n".join([*lines, *notes]))
+        made.rows, made.notes = rows, notes
+        return made
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         header, *rows = self.rows

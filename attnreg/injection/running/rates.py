@@ -1,4 +1,4 @@
-"""Measured drop rates: of the latest pass, and on average; and tables of them as text."""
+"""Measured drop rates: of the latest pass, and on average."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from attnreg import functional
 from attnreg.functional.seeded import is_traced, transformed
@@ -226,24 +225,3 @@ def _of_some_rows(mask: Mask, site: AttentionSite) -> Count:
     units = site.valid_of(rows) if count < queries else site.units
     units = None if units is None else units.expand(batch, heads, count, keys)
     return Count(1, functional.drop_rate(keep.expand(batch, heads, count, keys), units))
-
-
-class Report(str):
-    """A table with sentences below, which is its own ``repr``."""
-
-    __slots__ = ("notes", "rows")
-
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str]
-
-    @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Self:
-        """Make a report of rows, the first of which is the header."""
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        made = cls("\n".join([*lines, *notes]))
-        made.rows, made.notes = rows, notes
-        return made
-
-    def __repr__(self) -> str:
-        return str(self)
