@@ -273,9 +273,10 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
     ],
 )
 def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):
-    lines = [[f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
+    lines = [[number, f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
+    begin = 0 if len(labels) == 1 else 1  # with the numbers of rows, or without
     with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["said", "is"], *lines])
+        csv.writer(file).writerows(line[begin:] for line in [["no", "said", "is"], *lines])
     assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, says)
 
 

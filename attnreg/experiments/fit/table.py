@@ -59,6 +59,7 @@ def choose_columns(columns: Columns, texts: str | None, label: str | None, group
         # A column of that name, or the only other one, holds the labels whatever they are: what is wrong with them
         # will be said.
         rest = [name for name in others if given or not _is_text(columns[name])]
+        rest = [name for name in rest if len({*map(str, columns[name])}) < len(columns[name])] or rest  # no row numbers
         found = [name for name in others if _is_label(columns[name])] or named or rest[: len(rest) == 1]
         label = _only("labels", "--label-column", found, _LABELS, columns)
     given = given or [text_column(columns, (label, *group_names))]
