@@ -181,20 +181,24 @@ def _dropped(counts: Sequence[Count]) -> list[Number]:
 
 def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
     """Count the units of a site that are not kept."""
-    of, units = site.once("counted", lambda: (_at_hand(site.number_of_units()), site.units))
+    of, units, array = site.once("counted", lambda: _units_of(site))
     if kept is None:
         return Count(of)
     if kept.shape != site.shape or site.shape == (1, 1, 1, 1):  # heads, keys or rows
         shape = (*[1] * (4 - kept.dim()), *kept.shape)
         weights = site.once(("units", shape), lambda: summed(units, site.shape, shape))
         return Count(of, kept=kept.detach().view(shape), weights=weights)
-    dropped = ~kept if kept.dtype == torch.bool else kept.detach() == 0
-    dropped = dropped if units is None else dropped & units
-    return Count(of, int(np.count_nonzero(dropped.numpy())) if dropped.is_cpu else dropped.sum())
+    kept = kept if kept.dtype == torch.bool else kept.detach() != 0
+    if kept.is_cpu:  # numpy counts in a sixtieth of torch's time
+        return Count(of, of - int(np.count_nonzero(kept.numpy() if array is None else kept.numpy() & array)))
+    return Count(of, (~kept if units is None else ~kept & units).sum())
 
 
-def _at_hand(number: Number) -> Number:
-    return int(number) if isinstance(number, Tensor) and number.is_cpu else number
+def _units_of(site: AttentionSite) -> tuple[Number, Tensor | None, Any]:
+    """Return the number of units of a site, which these are, and on a CPU the same as an array of numpy."""
+    of, units = site.number_of_units(), site.units
+    of = int(of) if isinstance(of, Tensor) and of.is_cpu else of
+    return of, units, units.numpy() if units is not None and units.is_cpu else None
 
 
 def number_of(mask: Tensor) -> Number:
