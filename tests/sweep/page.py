@@ -32,7 +32,8 @@ TABLE = PAGE.with_suffix(".csv")
 TEXT = """# Model families
 
 Tried on a tiny model of every model type of transformers {version} that can be built without a hub: **{right} of {tried} types are
-right, {refused} are refused, 0 are wrong.** Is yours among them? [The table](families.csv) has a row for each.
+right, {refused} are refused, 0 are wrong.** [The table](families.csv) has a row for each
+`AutoConfig.from_pretrained(NAME).model_type`; DeBERTa-v3 is `deberta-v2`.
 
 Of the most used, these are right: {popular}.
 
