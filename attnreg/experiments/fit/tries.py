@@ -151,20 +151,27 @@ class Bench:
         most = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
         batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
         some = batches[:: max(1, len(batches) // _MEASURED)]
-        seconds = {threads: self._measured(some, threads) for threads in dict.fromkeys((1, (most + 1) // 2, most))}
+        seconds = {1: self._measured(some, 1)}
+        for threads in {(most + 1) // 2, most} - {1}:
+            seconds[threads] = self._measured(some, threads, slowest=min(seconds.values()))
         torch.set_num_threads(min(seconds, key=seconds.__getitem__))
         self.seconds = min(seconds.values())
 
-    def _measured(self, batches: list[Batch], threads: int) -> float:
-        """Measure the seconds of a row with some threads, by a step on each batch; a first step is left out."""
+    def _measured(self, batches: list[Batch], threads: int, slowest: float = math.inf) -> float:
+        """Measure the seconds of a row with some threads, by a step on each batch; infinite if it is the slowest.
+
+        A first step is left out.
+        """
         torch.set_num_threads(threads)
         network = copy.deepcopy(self.model)
         method = FineTuning(network, adamw(network, 1e-5))
         float(method.step(batches[-1]).loss)
-        began = Clock.now()
+        began, rows = Clock.now(), sum(len(batch["labels"]) for batch in batches)
         for batch in batches:
             float(method.step(batch).loss)
-        return (Clock.now() - began) / sum(len(batch["labels"]) for batch in batches)
+            if Clock.now() - began > slowest * rows:
+                return math.inf
+        return (Clock.now() - began) / rows
 
     def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
         fitted = self.probed(penalty, train)
