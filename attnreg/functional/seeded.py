@@ -68,7 +68,7 @@ def seeded_uniform(seed: int | Tensor, shape: Sequence[int], **place: Unpack[Pla
         place: ``device`` of the result, which does not change the bits; ``samples``, the index of each sample,
             ``(B,)``, in the first of two to four dimensions; ``first_query`` and ``first_key``, the indices of the
             first query and key, of which tensors must broadcast to ``(B, H, Q)``. By default, all begin at 0.
-            ``traced``: what :func:`is_traced` returns, if it is known.
+            ``traced``: what ``is_traced`` returns, if it is known.
 
     Example:
         >>> whole = seeded_uniform(7, (2, 3, 4, 5))
