@@ -82,7 +82,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     network_: Any
     outcome_: Outcome
     _kind: Kind
-    _accelerator: Any
+    _device: torch.device
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             given = rows.dataset(self._kind.task.labels)
             for each in input_warnings(self._kind, given, "texts"):
                 warnings.warn(each, AttnRegWarning, stacklevel=2)
-            size = 16 if len(rows) < _FEW else 32
-            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, self._accelerator, self.seed)
+            size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
+            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
             if folder is not None:
                 _check_folder(folder, f"{rows.content()} {self.model} {self._kind.max_length} {self.seed}")
             race = Race(bench, rows, clock, self.metric, self.seed, folder)
@@ -148,7 +148,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"Expected {len(self._kind.task.columns)} texts in each row, got {len(texts[0])}.")
         columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
         rows = Dataset.from_dict({**columns, "label": [self._kind.task.labels[0]] * len(texts)})
-        labelled = to_score(self._kind.encode(rows), 64, self._kind, self._accelerator.device)
+        labelled = to_score(self._kind.encode(rows), 64, self._kind, self._device)
         records = predict(self.network_, labelled, self._kind).records
         return special.softmax(np.array([each["logits"] for each in records]) / self.temperature_, axis=1)
 
@@ -196,14 +196,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         made.classes_ = np.array(getattr(config, _CLASSES))
         made.temperature_ = getattr(config, _TEMPERATURE)
         made._load(texts, str(place))
-        made.network_.to(made._accelerator.device)
+        made.network_.to(made._device)
         return made
 
     def _load(self, texts: int, model: str) -> None:
         """Load the pretrained model, and the kind that encodes its rows."""
         disable_progress_bars()
-        device = choose_device(self.device)
-        self._accelerator = Accelerator(cpu=device.type == "cpu")
+        self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
         self._pools, names = False, tuple(map(str, self.classes_))
         task = replace(TASKS["custom"], columns=COLUMNS[:texts], labels=names, metrics=("accuracy",))
         loaded = load_pretrained(task, model)

@@ -17,6 +17,7 @@ from typing import Any
 
 import beside
 import numpy as np
+from accelerate import Accelerator
 from scipy import special
 from sklearn.linear_model import LogisticRegression
 
@@ -110,7 +111,7 @@ def main() -> None:
         model.classes_ = rows.classes
         model._load(1, str(options.model))
         encoded = model._kind.encode(rows.dataset(model._kind.task.labels))
-        features = Bench(model.network_, model._kind, encoded, 16, model._accelerator, 0).features
+        features = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).features
         for size in options.sizes:
             found = [drawn(features, rows.labels, size, seed) for seed in range(options.draws)]
             columns = {key: np.array([each[key] for each in found]) for key in found[0]}
