@@ -1,0 +1,182 @@
+"""The race of a fit: its promise against a slow loop and simulations, its time, and whom it drops."""
+
+import numpy as np
+import pytest
+
+from attnreg.experiments.fit import race
+from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_of, score_of, temperature_of
+from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.race import Race
+from attnreg.experiments.fit.rows import Rows
+
+
+def accuracy(labels, predictions):
+    return score_of("accuracy", labels, predictions, 0)
+
+
+def slow_estimate(labels, tries, draws):
+    """The estimate of BBC-CV, written out."""
+    scores = []
+    for drawn in draws:
+        inside = [row for row, times in enumerate(drawn) for _ in range(times)]
+        outside = [row for row, times in enumerate(drawn) if not times]
+        right = [[sum(each[row] == labels[row] for row in some) for some in (inside, outside)] for each in tries]
+        best = max(range(len(tries)), key=lambda number: right[number][0])
+        scores.append(right[best][1] / len(outside))
+    return sum(scores) / len(scores)
+
+
+def test_the_estimate_is_that_of_a_slow_loop():
+    draw = np.random.default_rng(3)
+    labels = draw.integers(0, 3, 40)
+    tries = np.where(draw.random((5, 40)) < 0.6, labels, draw.integers(0, 3, (5, 40)))
+    estimate, chosen = bias_corrected(accuracy, labels, tries[:, None], resamples=50, seed=4)
+    draws = np.random.default_rng(4).multinomial(40, np.full(40, 1 / 40), 50)
+    assert estimate.score == pytest.approx(slow_estimate(labels, tries, draws))
+    assert sum(chosen) == pytest.approx(1)
+
+
+def test_rows_of_one_group_are_drawn_each_by_itself():
+    labels = np.arange(40) % 2
+    tries = np.stack([labels, 1 - labels])[:, None]
+    estimate, chosen = bias_corrected(accuracy, labels, tries, np.zeros(40), resamples=20)
+    assert estimate.score == chosen[0] == 1
+
+
+def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
+    truth, naive, corrected, covered = 0.7, [], [], []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        labels = draw.integers(0, 2, 100)
+        tries = np.where(draw.random((15, 1, 100)) < truth, labels, 1 - labels)  # all equally good
+        naive.append(max(score_of("accuracy", labels, each[0], 2) for each in tries))
+        estimate, _ = bias_corrected(accuracy, labels, tries, resamples=100, seed=seed)
+        corrected.append(estimate.score)
+        covered.append(estimate.low <= truth <= estimate.high)
+    noise = 3 * np.std(corrected) / np.sqrt(len(corrected))
+    assert np.mean(naive) > truth + 0.05
+    assert abs(np.mean(corrected) - truth) < max(noise, 0.015)
+    assert np.mean(covered) > 0.9
+
+
+class MadeUp:
+    """A bench on which tries take time and are right as often as told; nothing is trained."""
+
+    seconds, width = 0.01, 384
+
+    def __init__(self, rows, time, right):
+        self.rows, self.time, self.right = rows, time, right
+
+    def measure(self):
+        pass
+
+    def out_of_fold(self, which, train, held, seed, tick):
+        self.time[0] += self.seconds * which.passes * len(train)
+        draw = np.random.default_rng([seed, *map(ord, str(which))])
+        is_right = draw.random(len(held)) < self.right(which)
+        answers = np.where(is_right, self.rows.labels[held], 1 - self.rows.labels[held])
+        return np.eye(2)[answers] * 4
+
+
+def raced(budget, right, monkeypatch, many=200, folder=None):
+    """The outcome of a race with made-up scores, and the seconds that it took."""
+    time = [0.0]
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
+    rows = Rows.checked([f"text {number}" for number in range(many)], [number % 2 for number in range(many)])
+    race = Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), "accuracy", 0, folder)
+    return race.run(), time[0]
+
+
+@pytest.mark.parametrize("budget", [28, 40, 100, 250])
+def test_a_race_that_goes_on_after_its_last_fold_chooses_as_before(budget, monkeypatch, tmp_path):
+    def right(which):
+        return 0.6 if which.is_probe else 0.7 + 0.1 * which.ad_drop
+
+    before, spent = raced(budget, right, monkeypatch, folder=tmp_path)
+    after, more = raced(budget, right, monkeypatch, folder=tmp_path)
+    assert (after.best, after.tries, after.dropped, after.ended) == (
+        before.best, before.tries, before.dropped, before.ended
+    )  # fmt: skip
+    assert not before.best.is_probe
+    assert spent > 0
+    assert more == after.trainings == 0
+
+
+@pytest.mark.parametrize("budget", [24, 26, 28, 33, 52])
+def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch):
+    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert not found.best.is_probe
+
+
+def test_of_many_rows_some_are_scored():
+    rows = Rows.checked([f"text {number}" for number in range(12_000)], [number % 2 for number in range(12_000)])
+    (folds,) = rows.repeats(0)
+    assert [(len(train), len({*held} - {*train})) for train, held in folds] == [(9600, 2000)] * 5
+
+
+def test_probes_that_are_slow_are_not_scored_on_all_folds(monkeypatch):
+    slow = MadeUp.out_of_fold
+
+    def out_of_fold(self, which, *more):
+        self.time[0] += 2
+        return slow(self, which, *more)
+
+    monkeypatch.setattr(MadeUp, "out_of_fold", out_of_fold)
+    found, _ = raced(8, lambda which: 0.8, monkeypatch)
+    assert len(found.rows) == 40
+    assert found.best.is_probe
+
+
+@pytest.mark.parametrize("budget", [5, 15, 40, 250, 4000])
+def test_a_race_leaves_time_to_train_the_best_on_all_rows(budget, monkeypatch):
+    found, spent = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert spent + MadeUp.seconds * 200 * found.best.passes <= budget
+    assert found.best.is_probe == (budget < 15)
+    assert found.ended.startswith("Time was short" if budget < 15 else "All 15" if budget == 4000 else "Time ended")
+
+
+def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
+    right = {True: 0.95, False: 0.75}
+    found, _ = raced(1000, lambda which: 0.55 if which.is_probe else right[which.ad_drop], monkeypatch)
+    assert found.best.ad_drop
+    assert any(which.is_probe for which in found.dropped)
+    assert any(which.is_plain for which in found.dropped)
+    assert found.in_folds.low < 0.95 < found.in_folds.high
+    assert found.in_folds.score == pytest.approx(0.95, abs=0.03)
+    assert found.estimate.score >= found.in_folds.score
+
+
+def test_the_promise_counts_that_dropped_tries_were_chosen_from(monkeypatch):
+    pools = []
+
+    def estimated(score, labels, tries, *more, **options):
+        pools.append(tries)
+        return bias_corrected(score, labels, tries, *more, **options)
+
+    monkeypatch.setattr(race, "bias_corrected", estimated)
+    found, _ = raced(40, lambda which: 0.6 if which.is_probe else 0.7, monkeypatch)
+    (pool,) = pools
+    assert found.dropped
+    assert len(pool) == len(found.tries) + len(found.dropped)
+    of_best = pool[found.tries.index(found.best)]
+    for each in pool[len(found.tries) :]:
+        assert 0 < (each != of_best).sum() < 40 * 4  # of the 40 rows of each fold that it has seen
+
+
+def test_a_race_that_fine_tuning_loses_ends_early(monkeypatch):
+    found, spent = raced(1000, lambda which: 0.95 if which.is_probe else 0.6, monkeypatch)
+    assert found.best.is_probe
+    assert found.ended == "A linear probe was better than all fine-tuning."
+    assert spent < 500
+
+
+def test_temperature_and_decay():
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(4000, 3))
+    labels = np.array([draw.choice(3, p=np.exp(row) / np.exp(row).sum()) for row in logits])
+    assert temperature_of(5 * logits, labels) == pytest.approx(5, rel=0.1)
+    assert decay_of([10, 40], [0.5, 0.75]) == pytest.approx(0.5)
+    assert decay_of([10, 40], [0.75, 0.5]) == 0
+    alike, differing = np.array([[0.5, 0.5], [0.75, 0.75]]), np.array([[0.4, 0.6], [0.85, 0.65]])
+    assert certain_decay([10, 40], alike) == pytest.approx(0.5)
+    assert certain_decay([10, 40], differing) == pytest.approx(0.5 - abs(1.0 - 0.096) / 2, abs=0.01)
