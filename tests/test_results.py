@@ -227,3 +227,18 @@ def test_another_cpu():
         move = max(np.ptp([runs[run] for runs in same if run in runs]) for run in same[0])
         means = np.ptp([gap for (name, *_), gap in gaps.items() if name == task])
         assert f"| {task} | {100 * move:.2f} | {100 * means:.2f} |" in text
+
+
+def test_the_page_of_fit_has_the_scores_of_its_runs():
+    page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8").partition("## Is a promise")[0]
+    lines = {line.split(",")[0].strip("| ").lower(): line for line in page.splitlines() if line.startswith("| ")}
+    with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 16
+    for run in runs:
+        cells = [cell.strip() for cell in lines[run["data"]].split("|")[2:]]
+        column = ["fit", "promised", "Trainer, 3 epochs", "Trainer, 10 epochs", "logistic regression"].index(
+            run["method"]
+        )
+        assert cells[column] == f"{float(run['score']):.3f}"
+        assert run["method"] != "fit" or cells[1] == f"{float(run['promised']):.3f}"
