@@ -40,6 +40,7 @@ MISTAKES = {
     "an option": (["recipe", "finetune", "--epochs", "three"], "is not a whole number"),
     "an option of a method": (["compare", "finetune", "ad-drop --q 2"], "not in the range"),
     "a task": (["compare", "finetune", "--task", "colas"], "Did you mean cola?"),
+    "a provider's name": (["recipe", "regularize", "--provider", "DropHed(0.1)"], "Did you mean DropHead?"),
     "a provider's file": (["recipe", "regularize", "--provider", "no.py:Mine(0.1)"], "Provider file no.py not found"),
     "a data folder": (["recipe", "finetune", "--data-dir", "nowhere"], "no such folder or file"),
     "a data folder of all": (["compare", "finetune", "--data-dir", "nowhere"], "no such folder or file"),

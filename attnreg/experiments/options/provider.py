@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import attnreg
+from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError
 from attnreg.experiments.options.files import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
+from attnreg.regularizer.parsing import made, parsed, refusing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,6 +61,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 def read_provider(text: str) -> str:
     """Return a provider expression in a uniform spelling, or raise if a provider or an argument in it does not fit."""
+    _check_names(text)
     classes = own_classes([text])
     from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
 
@@ -65,6 +69,15 @@ def read_provider(text: str) -> str:
     for file, name in set(CLASS_IN_FILE.findall(text)):
         spelled = re.sub(rf"\b(?={name}\()", f"{file}:".replace("\\", r"\\"), spelled)
     return spelled
+
+
+def _check_names(text: str) -> None:
+    """Refuse what is no expression of regularizers before torch is imported, which takes seconds."""
+    names = [name for name, module in listed_names(attnreg.__file__).items() if module.startswith(REGULARIZERS)]
+    known = dict.fromkeys([*names, *(name for _, name in CLASS_IN_FILE.findall(text))])
+    with refusing(text):
+        plain = CLASS_IN_FILE.sub(r"\2", text)
+        made(parsed(plain), plain, known, lambda *_, **__: None, lambda _: inspect.signature(lambda *_, **__: None))
 
 
 def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:
