@@ -5,7 +5,17 @@ import torch
 from torch import nn
 
 import attnreg
-from attnreg import AttentionDropout, CrossTuning, DropHead, HiddenDropout, HiddenProvider, Mask, MaskProvider, OnLayers
+from attnreg import (
+    AttentionDropout,
+    CrossTuning,
+    DropHead,
+    HiddenDropout,
+    HiddenProvider,
+    Mask,
+    MaskProvider,
+    OnLayers,
+    Scheduled,
+)
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Regularizer
 from attnreg.training import SAM, ChildTuning, FineTuning, Mixout
@@ -172,3 +182,92 @@ def test_keys_that_json_would_change_are_refused(tmp_path):
         PerLayer({0: 0.3}).save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
     PerLayer({"0": 0.3}).save_pretrained(tmp_path / "saved")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), 2).train()
+
+
+def output(model, provider, change=lambda provider: None):
+    """The output of a training pass, after a change to the attached provider."""
+    with attnreg.attach(model, provider):
+        change(provider)
+        return model(torch.arange(24.0).view(2, 3, 4).sin())
+
+
+LAST_KEY_GONE = Mask(scores=torch.tensor([True, True, False]))
+
+
+class DropLastKey(MaskProvider):
+    def forward(self, site):
+        return LAST_KEY_GONE
+
+
+class HalveOutputs(HiddenProvider):
+    def forward(self, site, states):
+        return states / 2
+
+
+CONTAINERS = {
+    "Compose": (attnreg.Compose, {}),
+    "OnLayers": (OnLayers, {"layers": [0, 1]}),
+    "CrossTuning": (CrossTuning, {"every": 1, "offset": 0}),
+    "Scheduled": (Scheduled, {"total_steps": 2, "p": [(0, 0.0), (1, 0.0)]}),
+}
+contained = pytest.mark.parametrize(("kind", "options"), CONTAINERS.values(), ids=CONTAINERS)
+of_states = pytest.mark.parametrize("of_states", [False, True], ids=["attention", "states"])
+
+
+@contained
+@of_states
+@pytest.mark.parametrize("place", ["alone", "around", "before attach", "composed"])
+def test_hooks_are_called_in_an_attached_model(model, kind, options, of_states, place):
+    seen, alone = [], HiddenDropout(0.0) if of_states else AttentionDropout(0.0)
+    hooked = provider = alone if place == "alone" else kind(alone, **options)
+
+    def answer(module, args, answer):
+        seen.append(("after", args[0].layer))
+        return LAST_KEY_GONE if len(args) == 1 else answer / 2 if args[0].where == "output" else answer
+
+    def hook(_):
+        hooked.register_forward_pre_hook(lambda module, args: seen.append(("before", args[0].layer)))
+        hooked.register_forward_hook(answer)
+
+    if place in ("before attach", "composed"):
+        hook(None)
+    if place == "composed":
+        provider = hooked & (HiddenDropout(0.0) if of_states else Keep())
+    got = output(model, provider, hook if place in ("alone", "around") else lambda _: None)
+    assert torch.equal(got, output(model, HalveOutputs() if of_states else DropLastKey()))
+    assert seen == [(when, layer) for layer in range(2) for when in ("before", "after")]
+
+
+@contained
+@of_states
+@pytest.mark.parametrize("place", ["class", "instance", "composed"])
+def test_an_overridden_forward_of_a_container_is_called(model, kind, options, of_states, place):
+    def forward(self, site, states=None):
+        answer = kind.forward(self, site, states)
+        return LAST_KEY_GONE if states is None else answer / 2 if site.where == "output" else None
+
+    made = kind if place == "instance" else type("Mine", (kind,), {"forward": forward})
+    provider = made(HiddenDropout(0.0) if of_states else AttentionDropout(0.0), **options)
+    if place == "instance":
+        provider.forward = forward.__get__(provider)
+    if place == "composed":
+        provider = provider & (HiddenDropout(0.0) if of_states else Keep())
+    assert torch.equal(output(model, provider), output(model, HalveOutputs() if of_states else DropLastKey()))
+
+
+@pytest.mark.parametrize("answer", [True, torch.ones(2)])
+def test_a_wrong_answer_of_an_overridden_forward_is_refused(model, answer):
+    class Mine(attnreg.Compose):
+        def forward(self, site, states=None):
+            return answer
+
+    with pytest.raises(InputError, match=r"^Expected Mine to return a Mask or None, got (bool|Tensor), at layers\.0"):
+        output(model, Mine(AttentionDropout(0.0)))
+    with pytest.raises(InputError, match=r"^Expected Mine to return None or the changed states, of shape \(2, 3, 4\)"):
+        output(model, Mine(HiddenDropout(0.0)))

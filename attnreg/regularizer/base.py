@@ -281,7 +281,9 @@ class Container(Regularizer):
 
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
         """Return the mask at an attention site, or the changed states at a hidden-state site, of those inside."""
-        return self.mask_at(site) if states is None else self.states_at(site, states)
+        if not (self.training and self._is_on):
+            return states
+        return super().mask_at(site) if states is None else super().states_at(site, states)
 
     _is_on: bool = True  # whether those inside may act now
 
@@ -292,11 +294,13 @@ class Container(Regularizer):
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
-        return super().mask_at(site) if self.training and self._is_on else None
+        mask = self(site) if self._forward_hooks or self._forward_pre_hooks else self.forward(site)
+        return mask if mask is None or type(mask) is Mask else a_mask(mask, self, site)
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        return super().states_at(site, states) if self.training and self._is_on else states
+        after = states_or_none(self(site, states), self, site, states)
+        return states if after is None else after.to(states.dtype)
 
 
 class Compose(Container):
@@ -317,7 +321,11 @@ class Compose(Container):
     def __init__(self, *providers: Regularizer) -> None:
         super().__init__()
         self.providers: nn.ModuleList = nn.ModuleList(
-            q for p in providers for q in (p.providers if isinstance(p, Compose) else (a_regularizer(p, "Compose"),))
+            part
+            for each in providers
+            for part in (
+                each.providers if isinstance(each, Compose) and each._is_flat else (a_regularizer(each, "Compose"),)
+            )
         )
         parts = [part for each in self.inner() for part in each.parts()]
         for part in (part for number, part in enumerate(parts) if any(part is p for p in parts[:number])):
@@ -330,6 +338,12 @@ class Compose(Container):
     def inner(self, site: Site | None = None) -> list[Regularizer]:
         return [*self._modules["providers"]._modules.values()]  # type: ignore[union-attr]  # as was checked
 
+    @property
+    def _is_flat(self) -> bool:
+        """Whether it is nothing but its parts: without hooks, and without a ``forward`` of its own."""
+        own = type(self).forward is not Container.forward or "forward" in vars(self)
+        return not (own or self._forward_hooks or self._forward_pre_hooks)
+
 
 def a_regularizer(value: Any, where: str) -> Regularizer:
     """Return ``value`` if it is a regularizer; otherwise raise."""
@@ -338,6 +352,28 @@ def a_regularizer(value: Any, where: str) -> Regularizer:
     if "_modules" not in vars(value):
         raise InputError(f"Call `super().__init__()` first in {type(value).__name__}.__init__.")
     return value
+
+
+def a_mask(answer: Any, regularizer: Regularizer, site: AttentionSite) -> Mask | None:
+    """Return a regularizer's answer at an attention site, or raise if it is neither a mask nor ``None``."""
+    if answer is not None and not isinstance(answer, Mask):
+        raise InputError(
+            f"Expected {type(regularizer).__name__} to return a Mask or None, got {type(answer).__name__}, at "
+            f"{site.name}: return `Mask(scores=...)` for what to keep before the softmax, or `Mask(weights=...)` for "
+            "factors after it."
+        )
+    return answer
+
+
+def states_or_none(answer: Any, regularizer: Regularizer, site: HiddenSite, states: Tensor) -> Tensor | None:
+    """Return a regularizer's answer at a hidden-state site, or raise if it is neither ``None`` nor changed states."""
+    if answer is None or (isinstance(answer, Tensor) and answer.shape == states.shape):
+        return answer
+    got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+    raise InputError(
+        f"Expected {type(regularizer).__name__} to return None or the changed states, of shape {tuple(states.shape)}, "
+        f"got {got}, at {site.name}."
+    )
 
 
 def described(value: Any) -> str:

@@ -15,10 +15,9 @@ from typing_extensions import override
 from attnreg.arguments import Count, Index, one_of, positive, whole_number
 from attnreg.draws import Draws
 from attnreg.errors import InputError, did_you_mean
-from attnreg.masks import Mask
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.base import Container, Regularizer, a_regularizer
-from attnreg.sites import AttentionSite, HiddenSite, Site, SiteInfo, layer_indices, on_layers
+from attnreg.sites import Site, SiteInfo, layer_indices, on_layers
 
 
 class OnLayers(Container):
@@ -235,17 +234,10 @@ class Scheduled(Container):
         return self.provider.active
 
     @override
-    def mask_at(self, site: AttentionSite) -> Mask | None:
+    def forward(self, site: Any, states: Tensor | None = None) -> Any:
         try:
-            return super().mask_at(site)
+            return super().forward(site, states)
         finally:  # gradient checkpointing may end a repetition in here
-            self._set_for(None)
-
-    @override
-    def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        try:
-            return super().states_at(site, states)
-        finally:
             self._set_for(None)
 
     @override

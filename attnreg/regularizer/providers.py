@@ -12,7 +12,7 @@ from typing_extensions import override
 from attnreg.arguments import one_of
 from attnreg.errors import InputError
 from attnreg.masks import Mask
-from attnreg.regularizer.base import Regularizer
+from attnreg.regularizer.base import Regularizer, a_mask, states_or_none
 from attnreg.sites import AttentionSite, HiddenSite, Where
 
 
@@ -38,23 +38,12 @@ class MaskProvider(Regularizer):
         """Ask :meth:`forward`, and check the kind of the site and of the answer."""
         if not isinstance(site, AttentionSite) or args:
             raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
-        return self._checked(super().__call__(site), site)
-
-    def _checked(self, mask: Any, site: AttentionSite) -> Mask | None:
-        if mask is not None and not isinstance(mask, Mask):
-            raise InputError(
-                f"Expected {type(self).__name__} to return a Mask or None, got {type(mask).__name__}, at {site.name}: "
-                "return `Mask(scores=...)` for what to keep before the softmax, or `Mask(weights=...)` for factors "
-                "after it."
-            )
-        return mask
+        return a_mask(super().__call__(site), self, site)
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
-        if self._forward_hooks or self._forward_pre_hooks:
-            return self(site)
-        mask = self.forward(site)
-        return mask if mask is None or type(mask) is Mask else self._checked(mask, site)
+        mask = self(site) if self._forward_hooks or self._forward_pre_hooks else self.forward(site)
+        return mask if mask is None or type(mask) is Mask else a_mask(mask, self, site)
 
 
 class HiddenProvider(Regularizer):
@@ -89,14 +78,7 @@ class HiddenProvider(Regularizer):
         """Ask :meth:`forward`, and check the kind of the site and the shape of the answer."""
         if not isinstance(site, HiddenSite) or len(states) != 1:
             raise _misasked(self, "regularizes hidden states: ask it at a HiddenSite, with the states", site)
-        answer: Any = super().__call__(site, *states)
-        if answer is None or (isinstance(answer, Tensor) and answer.shape == states[0].shape):
-            return answer
-        got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise InputError(
-            f"Expected {type(self).__name__} to return None or the changed states, of shape {tuple(states[0].shape)}, "
-            f"got {got}, at {site.name}."
-        )
+        return states_or_none(super().__call__(site, *states), self, site, states[0])
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:

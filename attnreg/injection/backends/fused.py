@@ -61,7 +61,7 @@ class Attention:
                 options["weights"] = *(options["weights"] or (None,)), own
             options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
-        elif not rest.drawn_weights and mode.tap is None and self._drops_scores(rest):
+        elif mode.tap is None and not rest.has_factors and self.whole is self.allowed and self.whole.bias is None:
             keep = rest.scores
             for drawn in rest.drawn:
                 keep = drawn.written_out() if keep is None else keep & drawn.written_out()
@@ -142,10 +142,6 @@ class Attention:
         shut = allowed.once(("closed", query.dtype), lambda: closed(allowed.valid(query.device), query))
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         return dropped_weights(query, key, value, keep, shut, scale, 1 / float(drawn.divisor))
-
-    def _drops_scores(self, mask: Mask) -> bool:
-        """Whether a mask drops scores alone, all of which are of keys, without a bias."""
-        return not mask.has_factors and self.whole is self.allowed and self.whole.bias is None
 
     def _uniform(self) -> Tensor:
         values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)
