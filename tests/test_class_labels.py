@@ -6,7 +6,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, load_data
 from attnreg.experiments.tasks.columns import Classes, names_of
-from attnreg.experiments.tasks.loading.files import read_files
+from attnreg.experiments.tasks.loading.reading import read_files
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks import choose_task, get_task, load_data
-from attnreg.experiments.tasks.loading.files import read_files
+from attnreg.experiments.tasks.loading.reading import read_files
 from tests.helpers import task_data as made
 from tests.helpers.commands import assert_sentence, ran
 

@@ -83,8 +83,8 @@ class Comparison:
         """Read the data of the runs that have not finished, to say before any run what is wrong with them."""
         if all(run.finished for run in self.runs()):
             return
-        final = self.final_runs(self.baseline.variants[0])
-        for run in [*final[:1], *[run for run in self.runs() if run.role == "search"][:1]]:
+        search = [run for run in self.runs() if run.role == "search"]  # first: it needs the most rows
+        for run in [*search[:1], *self.final_runs(self.baseline.variants[0])[:1]]:
             run.check_data()
 
     @property

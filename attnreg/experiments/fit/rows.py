@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from datasets import Dataset
 from numpy.typing import NDArray
 
 from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.columns import number_of
+
+if TYPE_CHECKING:  # it is slow to import
+    from datasets import Dataset
 
 FEWEST = 4  # rows of a class
 FOLDS = 5
@@ -114,6 +116,8 @@ class Rows:
 
     def dataset(self, names: Sequence[str]) -> Dataset:
         """Return the rows as a data set, with names of classes as labels."""
+        from datasets import Dataset
+
         columns = dict(zip(COLUMNS, map(list, zip(*self.texts, strict=True)), strict=False))
         return Dataset.from_dict({**columns, "label": [names[number] for number in self.labels]})
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
 from attnreg.experiments.fit.rows import is_missing
 from attnreg.experiments.tasks.columns import plain_label
-from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of, read_files
+from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
+from attnreg.experiments.tasks.loading.reading import Columns, columns_in
 
 _TEXTS = ("text", "sentence", "content", "message", "review")
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment")
 _ROWS = ("train", *VALIDATION)  # splits of a folder that are fitted
 _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
-Columns = dict[str, list[Any]]
 
 
 class Labelled(NamedTuple):
@@ -34,14 +34,14 @@ def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
     try:
         folder = folder_with_data(place, splits)
         found = find_files(folder, splits)
-        tables = [read_files(parts_of(name, files)) for name, files in found.items()]
+        tables = [columns_in(parts_of(name, files)) for name, files in found.items()]
     except InputError as error:
         raise InputError(str(error).replace("--data-dir", "DATA")) from error
-    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+    names = list(dict.fromkeys(name for table in tables for name in table))
     for table in tables:
-        if missing := [name for name in names if name not in table.column_names]:
+        if missing := [name for name in names if name not in table]:
             raise InputError(f"The splits of {place} have different columns: one lacks {missing[0]}.")
-    return {name: [value for table in tables for value in table[name][:]] for name in names}
+    return {name: [value for table in tables for value in table[name]] for name in names}
 
 
 def choose_columns(columns: Columns, texts: str | None, label: str | None, group: str | None) -> tuple[list[str], str]:

@@ -7,9 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import InputError, did_you_mean, listed
 from attnreg.experiments.options.settings import Settings, too_few_rows
@@ -17,6 +15,9 @@ from attnreg.experiments.tasks.columns import column_of, number_of, plain_label
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.data import load_data
 from attnreg.experiments.tasks.task import Task
+
+if TYPE_CHECKING:  # it is slow to import
+    from datasets import Dataset
 
 _OF_FOLDS = 0  # the seed of the order that --folds divides, the same for all runs
 
@@ -33,14 +34,15 @@ class RunData(NamedTuple):
 def read_data(settings: Settings) -> RunData:
     """Read the data of a run and choose its rows; without torch, so that what is wrong with them is said early."""
     on_dev = settings.scored_on == "dev"
-    task, splits = load_data(settings.chosen_task(), settings.data_dir, needs_validation=on_dev)
+    task, splits = load_data(
+        settings.chosen_task(), settings.data_dir, needs_validation=on_dev, check_rows=settings.check_rows
+    )
     return RunData(task, splits, *choose_rows(splits, settings, task))
 
 
 def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
     """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
     rows, dev = splits["train"], splits.get("validation")
-    settings.check_rows(len(rows))
     if (folds := settings.folds) is not None:
         order, fold = rows.shuffle(seed=_OF_FOLDS), settings.seed % folds
         dev = order.shard(folds, fold, contiguous=False)

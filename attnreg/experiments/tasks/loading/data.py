@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import datasets
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks import agreement, columns
@@ -24,15 +23,17 @@ from attnreg.experiments.tasks.loading.files import (
     names_of,
     not_on_hub,
     parts_of,
-    read_files,
-    read_images,
-    read_saved,
     spellings,
 )
+from attnreg.experiments.tasks.loading.reading import import_datasets, read_files, read_images, read_saved
 from attnreg.experiments.tasks.models.place import offline_if_unreachable
 from attnreg.experiments.tasks.task import Task
 
-_Found = Mapping[str, datasets.Dataset | list[Path]]  # rows or their files, by the name of the split
+if TYPE_CHECKING:  # it is slow to import
+    import datasets
+
+_Found = Mapping[str, "datasets.Dataset | list[Path]"]  # rows or their files, by the name of the split
+_Check = Callable[[str, Sequence[str], int], None]  # of the columns and the number of rows of a split
 
 
 def load_data(
@@ -41,6 +42,7 @@ def load_data(
     *,
     needs_validation: bool = True,
     classes: Mapping[str, str] | None = None,
+    check_rows: Callable[[int], None] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
     """Load the splits of a task and check them: columns, labels, no empty split.
 
@@ -52,6 +54,7 @@ def load_data(
             evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.
         classes: other names for classes, by their labels in the data.
+        check_rows: a check of the number of training rows, made as soon as it is known.
 
     Returns:
         the task with class names, maybe from the data, and the splits by name: ``"train"`` (unless the task is
@@ -66,18 +69,22 @@ def load_data(
         >>> list(splits), len(splits["train"])
         (['train', 'validation', 'test'], 2000)
     """
-    datasets.disable_progress_bars()
-    if data_dir is None and task.embedded:
-        of_split = getattr(agreement, task.embedded)
-        splits = {name: datasets.Dataset.from_list(of_split(name)) for name in agreement.SIZES}
-    else:
-        splits = _splits(task, data_dir, needs_validation)
     kind, where = kind_class(task.kind)(task), data_dir or task.hub or task.name
+
+    def check(split: str, names: Sequence[str], count: int) -> None:
+        if split != "test":  # which may have no labels
+            _check_columns(task, names, count, f"split {split} of {where}")
+        if check_rows is not None and split == "train":
+            check_rows(count)
+
+    is_built_in = data_dir is None and task.embedded is not None
+    splits = _built_in(task, check) if is_built_in else _splits(task, data_dir, needs_validation, check)
     places = {name: f"split {name} of {where}" for name in splits}
-    if "test" in splits and task.label not in task.columns and not columns.has_labels(splits["test"], task.label):
-        del splits["test"]  # GLUE's test labels are not public
-    for name, rows in splits.items():
-        _check_columns(task, rows, places[name])
+    if "test" in splits:
+        if task.label not in task.columns and not columns.has_labels(splits["test"], task.label):
+            del splits["test"]  # GLUE's test labels are not public
+        else:
+            _check_columns(task, splits["test"].column_names, len(splits["test"]), places["test"])
     if classes:
         splits = _renamed(task, splits, classes)
     splits = dict(kind.plain(splits, places))
@@ -91,17 +98,19 @@ def load_data(
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
     """Load a split, from where :func:`load_data` would, or from a single file; each row gets the same label."""
-    datasets.disable_progress_bars()
     place = f"split {split} of {data_dir or task.hub}"
     where, there = _find(task, data_dir, spellings(split))
     name = WHOLE if WHOLE in there else choose_names({split: [spellings(split)]}, there, where).get(split, split)
     if name not in there:
         raise missing_split(split, there, where)
-    rows = _read(name, there[name])
+
+    def check(names: Sequence[str], count: int) -> None:
+        _check_columns(task, [*dict.fromkeys([*names, task.label])], count, place)
+
+    rows = _read(name, there[name], check)
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
-    _check_columns(task, rows, place)
     kind_class(task.kind)(task).check(rows, place)
     return rows
 
@@ -133,7 +142,7 @@ def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
     offline_if_unreachable()
     named = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
     try:
-        return named, dict(datasets.load_dataset(*task.hub))
+        return named, dict(import_datasets().load_dataset(*task.hub))
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"Cannot load {named} for task {task.name!r} from the hub or the local cache: use --data-dir to give a "
@@ -141,20 +150,35 @@ def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
         ) from error
 
 
-def _read(name: str, rows: datasets.Dataset | list[Path]) -> datasets.Dataset:
-    return read_files(parts_of(name, rows)) if isinstance(rows, list) else rows
+def _read(
+    name: str, rows: datasets.Dataset | list[Path], check: Callable[[Sequence[str], int], None]
+) -> datasets.Dataset:
+    if isinstance(rows, list):
+        return read_files(parts_of(name, rows), check)
+    check(rows.column_names, len(rows))
+    return rows
 
 
-def _splits(task: Task, data_dir: str | Path | None, needs_validation: bool) -> dict[str, datasets.Dataset]:
+def _built_in(task: Task, check: _Check) -> dict[str, datasets.Dataset]:
+    """Make the rows of a built-in task."""
+    of_split = getattr(agreement, str(task.embedded))
+    check("train", [*of_split("train")[0]], agreement.SIZES["train"])
+    from_list = import_datasets().Dataset.from_list
+    return {name: from_list(of_split(name)) for name in agreement.SIZES}
+
+
+def _splits(
+    task: Task, data_dir: str | Path | None, needs_validation: bool, check: _Check
+) -> dict[str, datasets.Dataset]:
     where, there, chosen = _named(task, data_dir)
     check_splits(task, there, chosen, where, needs_validation=needs_validation)
-    return {split: _read(name, there[name]) for split, name in chosen.items()}
+    return {split: _read(name, there[name], partial(check, split)) for split, name in chosen.items()}
 
 
-def _check_columns(task: Task, rows: datasets.Dataset, place: str) -> None:
-    if not len(rows):
+def _check_columns(task: Task, names: Sequence[str], count: int, place: str) -> None:
+    if not count:
         raise InputError(f"There are no rows in {place}.")
-    columns.check_names(task, rows.column_names, place)
+    columns.check_names(task, names, place)
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:

@@ -1,21 +1,13 @@
-"""Data files: which of a folder belong to a split, and how they are read."""
+"""Data files: which of a folder belong to a split."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from attnreg.errors import InputError, listed, one_line
+from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.task import Task
-
-if TYPE_CHECKING:  # what is slow to import is imported where files are read
-    import datasets
 
 _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".zst")
 _ANY = f"{', '.join(_TEXTS)} or .parquet"
@@ -193,147 +185,3 @@ def _has_data(entry: Path) -> bool:
     if not entry.is_dir():
         return suffix_of(entry) is not None
     return is_saved(entry) or any(suffix_of(file) and file.is_file() for file in _entries(entry))
-
-
-_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-
-
-def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
-    """Read the splits of a folder written by ``save_to_disk`` of ``datasets``; ``None`` if it is another folder.
-
-    A single data set has the name :data:`attnreg.experiments.tasks.loading.files.WHOLE`.
-    """
-    import datasets
-
-    if not is_saved(folder):
-        return None
-    try:
-        saved = datasets.load_from_disk(str(folder), keep_in_memory=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"Cannot read {folder} as a saved data set: {one_line(error)}") from error
-    # Rows may have been saved in the format of torch or numpy.
-    if isinstance(saved, datasets.Dataset):
-        return {WHOLE: saved.with_format(None)}
-    return {str(name): saved[name].with_format(None) for name in saved}
-
-
-def read_images(folder: Path) -> dict[str, datasets.Dataset]:
-    """Read a folder of images as the hub's ``imagefolder``: a folder per split, with one per class.
-
-    Without splits, the name is :data:`attnreg.experiments.tasks.loading.files.WHOLE`.
-    """
-    import datasets
-
-    if not folder.is_dir():
-        raise InputError(f"Expected --data-dir to be a folder of images, got {folder}: no such folder.")
-    named = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            splits = datasets.load_dataset(
-                "imagefolder", data_dir=str(folder.resolve()), cache_dir=cache, keep_in_memory=True
-            )
-        except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
-            reason = one_line(error.__cause__ or error)
-            raise InputError(f"Cannot read {folder} as a folder of images: {reason}") from error
-    return {str(name): rows for name, rows in splits.items()} if named else {WHOLE: splits["train"]}
-
-
-def read_files(files: Sequence[Path]) -> datasets.Dataset:
-    """Read files of one format as one table, or one folder that ``datasets`` has saved.
-
-    Tables in text form stay text: files that were typed one by one would spell one label in several ways.
-    """
-    import datasets
-    import pyarrow
-    from pyarrow import parquet
-
-    if (saved := read_saved(files[0])) is not None:
-        if WHOLE not in saved:
-            raise InputError(f"{files[0]} has splits of its own, {', '.join(saved)}: use --data-dir to give it.")
-        return saved[WHOLE]
-    form = format_of(files[0])
-    try:
-        if empty := [file for file in files if not file.stat().st_size]:
-            raise InputError(f"{empty[0]} is empty: it must have rows.")
-        if form == "parquet":
-            return datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in files])
-        parts = [_objects_in(file) if form.startswith("json") else _table_in(file) for file in files]
-        if any(part.keys() != parts[0].keys() for part in parts):
-            raise ValueError("not all have the same columns")
-        return datasets.Dataset.from_dict({name: [x for part in parts for x in part[name]] for name in parts[0]})
-    except InputError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
-        what = f"{files[0]} as {suffix_of(files[0])}"
-        if len(files) > 1:
-            what = f"{shown(files)} as one table, their columns or types differ"
-        mixed = form.startswith("json") and isinstance(error, (pyarrow.ArrowException, TypeError))
-        raise InputError(f"Cannot read {what}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
-
-
-def _text_of(file: Path) -> str:
-    """Read a file of text, perhaps packed, or raise."""
-    import pyarrow
-
-    try:
-        content = bytes(pyarrow.input_stream(str(file), compression=_CODECS.get(file.suffix.lower())).read())
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(10) + 1
-        raise InputError(f"Line {line} of {file} is not UTF-8: convert the file, for example with `iconv`.") from None
-
-
-def _table_in(file: Path) -> dict[str, list[Any]]:
-    """Read a table in text form, all fields as text; a short row ends in empty fields."""
-    import pandas
-
-    form, text = format_of(file), _text_of(file).replace("\r\n", "\n")
-    text = text if "\n" in text else text.replace("\r", "\n")
-    quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
-    options: dict[str, Any] = {"sep": "\t" if form == "tsv" else ",", "quoting": quoting, "lineterminator": "\n"}
-    try:  # without a header, pandas renames no column and takes none for an index
-        lines = pandas.read_csv(io.StringIO(text), dtype=str, header=None, keep_default_na=False, **options).fillna("")
-    except pandas.errors.EmptyDataError:
-        lines = pandas.DataFrame()
-    except pandas.errors.ParserError as error:
-        how = "replace tabs in texts by spaces" if form == "tsv" else "put texts with commas in double quotes"
-        raise InputError(f"Cannot read {file}: {one_line(error).rpartition('error: ')[2]}: {how}.") from error
-    if len(lines) < 2:
-        raise InputError(f"{file} has no rows.")
-    names, rows = [*lines.iloc[0]], lines.iloc[1:]
-    if len(names) == 1 and (mark := next((mark for mark in ",;\t|" if mark in names[0]), None)):
-        wanted = "tabs" if form == "tsv" else "commas"
-        raise InputError(f"The only column of {file} is {names[0]!r}: separate columns by {wanted}, not by {mark!r}.")
-    if len(names) > 1 and (again := (rows == names).all(axis=1)).any():
-        row = int(again.to_numpy().argmax()) + 1
-        raise InputError(f"Row {row} of {file} repeats the column names, as if files were joined: remove it.")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{file} has two columns named {twice[0]!r}: rename one of them.")
-    return {name: [*rows[number]] for number, name in enumerate(names)}
-
-
-def _objects_in(file: Path) -> dict[str, list[Any]]:
-    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
-    text = _text_of(file)
-    try:
-        rows = json.loads(text)
-    except ValueError:  # not one value, so one on each line
-        rows = [_object_in(line, f"Line {n} of {file}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if isinstance(rows, dict):  # rows in a field, but of .jsonl one row
-        lists = [value for value in rows.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        is_row = format_of(file) == "jsonl" or any(not isinstance(value, (list, dict)) for value in rows.values())
-        rows = lists[0] if len(lists) == 1 and format_of(file) == "json" else [rows] if is_row else None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f'{file} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.')
-    if not rows:
-        raise InputError(f"{file} has no rows.")
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-
-
-def _object_in(line: str, place: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place} must be one JSON object, but cannot be read: {error}.") from error
