@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import shutil
 import weakref
 from types import SimpleNamespace
 
@@ -142,6 +143,9 @@ def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     before = {path: path.stat().st_mtime_ns for path in files}
     assert "will score" in ran(cli(*command, "--output-dir", out)).output
     assert before == {path: path.stat().st_mtime_ns for path in files}
+    shutil.copytree(out, place / "unfinished", ignore=shutil.ignore_patterns("model", "result.json"))
+    result = cli("predict", place / "unfinished", place / "my rows.csv")
+    assert_sentence(result, 1, "unfinished has not finished: repeat its `attnreg fit` command to continue it")
     other = ran(cli(*command, "--output-dir", out, "--seed", 1)).output
     assert "holds a fit with seed" in other
     assert (place / "out-2" / "model").is_dir()
@@ -275,7 +279,8 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
         (["x"], "All 30 rows have the label x: there is nothing to learn."),
         ([f"{number}.5" for number in range(30)], "The labels are numbers, such as 0.5, not classes: round them"),
         (["1", "2", "1.5"], "The labels are numbers, such as 1.5"),
-        ([f"class {number}" for number in range(30)], "Each class needs at least 4 rows that differ"),
+        ([f"class {number}" for number in range(30)], "Each class needs at least 4 rows that differ, but all 30 rows"),
+        ([f"{number:030d}" for number in range(30)], "give the column of labels, not of row numbers"),
     ],
 )
 def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):

@@ -38,6 +38,7 @@ from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest
 METRICS = ("accuracy", "macro_f1")
 _CLASSES, _TEMPERATURE, _LENGTH = "attnreg_classes", "attnreg_temperature", "attnreg_max_length"  # in config.json
 _UNKNOWN = 1 / 2  # of a text's tokens
+SETUP = "fit.json"  # of `attnreg fit`, in its folder
 _FEW = 1000  # rows, below which batches are smaller
 
 
@@ -185,6 +186,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         import transformers
 
         place = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
+        if (place / SETUP).is_file():
+            raise InputError(f"The fit in {folder} has not finished: repeat its `attnreg fit` command to continue it.")
         try:
             config = transformers.AutoConfig.from_pretrained(place)
         except (OSError, ValueError) as error:

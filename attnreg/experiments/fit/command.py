@@ -13,7 +13,7 @@ import torch
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.choice import score_of
-from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.classifier import SETUP, TextClassifier
 from attnreg.experiments.fit.report import Report, promised
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import (
@@ -29,7 +29,7 @@ from attnreg.experiments.results.document import save, save_rows, with_predictio
 from attnreg.experiments.results.saved_model import SavedModel
 
 _MOST_COLUMNS = 20  # of probabilities
-_SETUP, _RESULT = "fit.json", "result.json"
+_RESULT = "result.json"
 
 
 def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **options: Any) -> None:
@@ -48,7 +48,7 @@ def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **o
             print(f"{done}\nThis fit has ended. With a larger --budget, it goes on.")
             return
         (folder / _RESULT).unlink(missing_ok=True)
-        write_text(folder / _SETUP, json.dumps({**setup, "budget": options["budget"]}, indent=2) + "\n")
+        write_text(folder / SETUP, json.dumps({**setup, "budget": options["budget"]}, indent=2) + "\n")
         given = {**asked, "budget": options["budget"], "device": options["device"]}
         classifier = TextClassifier(**given, folder=folder / "folds", verbose=True)
         try:
@@ -86,7 +86,7 @@ def _predicted(
     classifier = TextClassifier.load(model, device)
     if not (columns := read_table(data, ("test",))):
         raise InputError(f"No test file in {data}: give one file of rows.")
-    setup = (model if (model / _SETUP).is_file() else model.parent) / _SETUP
+    setup = (model if (model / SETUP).is_file() else model.parent) / SETUP
     names = named_columns(columns, "--text-columns", text_columns)
     if not names:
         names = json.loads(setup.read_text(encoding="utf-8"))["text_columns"] if setup.is_file() else []
@@ -129,15 +129,15 @@ def _tested(data: Path, classifier: TextClassifier, texts: list[str], label: str
 
 def _finished(folder: Path, budget: str) -> str | None:
     """Return what a fit in a folder has promised, if it has ended and had the same budget."""
-    if not (folder / _RESULT).is_file() or json.loads((folder / _SETUP).read_text())["budget"] != budget:
+    if not (folder / _RESULT).is_file() or json.loads((folder / SETUP).read_text())["budget"] != budget:
         return None
     return str(json.loads((folder / _RESULT).read_text(encoding="utf-8"))["promise"])
 
 
 def _differs(folder: Path, setup: dict[str, Any]) -> str | None:
     """Return how the fit in a folder differs from one with this setup; ``None`` if it does not, or there is none."""
-    if not (folder / _SETUP).is_file():
+    if not (folder / SETUP).is_file():
         others = [each.name for each in folder.iterdir()] if folder.is_dir() else []
         return "other files" if [name for name in others if not name.startswith(".")] else None
-    found = json.loads((folder / _SETUP).read_text(encoding="utf-8"))
+    found = json.loads((folder / SETUP).read_text(encoding="utf-8"))
     return ", ".join(name.replace("_", " ") for name in setup if found.get(name) != setup[name]) or None

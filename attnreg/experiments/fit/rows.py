@@ -99,6 +99,11 @@ class Rows:
         in_class = [len({*units[numbers == number].tolist()}) for number in range(len(classes))]
         what = "rows that differ" if groups is None else "groups"
         few = [f"{name} ({count})" for name, count in zip(classes, in_class, strict=True) if count < FEWEST]
+        if len(classes) == len(texts):
+            raise InputError(
+                f"Each class needs at least {FEWEST} {what}, but all {len(texts)} rows have different labels, such as "
+                f"{classes[0]} and {classes[1]}: give the column of labels, not of row numbers."
+            )
         if few:
             raise InputError(
                 f"Each class needs at least {FEWEST} {what}, but too few have {listed(few, _SHOWN)}: add rows, or "

@@ -142,4 +142,4 @@ def _is_text(values: Sequence[Any]) -> bool:
     if not there or len(set(there)) < len(there) / 3:
         return False
     words, letters = (sum(map(size, there)) / len(there) for size in (lambda text: len(text.split()), len))
-    return words >= _WORDS or letters >= _LETTERS
+    return words >= _WORDS or (letters >= _LETTERS and not all(map(str.isascii, there)))  # long ASCII words are ids
