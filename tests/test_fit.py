@@ -19,6 +19,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
+from attnreg.experiments.fit.table import choose_columns
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
@@ -366,3 +367,10 @@ def test_a_further_layer_computes_the_mean(family):
     assert not pool_mean(
         hf.DistilBertForSequenceClassification(hf.DistilBertConfig(n_layers=1, dim=8, n_heads=1, hidden_dim=8))
     )
+
+
+def test_columns_are_found_by_a_word_of_their_names():
+    days, stars = [f"{day} May" for day in range(1, 10)] * 4, ["1", "5"] * 18
+    texts = [f"The item number {number} is here" for number in range(36)]
+    columns = {"Date": days, "Headline": [text.upper() for text in texts], "Review Text": texts, "Rating": stars}
+    assert choose_columns(columns, None, None, None) == (["Review Text"], "Rating")

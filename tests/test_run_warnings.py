@@ -65,6 +65,8 @@ ABSENT = "raise --train-size, or add such rows."
          ["row 42 of train has no text: remove it.",
           "classes 'Good ', 'good' differ only in case or spaces: spell a class alike in all rows.",
           "class 'Good ' has 1 of 42 training rows and none in dev. Did you mean good?"]),
+        ([*CLASSES[:12], {"text": "red one", "label": "bad"}, {"text": "red one", "label": "good"}], CLASSES[40:], "custom", OF_TEXT,
+         ["1 training text has several labels in different rows, such as 'red one' with bad and good: correct them."]),
         ([*CLASSES[:12], {"text": "a", "label": "label"}], CLASSES[40:], "custom", OF_TEXT,
          ["class 'label' has 1 of 13 training rows and none in dev."]),
         ([{**row, "text": text} for row, text in zip(CLASSES[:11], ["", "a", " ", "b", "", *"cdefgh"], strict=True)], [*CLASSES[40:], {"text": "", "label": "bad"}], "custom", OF_TEXT,

@@ -27,7 +27,7 @@ from attnreg.experiments.fit.tries import Bench
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.setup.device import choose_device
-from attnreg.experiments.setup.rows import input_warnings
+from attnreg.experiments.setup.rows import input_warnings, label_warnings
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -124,7 +124,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             torch.manual_seed(self.seed)
             self._load(len(rows.texts[0]), str(self.model))
             given = rows.dataset(self._kind.task.labels)
-            for each in input_warnings(self._kind, given, "texts"):
+            for each in (*label_warnings(self._kind, given), *input_warnings(self._kind, given, "texts")):
                 warnings.warn(each, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)

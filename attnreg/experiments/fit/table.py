@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, fold
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
 
 _TEXTS = ("text", "sentence", "content", "message", "review")
-_LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment")
+_LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "rating", "topic")
 _ROWS = ("train", *VALIDATION)  # splits of a folder that are fitted
 _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
@@ -122,6 +123,7 @@ def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) ->
 def _only(what: str, flag: str, found: list[str], usual: Sequence[str], columns: Columns) -> str:
     """Return the only column found, or the only one with a usual name, or ask for it."""
     named = [name for name in found if name.strip().lower() in usual]
+    named = named or [name for name in found if {*re.findall(r"[a-z]+", name.lower())} & {*usual}]
     for some in (found, named):
         if len(some) == 1:
             return some[0]

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnreg.errors import InputError, did_you_mean, listed
@@ -112,7 +113,7 @@ def data_warnings(
     yield from shared_rows(kind.task, train, dev, scored_on)
     for name, rows in ({"train": train, scored_on: dev} if splits is None else splits).items():
         yield from without_text(kind, name, rows)
-    yield from kind.label_warnings(train)
+    yield from label_warnings(kind, train)
     if kind.one_class_per_row or kind.one_number_per_row:
         for name, rows in ((scored_on, dev), *([("training", train)] if kind.one_number_per_row else [])):
             if len(rows) > 1 and len(labels := {*kind.gold(rows)}) == 1:
@@ -141,6 +142,22 @@ def without_text(kind: Kind, split: str, rows: Dataset) -> Iterator[str]:
     for column in kind.task.columns if split == "train" and not kind.reads_images else ():
         if all(number_of(value) is not None for value in column_of(rows, column)):
             yield f"text column {column} holds a number in every row and no text: check --text-columns."
+
+
+def label_warnings(kind: Kind, rows: Dataset) -> Iterator[str]:
+    """Say what is odd about the labels of training rows: what their kind says, and texts that have several."""
+    yield from kind.label_warnings(rows)
+    if kind.reads_images or not (kind.has_classes and kind.one_class_per_row):
+        return
+    of_texts = defaultdict(set)
+    for texts, label in zip(_texts(kind.task, rows), kind.gold(rows), strict=True):
+        of_texts[texts].add(label)
+    several = [(texts, labels) for texts, labels in of_texts.items() if len(labels) > 1]
+    if several:
+        (first, *_), labels = several[0]
+        count = f"{len(several)} training text{' has' if len(several) == 1 else 's have'}"
+        example = f"'{shorten(first[1:-1], 60)}' with {' and '.join(sorted(kind.task.labels[n] for n in labels))}"
+        yield f"{count} several labels in different rows, such as {example}: correct them."
 
 
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
