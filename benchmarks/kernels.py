@@ -32,7 +32,7 @@ from attnreg import functional, kernels
 from attnreg.draws import Drawn
 
 SEED, RATE = 11, 0.1
-MODES = ("plain", "scores", "weights", "keys", "two draws", "counted")
+MODES = ("plain", "scores", "weights", "keys", "two draws", "counted", "biased")
 TUNED = {
     "attend": [(128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (128, 64, 4, 2), (128, 128, 8, 2)],
     "query_gradient": [(64, 64, 4, 2), (128, 32, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2)],
@@ -92,8 +92,14 @@ class Inputs:
             "keys": {"scores": Drawn(SEED, RATE, (batch, heads, 1, length))},
             "two draws": {"scores": Drawn(SEED, RATE, whole), "weights": (None, own)},
             "counted": {"scores": Drawn(SEED, RATE, whole), "counts": self.counts},
+            "biased": {"scores": Drawn(SEED, RATE, whole)},
         }[mode]
-        return kernels.attention(*self.leaves, valid=self.valid, causal=0 if causal else None, **options)
+        given: dict[str, object] = {"valid": self.valid, "causal": 0 if causal else None}
+        if mode == "biased":  # as an attached model gives an additive mask of its own
+            bias = torch.zeros(length, length, dtype=self.grad.dtype, device=self.device)
+            shut = bias.to(torch.bool).logical_not().triu(1) if causal else ~self.valid
+            given = {"bias": bias.masked_fill(shut, float("-inf"))}
+        return kernels.attention(*self.leaves, **given, **options)
 
     def sdpa(self, *, p: float = 0.0, mask: Tensor | None = None) -> Tensor:
         """Compute attention in torch, with all heads of the keys written out under a mask of all heads."""

@@ -49,6 +49,7 @@ def formula(
     s = s if bias is None else s + bias
     valid = torch.ones(shape, dtype=torch.bool, device=DEVICE) if valid is None else valid.expand(shape)
     valid = valid if causal is None else valid.tril(causal)
+    valid = valid if bias is None else valid & (bias > -torch.inf)
     kept = torch.ones(shape, dtype=torch.bool, device=DEVICE) if keep is None else keep.expand(shape)
     kept = kept if scores is None else kept & scores.written_out()
     allowed = valid & kept
@@ -63,6 +64,11 @@ def formula(
     real = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE) if rows is None else rows
     lost = valid & ~kept & real
     return a @ v, int(lost.sum()), dead & valid.any(-1, keepdim=True), ~valid.any(-1)
+
+
+def forbidding(*shape, p=0.5):
+    """A bias of which some is minus infinity."""
+    return torch.linspace(-4, 4, shape[-1], device=DEVICE).expand(shape).masked_fill(~random(*shape, p=p), -torch.inf)
 
 
 S, W = {"scores": drawn(0.3)}, {"weights": (drawn(0.2, seed=-7, rescale=True),)}
@@ -103,6 +109,10 @@ CASES = {
     "keep and scores": dict(keep=random(N, N), **S),
     "bias": dict(valid=per_key(), bias=torch.randn(1, H, N, N, device=DEVICE).half(), **S, **W),
     "bias of keys": dict(causal=0, bias=torch.randn(B, 1, 1, N, device=DEVICE), scale=-0.3, **S),
+    "bias that forbids": dict(bias=forbidding(B, 1, N, N), **S, **W),
+    "bias that forbids, causal": dict(causal=0, valid=per_key(), bias=forbidding(H, N, N), keep=random(N, N), **S),
+    "bias that forbids keys": dict(bias=forbidding(B, 1, 1, N, p=0.3).bfloat16(), **S, **W),
+    "bias that forbids nearly all": {"bias": forbidding(B, H, N, N, p=0.05), "scores": drawn(0.6)},
     "offsets": {"causal": 0, "scores": drawn(0.4, **OFFSETS), "weights": (drawn(0.4, seed=8, rescale=True, **OFFSETS),)},
     "one offset": {"scores": drawn(0.4, first_query=torch.tensor(6, device=DEVICE)), "weights": (drawn(0.4, seed=8, first_query=70),)},
     "offsets of keys": {"scores": drawn(0.4, (B, 1, 1, N), **OFFSETS)},

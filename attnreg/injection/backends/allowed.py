@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -65,6 +66,24 @@ class Allowed:
             self._known["valid"] = self.of_rows(device)
         valid: Tensor | None = self._known["valid"]
         return valid
+
+    def shut_bias(self, device: torch.device) -> Tensor | None:
+        """Return the bias with minus infinity where a position is forbidden; ``None`` if there is none.
+
+        A row without a valid key attends by its finite biases, as in the model. These are raised until the highest is
+        0, which changes no weight: beside finfo.min, scores would be lost.
+        """
+        found: Tensor | None = self.once("shut bias", lambda: self._find_shut_bias(device))
+        return found
+
+    def _find_shut_bias(self, device: torch.device) -> Tensor | None:
+        bias = self.bias
+        valid = None if bias is None else self.valid(device)
+        if bias is None or valid is None:
+            return bias
+        highest = bias.amax(-1, keepdim=True)
+        raised = bias - highest.masked_fill(highest == -math.inf, 0.0)
+        return torch.where(valid, bias, raised.masked_fill(valid.any(-1, keepdim=True), -math.inf))
 
     def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
         """Return what a function finds, which is asked the first time."""

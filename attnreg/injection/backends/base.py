@@ -82,6 +82,10 @@ class Watching(TorchFunctionMode):
 
     heads: int | None = None  # H, if the function that is running tells it
 
+    def has_grad(self) -> bool:
+        """Whether gradients are enabled, or were when this was computed first."""
+        return torch.is_grad_enabled()
+
     @contextmanager
     def of_heads(self, heads: int | None) -> Iterator[None]:
         """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""

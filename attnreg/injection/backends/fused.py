@@ -15,7 +15,7 @@ from attnreg.functional.attention import dropped_scores, per_head
 from attnreg.functional.blocks import closed, dropped_weights, in_blocks
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
-from attnreg.injection.backends.base import Masking
+from attnreg.injection.backends.base import Masking, Watching
 from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
 
@@ -54,7 +54,7 @@ class Attention:
         if factor is not None and rest.is_empty:
             mode.count(mask.kept, factor)
             out = run()
-        elif (options := self.kernel_options(rest) if kernels.runs_on(self.query.device) else None) is not None:
+        elif (options := self.kernel_options(rest, mode) if kernels.runs_on(self.query.device) else None) is not None:
             if self.dropout_p:  # of weights, after those that count
                 shape = (*self.query.shape[:-1], self.key.shape[-2])
                 own = mode.own_dropout(self.query, shape, self.dropout_p)
@@ -89,16 +89,17 @@ class Attention:
             return out
         return out * (factor if factor.dtype == out.dtype else factor.to(out.dtype))
 
-    def kernel_options(self, mask: Mask) -> dict[str, Any] | None:
+    def kernel_options(self, mask: Mask, mode: Watching) -> dict[str, Any] | None:
         """Return the arguments of the kernel for a mask that it can apply, where it is faster than torch's."""
         query, (*_, queries, size) = self.query, self.query.shape
-        keys, device = self.key.shape[-2], query.device
+        keys, device, bias = self.key.shape[-2], query.device, self.allowed.bias
         if (
             not kernels.runs_on(device)
             or self.layout.has_sinks
             or not mask.drops_in_kernel
             or mask.kept is not None
-            or self.whole.bias is not None
+            # Without gradients, nobody knows whether the bias is trained: the repetition of a checkpoint decides alike.
+            or (bias is not None and (bias.requires_grad or not mode.has_grad()))
             or not size == self.value.shape[-1] <= LARGEST_HEAD
             or (not torch.compiler.is_compiling() and transformed())
         ):
@@ -115,9 +116,11 @@ class Attention:
         keep = mask.scores
         for each in mask.drawn[1:]:
             keep = each.written_out() if keep is None else keep & each.written_out()
+        valid, bias = (self.allowed.given, None) if bias is None else (None, self.allowed.shut_bias(device))
         return {
-            "valid": None if self.allowed.given is None else _four(self.allowed.given, keys),
+            "valid": None if valid is None else _four(valid, keys),
             "causal": None if self.allowed.causal is None else 0,
+            "bias": None if bias is None else _four(bias, keys),
             "keep": None if keep is None else _four(keep, keys),
             "scale": self.scale,
             "scores": mask.drawn[0] if mask.drawn else None,

@@ -148,6 +148,10 @@ class AttentionMode(Masking):
         return known[place]
 
     @override
+    def has_grad(self) -> bool:
+        return self.passes.has_grad()
+
+    @override
     def allowed(self, scores: Tensor) -> Tensor:
         return (self._soft_masks or SoftMasks()).allowed(scores)
 

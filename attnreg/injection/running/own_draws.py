@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,6 +68,10 @@ class OwnDraws(Watching):
                 yield
         finally:
             self.passes.own = before
+
+    def has_grad(self) -> bool:
+        """Whether gradients are enabled, or were when this was computed first."""
+        return bool(self.passes.has_grad())
 
     def check(self, name: str) -> None:
         """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
@@ -228,12 +233,14 @@ def _fused(
     allowed = Allowed.of_sdpa(sdpa.materialized(attn_mask), is_causal, *shape[-2:])
     drawn = own.drawn(query, shape, dropout_p)
     attention = Attention(query, key, value, allowed, allowed, Layout(), scale, 0.0, enable_gqa)
-    options = attention.kernel_options(Mask(drawn_weights=(drawn,))) if query.dim() == key.dim() == 4 else None
+    options = attention.kernel_options(Mask(drawn_weights=(drawn,)), own) if query.dim() == key.dim() == 4 else None
     if options is not None:
         return kernels.attention(query, key, value, **options)
     if enable_gqa:
         key, value = (per_head(x, query.shape[-3]) for x in (key, value))
-    weights = functional.attention_weights(query, key, allowed.valid(query.device), allowed.bias, scale)
+    bias = allowed.shut_bias(query.device)
+    valid = allowed.valid(query.device) if bias is None else bias > -math.inf
+    weights = functional.attention_weights(query, key, valid, bias, scale)
     return (weights * drawn.factors(weights.dtype).view(shape)) @ value
 
 

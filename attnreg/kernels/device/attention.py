@@ -54,7 +54,7 @@ def attention(
         value: likewise.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         causal: query q sees the keys up to ``q + causal`` only; ``None`` = all keys.
-        bias: what is added to the scores, broadcastable; it gets no gradient.
+        bias: what is added to the scores, broadcastable; minus infinity forbids a position. It gets no gradient.
         keep: decisions about scores, bool, broadcastable, ``True`` = kept.
         scale: what multiplies the products of queries and keys (default: :math:`1 / \sqrt D`).
         scores: decisions about scores, made in the kernel: :class:`attnreg.draws.Drawn`.

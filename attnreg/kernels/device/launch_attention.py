@@ -19,10 +19,13 @@ LARGEST_STRIDE = 2**22  # elements between two rows, so that offsets within a bl
 DENSE = torch.contiguous_format
 SMALL = 32, 32, 4, 1
 Mask = tuple[Tensor, int, int, int, int]
+BIASED = "64, biased"  # smaller blocks, so that a tile of the bias fits into registers, too
 #: BLOCK_M, BLOCK_N, num_warps and num_stages by kernel and largest head size, or float32, which takes no tensor cores.
 #: A block of queries of `query_gradient` must be whole blocks of `key_gradients`, which reads rows that it wrote.
 CONFIGS: dict[tuple[str, int | str], tuple[int, int, int, int]] = {
     ("attend", 64): (128, 64, 4, 3), ("query_gradient", 64): (64, 64, 4, 2), ("key_gradients", 64): (64, 64, 4, 2),
+    ("attend", BIASED): (64, 64, 4, 3), ("query_gradient", BIASED): (64, 64, 4, 2),
+    ("key_gradients", BIASED): (32, 64, 4, 2),
     ("attend", 128): (128, 64, 8, 2), ("query_gradient", 128): (128, 32, 8, 2), ("key_gradients", 128): (32, 128, 8, 2),
     ("attend", 256): (64, 64, 8, 2), ("query_gradient", 256): (64, 32, 8, 1), ("key_gradients", 256): (32, 64, 8, 1),
     **{(kernel, "float32"): SMALL for kernel in ("attend", "query_gradient", "key_gradients")},
@@ -71,6 +74,7 @@ def prepared(
     width = max(16, 1 << (size - 1).bit_length())
     constants = (causal is not None, *kinds, "ieee" if single else "tf32", size, width)
     head_class = "float32" if single else max(64, width)
+    head_class = BIASED if head_class == 64 and bias is not None else head_class
     if rows is not None:
         rows = rows.expand(batch, heads, queries, 1)
     real = None if rows is None else (rows, rows.stride(0), rows.stride(1), rows.stride(2))

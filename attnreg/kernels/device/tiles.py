@@ -70,9 +70,11 @@ def word_of(draw, b, h, rows, KIND: tl.constexpr):
 @triton.jit
 def score_tile(s, rows, cols, fill, keep, valid, valid_at, bias, bias_at, OFFSET, QLEN, KLEN, CAUSAL: tl.constexpr,
                EDGE: tl.constexpr, KEEP: tl.constexpr, VALID: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """Add the bias, fill dropped scores, and make invalid ones -inf."""
+    """Add the bias, fill dropped scores, and make invalid ones -inf, as the bias may have done."""
     if BIAS:
         s += load_mask(bias_at, bias, rows, cols, QLEN, KLEN, BIAS).to(tl.float32) * LOG2_E
+        if KEEP:
+            keep = keep | (s == float("-inf"))
     if KEEP:
         s = tl.where(keep, s, fill)
     if EDGE:
