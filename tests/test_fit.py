@@ -148,7 +148,7 @@ def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     result = cli("predict", place / "unfinished", place / "my rows.csv")
     assert_sentence(result, 1, "unfinished has not finished: repeat its `attnreg fit` command to continue it")
     other = ran(cli(*command, "--output-dir", out, "--seed", 1)).output
-    assert "holds a fit with seed" in other
+    assert "holds a fit with other settings (seed)" in other
     assert (place / "out-2" / "model").is_dir()
 
 
@@ -180,7 +180,7 @@ def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):
 def test_a_folder_of_other_rows_is_refused(tiny, rows, tmp_path):
     classifier = attnreg.TextClassifier(tiny, budget="1s", folder=tmp_path)
     classifier.fit(*rows)
-    with pytest.raises(InputError, match="keeps a fit of other rows"):
+    with pytest.raises(InputError, match=r"holds a fit with other settings \(rows\)"):
         classifier.fit(rows[0][:-1], rows[1][:-1])
 
 
@@ -310,9 +310,9 @@ def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_p
 def test_a_probe_as_a_model_says_what_its_regression_says(tiny, rows):
     classifier = attnreg.TextClassifier(tiny)
     given = Rows.checked(*rows)
-    classifier.classes_ = given.classes
-    classifier._load(1, str(tiny))
-    encoded = classifier._kind.encode(given.dataset(["no", "the"]))
+    classifier.classes_, classifier.columns_ = given.classes, given.columns
+    classifier._load(str(tiny))
+    encoded = classifier._kind.encode(classifier._dataset(given.texts, given.labels))
     bench = Bench(classifier.network_, classifier._kind, encoded, 16, Accelerator(cpu=True), 0)
     train, held = np.arange(0, 80), np.arange(80, 120)
     for which in (Try(penalty=0.1), Try(penalty=1.0)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attnreg.errors import InputError, UsageError, listed
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, TRAINING
 from attnreg.experiments.tasks.models.place import check_there
@@ -36,29 +36,23 @@ _FIT = (
 @click.command("fit", cls=GroupedCommand, epilog="Example: attnreg fit reviews.csv --model MODEL --budget 15m")
 @click.argument("data", type=click.Path(path_type=Path))
 @together(_FIT)
-def fit(data: Path, **options: Any) -> None:
+def fit(
+    data: Path, text_columns: str | None, label_column: str | None, group_column: str | None, **options: Any
+) -> None:
     """Train the best classifier of your labelled texts within a time, and say what it will score.
 
     DATA is a file (.csv, .tsv, .jsonl, .parquet), or a folder with train and, perhaps, validation, which is used too.
     The same command again continues a fit that was stopped.
     """
     from attnreg.experiments.fit.clock import seconds_of  # late: they are slow to import
-    from attnreg.experiments.fit.rows import Rows
-    from attnreg.experiments.fit.table import choose_columns, labelled_rows, read_table
+    from attnreg.experiments.fit.table import labelled_rows
 
     seconds_of(options["budget"])
     check_there(options["model"])
-    if not (columns := read_table(data)):
-        raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
-    texts, label = choose_columns(columns, options["text_columns"], options["label_column"], options["group_column"])
-    rows = labelled_rows(columns, texts, label, options["group_column"])
-    click.echo(f"{len(rows.texts)} rows: texts in {', '.join(texts)}, labels in {label}.")
-    for why, numbers in rows.left_out.items():
-        click.echo(f"Left out, with {why}: {len(numbers)} (row {listed([*map(str, numbers)], 5)}).")
-    Rows.checked(rows.texts, rows.labels, rows.groups)
+    table = labelled_rows(data, text_columns, label_column, group_column)
     from attnreg.experiments.fit.command import fit_and_report  # late: it imports torch
 
-    fit_and_report(data, rows, texts, label, **options)
+    fit_and_report(data, table, **options)
 
 
 @click.command("predict", cls=GroupedCommand, epilog="Example: attnreg predict runs/fit-reviews new.csv")

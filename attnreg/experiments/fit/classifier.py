@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 
 METRICS = ("accuracy", "macro_f1")
-_CLASSES, _TEMPERATURE, _LENGTH = "attnreg_classes", "attnreg_temperature", "attnreg_max_length"  # in config.json
+_KEY = "attnreg_fit"  # in a model's config.json
 _UNKNOWN = 1 / 2  # of a text's tokens
-SETUP = "fit.json"  # of `attnreg fit`, in its folder
+SETUP = "fit.json"  # in the folder of a fit
 _FEW = 1000  # rows, below which batches are smaller
 
 
@@ -61,6 +62,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: the classes, sorted.
         score_: the score on new rows, as ``(score, low, high)`` with a 95 % interval.
+        columns_: names of the texts of a row.
         best_: the chosen way of training.
         outcome_: all that was found.
 
@@ -80,6 +82,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         >>> folder.cleanup()
     """
 
+    columns_: list[str]
     network_: Any
     outcome_: Outcome
     _kind: Kind
@@ -116,21 +119,20 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         seconds = seconds_of(self.budget)
         if self.metric not in METRICS:
             raise InputError(f"Expected `metric` to be one of {', '.join(METRICS)}, got {self.metric!r}.")
-        rows = Rows.checked(X, y, groups)
+        rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups)  # those of a file are checked
         say: Callable[[str], None] = print if self.verbose else lambda text: None
-        clock, folder = Clock(seconds, say), None if self.folder is None else Path(self.folder)
-        self.classes_ = rows.classes
-        with torch.random.fork_rng(), _same_threads():
+        clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
+        self.classes_, self.columns_ = rows.classes, [*rows.columns]
+        with torch.random.fork_rng(), ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
             torch.manual_seed(self.seed)
-            self._load(len(rows.texts[0]), str(self.model))
-            given = rows.dataset(self._kind.task.labels)
+            self._load(str(self.model))
+            given = self._dataset(rows.texts, rows.labels.tolist())
             for each in (*label_warnings(self._kind, given), *input_warnings(self._kind, given, "texts")):
                 warnings.warn(each, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
-            if folder is not None:
-                _check_folder(folder, f"{rows.content()} {self.model} {self._kind.max_length} {self.seed}")
-            race = Race(bench, rows, clock, self.metric, self.seed, folder)
+            race = Race(bench, rows, clock, self.metric, self.seed, folds)
             self.outcome_ = race.run()
             self.network_ = race.final(self.outcome_.best)
             if self._pools:
@@ -145,11 +147,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         texts = texts_in(X)
         if not texts:
             return np.empty((0, len(self.classes_)))
-        if len(texts[0]) != len(self._kind.task.columns):
-            raise InputError(f"Expected {len(self._kind.task.columns)} texts in each row, got {len(texts[0])}.")
-        columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
-        rows = Dataset.from_dict({**columns, "label": [self._kind.task.labels[0]] * len(texts)})
-        labelled = to_score(self._kind.encode(rows), 64, self._kind, self._device)
+        if len(texts[0]) != len(self.columns_):
+            raise InputError(f"Expected {len(self.columns_)} texts in each row, got {len(texts[0])}.")
+        encoded = self._kind.encode(self._dataset(texts, [0] * len(texts)))
+        labelled = to_score(encoded, 64, self._kind, self._device)
         records = predict(self.network_, labelled, self._kind).records
         return special.softmax(np.array([each["logits"] for each in records]) / self.temperature_, axis=1)
 
@@ -172,10 +173,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     def save(self, folder: str | Path) -> None:
         """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
         check_is_fitted(self, "network_")
-        config = self.network_.config
-        setattr(config, _CLASSES, self.classes_.tolist())
-        setattr(config, _TEMPERATURE, self.temperature_)
-        setattr(config, _LENGTH, [self._kind.max_length, len(self._kind.task.columns)])
+        known = {"classes": self.classes_.tolist(), "columns": self.columns_, "temperature": self.temperature_}
+        setattr(self.network_.config, _KEY, {**known, "max_length": self._kind.max_length})
         with replaced_folder(Path(folder)) as new:
             self.network_.save_pretrained(new)
             self._kind.tokenizer.save_pretrained(new)
@@ -192,22 +191,49 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             config = transformers.AutoConfig.from_pretrained(place)
         except (OSError, ValueError) as error:
             raise InputError(f"No model in {place}: {error}") from error
-        if not hasattr(config, _CLASSES):
+        if (known := getattr(config, _KEY, None)) is None:
             raise InputError(f"The model in {place} was not made by `attnreg fit`: use `attnreg evaluate`.")
-        length, texts = getattr(config, _LENGTH)
-        made = cls(str(place), max_length=length, device=device)
-        made.classes_ = np.array(getattr(config, _CLASSES))
-        made.temperature_ = getattr(config, _TEMPERATURE)
-        made._load(texts, str(place))
+        made = cls(str(place), max_length=known["max_length"], device=device)
+        made.classes_, made.columns_ = np.array(known["classes"]), known["columns"]
+        made.temperature_ = known["temperature"]
+        made._load(str(place))
         made.network_.to(made._device)
         return made
 
-    def _load(self, texts: int, model: str) -> None:
+    def other_settings(self, folder: Path, rows: Rows) -> str | None:
+        """Return how the fit in a folder differs from this one to rows; ``None`` if it does not, or there is none."""
+        path = folder / SETUP
+        if not path.is_file():
+            others = folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir())
+            return "other files" if others else None
+        there = json.loads(path.read_text(encoding="utf-8"))
+        names = [name for name, value in self._setup(rows).items() if there.get(name) != value]
+        return f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
+
+    def _setup(self, rows: Rows) -> dict[str, Any]:
+        names = ("metric", "seed", "max_length")
+        return {"model": str(self.model), **{name: getattr(self, name) for name in names}, "rows": rows.content()}
+
+    def _folds(self, folder: Path, rows: Rows) -> Path:
+        """Make the folder of what is trained on folds; refuse one that keeps another fit."""
+        if others := self.other_settings(folder, rows):
+            raise InputError(f"{folder} holds a fit with {others}: give another folder.")
+        (folder / "folds").mkdir(parents=True, exist_ok=True)
+        write_text(folder / SETUP, json.dumps(self._setup(rows), indent=2) + "\n")
+        return folder / "folds"
+
+    def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[int]) -> Dataset:
+        """Return texts and class numbers as rows of the task."""
+        columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
+        return Dataset.from_dict({**columns, "label": [self._kind.task.labels[number] for number in labels]})
+
+    def _load(self, model: str) -> None:
         """Load the pretrained model, and the kind that encodes its rows."""
         disable_progress_bars()
         self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
         self._pools, names = False, tuple(map(str, self.classes_))
-        task = replace(TASKS["custom"], columns=COLUMNS[:texts], labels=names, metrics=("accuracy",))
+        columns = COLUMNS[: len(self.columns_)]
+        task = replace(TASKS["custom"], columns=columns, labels=names, metrics=("accuracy",))
         loaded = load_pretrained(task, model)
         if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
             loaded = load_pretrained(task, model, pooling="own")
@@ -220,22 +246,3 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         length = longest_input(loaded.model, self.max_length, task.max_length)
         self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
-
-
-@contextmanager
-def _same_threads() -> Iterator[None]:
-    """Restore the number of threads of torch, which a fit chooses."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _check_folder(folder: Path, content: str) -> None:
-    """Refuse a folder that keeps what was trained on other rows, with another model or seed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    known = folder / "content"
-    if known.is_file() and known.read_text(encoding="utf-8") != content:
-        raise InputError(f"{folder} keeps a fit of other rows, or with another model, length or seed: give another.")
-    write_text(known, content)

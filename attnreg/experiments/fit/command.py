@@ -13,53 +13,42 @@ import torch
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.choice import score_of
-from attnreg.experiments.fit.classifier import SETUP, TextClassifier
-from attnreg.experiments.fit.report import Report, promised
-from attnreg.experiments.fit.rows import Rows
-from attnreg.experiments.fit.table import (
-    Labelled,
-    labelled_rows,
-    named_columns,
-    read_table,
-    text_column,
-    texts_of_rows,
-)
+from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.report import Report
+from attnreg.experiments.fit.table import Table, named_columns, read_table, text_column, texts_of_rows, with_labels
 from attnreg.experiments.folder.run_folder import free_folder, locked
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
 
 _MOST_COLUMNS = 20  # of probabilities
-_RESULT = "result.json"
 
 
-def fit_and_report(data: Path, rows: Labelled, texts: list[str], label: str, **options: Any) -> None:
+def fit_and_report(data: Path, table: Table, output_dir: Path | None, threads: int | None, **options: Any) -> None:
     """Fit in a folder, where a fit with the same rows and options goes on, and write model and report."""
-    if options["threads"]:
-        torch.set_num_threads(options["threads"])
-    asked = {name: options[name] for name in ("model", "metric", "seed", "max_length")}
-    content = Rows.checked(rows.texts, rows.labels, rows.groups).content()
-    setup = {**asked, "text_columns": texts, "label_column": label, "rows": content}
+    if threads:
+        torch.set_num_threads(threads)
+    classifier = TextClassifier(**options, verbose=True)
     usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
-    folder, told = free_folder(options["output_dir"] or usual, "a fit", lambda place: _differs(place, setup))
+    folder, told = free_folder(output_dir or usual, "a fit", lambda place: classifier.other_settings(place, table.rows))
     if told:
         print(told)
+    result = folder / "result.json"
     with locked(folder, f"Another process is writing to {folder}."):
-        if (done := _finished(folder, options["budget"])) is not None:
-            print(f"{done}\nThis fit has ended. With a larger --budget, it goes on.")
+        known = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+        if known.get("budget") == options["budget"]:
+            print(f"{known['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
             return
-        (folder / _RESULT).unlink(missing_ok=True)
-        write_text(folder / SETUP, json.dumps({**setup, "budget": options["budget"]}, indent=2) + "\n")
-        given = {**asked, "budget": options["budget"], "device": options["device"]}
-        classifier = TextClassifier(**given, folder=folder / "folds", verbose=True)
+        result.unlink(missing_ok=True)
         try:
-            classifier.fit(rows.texts, rows.labels, rows.groups)
+            classifier.set_params(folder=folder).fit(table.rows, None)
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
         classifier.save(folder / "model")
-        report = Report(classifier, rows, folder, _tested(data, classifier, texts, label))
+        report = Report(classifier, table, folder, _tested(data, classifier, table.label))
         save(report.blocks(), folder)
         said = report.promise.replace("**", "")
-        write_text(folder / _RESULT, json.dumps({"promise": said, **promised(classifier.outcome_)}, indent=2) + "\n")
+        content = {"promise": said, "budget": options["budget"], **classifier.outcome_.summary()}
+        write_text(result, json.dumps(content, indent=2) + "\n")
         print(f"\n{said}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
 
@@ -74,28 +63,24 @@ def predict_file(model: Path, data: Path | None, text_columns: str | None, outpu
     elif data is None:
         raise UsageError("Give DATA, the rows to predict.")
     else:
-        rows, said = _predicted(model, data, text_columns, device)
+        rows, said = _predicted(TextClassifier.load(model, device), data, text_columns)
     save_rows(rows, output)
     return f"{said[0]} saved to {output}" + "".join(f"\n{line}" for line in said[1:])
 
 
 def _predicted(
-    model: Path, data: Path, text_columns: str | None, device: str | None
+    classifier: TextClassifier, data: Path, text_columns: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return rows with the class, the probabilities and the doubts of a fit's model, and what there is to say."""
-    classifier = TextClassifier.load(model, device)
     if not (columns := read_table(data, ("test",))):
         raise InputError(f"No test file in {data}: give one file of rows.")
-    setup = (model if (model / SETUP).is_file() else model.parent) / SETUP
-    names = named_columns(columns, "--text-columns", text_columns)
-    if not names:
-        names = json.loads(setup.read_text(encoding="utf-8"))["text_columns"] if setup.is_file() else []
-        missing = [name for name in names if name not in columns]
-        if missing and len(names) > 1:
+    names = named_columns(columns, "--text-columns", text_columns) or classifier.columns_
+    if missing := [name for name in names if name not in columns]:
+        if len(names) > 1:
             raise UsageError(
                 f"{data} has no column {missing[0]!r}, which the model reads: use --text-columns NAME,NAME."
             )
-        names = [text_column(columns)] if missing or not names else names
+        names = [text_column(columns)]
     texts = texts_of_rows(columns, names)
     probabilities = classifier.predict_proba(texts)
     doubts = [classifier.doubt(row) for row in texts]
@@ -114,30 +99,14 @@ def _predicted(
     return rows, [f"Predictions of {len(rows)} rows, texts in {' and '.join(names)},", *said]
 
 
-def _tested(data: Path, classifier: TextClassifier, texts: list[str], label: str) -> str:
+def _tested(data: Path, classifier: TextClassifier, label: str) -> str:
     """Return a sentence on the score on the test split of a folder; empty if there is none with labels."""
     columns = read_table(data, ("test",)) if data.is_dir() else {}
     if label not in columns:
         return ""
-    rows = labelled_rows(columns, texts, label, None)
+    texts, names, _, _ = with_labels(columns, classifier.columns_, label)
     number = {str(name): number for number, name in enumerate(classifier.classes_)}
-    labels = np.array([number.get(each, len(number)) for each in rows.labels])
-    predicted = classifier.predict_proba(rows.texts).argmax(1)
+    labels = np.array([number.get(each, len(number)) for each in names])
+    predicted = classifier.predict_proba(texts).argmax(1)
     score = score_of(classifier.metric, labels, predicted, len(number) + 1)
     return f" On the {len(labels)} rows of the test split, it scores {score:.1%}."
-
-
-def _finished(folder: Path, budget: str) -> str | None:
-    """Return what a fit in a folder has promised, if it has ended and had the same budget."""
-    if not (folder / _RESULT).is_file() or json.loads((folder / SETUP).read_text())["budget"] != budget:
-        return None
-    return str(json.loads((folder / _RESULT).read_text(encoding="utf-8"))["promise"])
-
-
-def _differs(folder: Path, setup: dict[str, Any]) -> str | None:
-    """Return how the fit in a folder differs from one with this setup; ``None`` if it does not, or there is none."""
-    if not (folder / SETUP).is_file():
-        others = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        return "other files" if [name for name in others if not name.startswith(".")] else None
-    found = json.loads((folder / SETUP).read_text(encoding="utf-8"))
-    return ", ".join(name.replace("_", " ") for name in setup if found.get(name) != setup[name]) or None

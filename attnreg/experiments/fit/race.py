@@ -70,6 +70,18 @@ class Outcome:
     seconds: float  #: of the race
     ended: str  #: why the race ended, as a sentence
 
+    def summary(self) -> dict[str, object]:
+        """Return what ``result.json`` holds."""
+        numbers = ("temperature", "decay", "certain_decay", "trained_on", "trainings", "seconds", "curve", "ended")
+        return {
+            "best": str(self.best),
+            "score": self.estimate._asdict(),
+            "in_folds": self.in_folds._asdict(),
+            "tries": {str(which): score for which, score in zip(self.tries, self.scores, strict=True)},
+            "dropped": {str(which): score for which, score in self.dropped.items()},
+            **{name: getattr(self, name) for name in numbers},
+        }
+
 
 class Race:
     """Out-of-fold logits of tries, trained when asked for; in a folder, they are kept and read again."""

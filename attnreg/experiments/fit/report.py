@@ -10,11 +10,11 @@ import torch
 from matplotlib.ticker import PercentFormatter
 from scipy import special
 from sklearn import metrics as sk
+from sklearn.calibration import calibration_curve
 
 from attnreg.experiments.fit.choice import score_of
 from attnreg.experiments.fit.classifier import METRICS, TextClassifier
-from attnreg.experiments.fit.race import Outcome
-from attnreg.experiments.fit.table import Labelled
+from attnreg.experiments.fit.table import Table as Rows
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Table, duration
 from attnreg.experiments.results.plots.style import COLORS, picture
 from attnreg.experiments.tasks.metrics import BINS, calibration_error
@@ -22,22 +22,20 @@ from attnreg.experiments.tasks.metrics import BINS, calibration_error
 _SHOWN = 15  # rows, or pairs of classes
 _LETTERS = 160  # of a text
 _SURE = 0.9  # a probability
-_MOST_CELLS = 25  # classes of a picture of confusions
 
 
 class Report:
-    """The blocks of the report of a fitted classifier, whose rows come from a table."""
+    """The blocks of the report of a fitted classifier, whose rows come from a file."""
 
-    def __init__(self, classifier: TextClassifier, rows: Labelled, folder: Path, tested: str) -> None:
-        self.classifier, self.rows, self.folder, self.found = classifier, rows, folder, classifier.outcome_
+    def __init__(self, classifier: TextClassifier, table: Rows, folder: Path, tested: str) -> None:
+        self.classifier, self.table, self.folder, self.found = classifier, table, folder, classifier.outcome_
         self.tested = tested  #: a sentence on test rows, or nothing
         self.names = [str(name) for name in classifier.classes_]
         self.metric = classifier.metric.replace("_", " ")
-        number = {name: number for number, name in enumerate(self.names)}
-        self.all_labels = np.array([number[str(label)] for label in rows.labels])
+        self.all_labels = table.rows.labels
         self.labels = self.all_labels[self.found.rows]
         self.probabilities = special.softmax(self.found.logits / self.found.temperature, axis=1)
-        self.predicted = self.probabilities.argmax(1)
+        self.predicted, self.sure = self.probabilities.argmax(1), self.probabilities.max(1)
 
     @property
     def promise(self) -> str:
@@ -45,7 +43,7 @@ class Report:
         found = self.found
         score, low, high = found.estimate
         scores = {**dict(zip(found.tries, found.scores, strict=True)), **found.dropped}
-        plain = max((each for each in scores if each.is_plain), default=None, key=scores.__getitem__)
+        plain = max((which for which in scores if which.is_plain), default=None, key=scores.__getitem__)
         beside = "there was no time for plain fine-tuning"
         if plain is not None:
             early = ", when it was dropped" * (plain in found.dropped)
@@ -61,8 +59,10 @@ class Report:
     def blocks(self) -> list[Block]:
         """Return the whole report."""
         found = self.found
-        made: list[Block] = [
-            Heading(f"A classifier of {len(self.rows.texts)} rows: {self.folder.name}"),
+        both = {name: score_of(name, self.labels, self.predicted, len(self.names)) for name in METRICS}
+        scored = " and ".join(f"{score:.1%} {name.replace('_', ' ')}" for name, score in both.items())
+        return [
+            Heading(f"A classifier of {len(self.all_labels)} rows: {self.folder.name}"),
             Paragraph(self.promise + self.tested),
             Contents(),
             Heading("What to do next"),
@@ -75,7 +75,7 @@ class Report:
             ),
             self._tries(),
             Heading("Classes"),
-            Paragraph(f"On rows that it had not seen, the chosen try had {self._both()}."),
+            Paragraph(f"On rows that it had not seen, the chosen try had {scored}."),
             self._classes(),
             Heading("What is taken for what"),
             self._confusions(),
@@ -87,7 +87,6 @@ class Report:
             Heading("How it was made"),
             *map(Paragraph, self._made()),
         ]
-        return made
 
     def _advice(self) -> list[str]:
         found, score = self.found, self.found.estimate.score
@@ -99,24 +98,19 @@ class Report:
             f"ways that were first tried in the second half of {duration(found.seconds)} gained {gain:.1f} points. "
         )
         said.append(f"**More time:** {gained * bool(early)}{found.ended}")
-        sure = int(((self.predicted != self.labels) & (self.probabilities.max(1) > _SURE)).sum())
-        if sure:
+        if doubtful := int(((self.predicted != self.labels) & (self.sure > _SURE)).sum()):
             said.append(
-                f"**Labels:** {sure} of {len(self.labels)} rows have another label than what is predicted with more "
-                f"than {_SURE:.0%} probability: check those that are shown below."
+                f"**Labels:** {doubtful} of {len(self.labels)} rows have another label than what is predicted with "
+                f"more than {_SURE:.0%} probability: check those that are shown below."
             )
         return said
 
     def _tries(self) -> Table:
         found = self.found
-        ranked = sorted(zip(found.tries, found.scores, found.chosen, strict=True), key=lambda each: -each[1])
+        ranked = sorted(zip(found.tries, found.scores, found.chosen, strict=True), key=lambda row: -row[1])
         rows = [{"try": str(t), self.metric: f"{s:.1%}", "chosen": f"{c:.0%}"} for t, s, c in ranked]
         rows += [{"try": f"{t}, dropped", self.metric: f"{s:.1%}", "chosen": ""} for t, s in found.dropped.items()]
         return Table.of(rows)
-
-    def _both(self) -> str:
-        scores = {name: score_of(name, self.labels, self.predicted, len(self.names)) for name in METRICS}
-        return " and ".join(f"{score:.1%} {name.replace('_', ' ')}" for name, score in scores.items())
 
     def _classes(self) -> Table:
         every = range(len(self.names))
@@ -124,26 +118,18 @@ class Report:
         counts = np.bincount(self.all_labels, minlength=len(self.names))
         return Table(
             ["class", "rows", "precision", "recall", "F1"],
-            [[self.names[n], str(counts[n]), *(f"{each[n]:.1%}" for each in scores[:3])] for n in every],
+            [[self.names[n], str(counts[n]), *(f"{score[n]:.1%}" for score in scores[:3])] for n in every],
         )
 
-    def _confusions(self) -> Block:
-        if len(self.names) <= _MOST_CELLS:
-            path, side = self.folder / "plots" / "confusions.png", 2.2 + 0.42 * len(self.names)
-            counts = sk.confusion_matrix(self.labels, self.predicted, labels=range(len(self.names)))
-            with picture(path, width=side + 1, height=side) as (axes,):
-                axes.imshow(counts / np.maximum(1, counts.sum(1, keepdims=True)), cmap="Blues", vmin=0, vmax=1)
-                for row, column in np.argwhere(counts > 0):
-                    color = "white" if counts[row, column] > counts[row].sum() / 2 else "black"
-                    axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=color)
-                axes.set_xticks(range(len(self.names)), self.names, rotation=45, ha="right")
-                axes.set_yticks(range(len(self.names)), self.names)
-                axes.set(xlabel="predicted", ylabel="label")
-            return Picture(path, "Rows by label and predicted class; darker is a larger share of the label's rows.")
+    def _confusions(self) -> Table:
         pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
+        counts = Counter(self.labels.tolist())
         return Table(
-            ["label", "predicted", "rows"],
-            [[self.names[a], self.names[b], str(count)] for (a, b), count in pairs.most_common(_SHOWN)],
+            ["label", "predicted", "rows", "of the label's"],
+            [
+                [self.names[a], self.names[b], str(count), f"{count / counts[a]:.0%}"]
+                for (a, b), count in pairs.most_common(_SHOWN)
+            ],
             texts=(0, 1),
         )
 
@@ -152,27 +138,23 @@ class Report:
         wrong = [n for n in np.argsort(of_label) if self.predicted[n] != self.labels[n]][:_SHOWN]
         rows = []
         for n in wrong:
-            text = " / ".join(self.rows.texts[self.found.rows[n]])
+            text = " / ".join(self.table.rows.texts[self.found.rows[n]])
             cut = text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
-            shown = self.names[self.labels[n]], self.names[self.predicted[n]], f"{self.probabilities[n].max():.0%}"
-            rows.append([str(self.rows.places[self.found.rows[n]]), " ".join(cut.split()), *shown])
+            shown = self.names[self.labels[n]], self.names[self.predicted[n]], f"{self.sure[n]:.0%}"
+            rows.append([str(self.table.places[self.found.rows[n]]), " ".join(cut.split()), *shown])
         return Table(["row", "text", "label", "predicted", "probability"], rows, texts=(1,))
 
     def _calibration(self) -> list[Block]:
-        right, sure = self.predicted == self.labels, self.probabilities.max(1)
         gaps = [
             calibration_error(torch.tensor(self.found.logits / t).softmax(-1), torch.tensor(self.labels))
             for t in (1.0, self.found.temperature)
         ]
         path = self.folder / "plots" / "calibration.png"
         with picture(path, width=5.0, height=3.6, grid="both") as (axes,):
-            bins = np.clip(np.ceil(sure * BINS), 1, BINS)
-            there = [number for number in range(1, BINS + 1) if (bins == number).sum() >= len(sure) / 50]
-            points = [(sure[bins == number].mean(), right[bins == number].mean()) for number in there]
+            right, probability = calibration_curve(self.predicted == self.labels, self.sure, n_bins=BINS)
             axes.plot([0, 1], [0, 1], "--", color="#888888", lw=1)
-            axes.plot(*zip(*points, strict=True), "o-", color=COLORS[1])
-            axes.set_xlabel("probability of the predicted class")
-            axes.set_ylabel("share that is right")
+            axes.plot(probability, right, "o-", color=COLORS[1])
+            axes.set(xlabel="probability of the predicted class", ylabel="share that is right")
         return [
             Paragraph(
                 f"Logits are divided by the temperature {self.found.temperature:.2f}, fitted to rows held out. The "
@@ -182,30 +164,25 @@ class Report:
         ]
 
     def _curve(self) -> Picture:
-        found, path = self.found, self.folder / "plots" / "rows.png"
-        n = len(self.rows.texts)
+        found, path, n = self.found, self.folder / "plots" / "rows.png", len(self.all_labels)
+        score, low, high = found.estimate
         with picture(path, width=5.4, height=3.4, grid="both") as (axes,):
             sizes = np.geomspace(min(found.curve), 4 * n, 50)
-            axes.plot(sizes, 1 - (1 - found.estimate.score) * (n / sizes) ** found.decay, "--", color=COLORS[1])
-            low, high = ([each] for each in found.estimate[1:])
-            score = found.estimate.score
-            axes.errorbar([n], [score], [[score - low[0]], [high[0] - score]], fmt="o", color=COLORS[1], label="chosen")
+            axes.plot(sizes, 1 - (1 - score) * (n / sizes) ** found.decay, "--", color=COLORS[1])
+            axes.errorbar([n], [score], [[score - low], [high - score]], fmt="o", color=COLORS[1], label="chosen")
             axes.plot(*zip(*sorted(found.curve.items()), strict=True), "s-", color=COLORS[2], label="linear probe")
-            axes.set_xscale("log")
             shown = [*found.curve, n, 2 * n, 4 * n][1:]
+            axes.set(xscale="log", xlabel="rows to train on", ylabel=self.metric)
             axes.set_xticks(shown, [*map(str, shown)])
             axes.minorticks_off()
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-            axes.set_xlabel("rows to train on")
-            axes.set_ylabel(self.metric)
             axes.legend()
         return Picture(
             path, "Scores by the number of rows: measured for a linear probe, extrapolated for the chosen try."
         )
 
     def _made(self) -> list[str]:
-        found, given = self.found, self.classifier
-        inner = found.in_folds
+        found, given, inner = self.found, self.classifier, self.found.in_folds
         said = [
             f"Model {given.model}, seed {given.seed}, {found.trainings} trainings in {duration(found.seconds)}.",
             f"Tries raced over folds of the rows; those that were hardly the best were dropped. The score is that of "
@@ -214,21 +191,4 @@ class Report:
             f"{found.certain_decay:.2f} of the number of rows: that of a linear probe's learning curve, "
             f"{found.decay:.2f}, less its standard error.",
         ]
-        return said + [f"Rows left out, with {why}: {len(rows)}." for why, rows in self.rows.left_out.items()]
-
-
-def promised(found: Outcome) -> dict[str, object]:
-    """Return what ``result.json`` holds."""
-    return {
-        "best": str(found.best),
-        "score": found.estimate._asdict(),
-        "in_folds": found.in_folds._asdict(),
-        "temperature": found.temperature,
-        "decay": found.decay,
-        "curve": {str(size): score for size, score in found.curve.items()},
-        "tries": {str(t): s for t, s in zip(found.tries, found.scores, strict=True)},
-        "dropped": {str(t): s for t, s in found.dropped.items()},
-        "rows_scored": len(found.rows),
-        "seconds": round(found.seconds, 1),
-        "trainings": found.trainings,
-    }
+        return said + [f"Rows left out, with {why}: {len(rows)}." for why, rows in self.table.left_out.items()]

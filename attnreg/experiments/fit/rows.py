@@ -6,16 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnreg.errors import InputError, listed
 from attnreg.experiments.tasks.columns import number_of
-
-if TYPE_CHECKING:  # it is slow to import
-    from datasets import Dataset
 
 FEWEST = 4  # rows of a class
 FOLDS = 5
@@ -63,6 +60,7 @@ class Rows:
     labels: Numbers
     classes: NDArray[Any]
     units: Numbers
+    columns: Sequence[str]  #: names of the texts of a row
 
     @classmethod
     def checked(cls, given: Any, labels: Any, groups: Any = None) -> Rows:
@@ -109,7 +107,8 @@ class Rows:
                 f"Each class needs at least {FEWEST} {what}, but too few have {listed(few, _SHOWN)}: add rows, or "
                 "leave these classes out."
             )
-        return cls(texts, numbers.astype(np.int64), classes, units)
+        columns = [*map(str, given.columns)] if hasattr(given, "columns") else COLUMNS[: len(texts[0])]
+        return cls(texts, numbers.astype(np.int64), classes, units, columns)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -118,13 +117,6 @@ class Rows:
         """Return a checksum of the rows."""
         whole = [self.texts, self.labels.tolist(), self.classes.tolist(), self.units.tolist()]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
-
-    def dataset(self, names: Sequence[str]) -> Dataset:
-        """Return the rows as a data set, with names of classes as labels."""
-        from datasets import Dataset
-
-        columns = dict(zip(COLUMNS, map(list, zip(*self.texts, strict=True)), strict=False))
-        return Dataset.from_dict({**columns, "label": [names[number] for number in self.labels]})
 
     def repeats(self, seed: int) -> Iterator[list[tuple[Numbers, Numbers]]]:
         """Yield divisions into folds, each a list of rows to train on and rows to hold out; one if rows are many."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
-from attnreg.experiments.fit.rows import is_missing
+from attnreg.experiments.fit.rows import Rows, is_missing
 from attnreg.experiments.tasks.columns import plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
@@ -20,13 +21,12 @@ _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
 
 
-class Labelled(NamedTuple):
-    """Rows of a file that have a label: their texts, labels, groups if any, and places in the file."""
+class Table(NamedTuple):
+    """The rows of a file that have text and label."""
 
-    texts: list[tuple[str, ...]]
-    labels: list[Any]
-    groups: list[Any] | None
-    places: list[int]  #: of rows in the file, from 1
+    rows: Rows
+    label: str  #: the column of labels
+    places: list[int]  #: of the rows in the file, from 1
     left_out: dict[str, list[int]]  #: rows that are not fitted, counted from 1, by the reason
 
 
@@ -88,8 +88,23 @@ def text_column(columns: Columns, others: Collection[str] = ()) -> str:
     return _only("texts", "--text-columns", found, _TEXTS, columns)
 
 
-def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str | None) -> Labelled:
-    """Return the rows with text and label, and which are left out."""
+def labelled_rows(data: Path, text_columns: str | None, label_column: str | None, group: str | None) -> Table:
+    """Read the rows to fit; say which columns are taken for what, and which rows are left out."""
+    if not (columns := read_table(data)):
+        raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
+    texts, label = choose_columns(columns, text_columns, label_column, group)
+    given, labels, places, left_out = with_labels(columns, texts, label)
+    print(f"{len(given)} rows: texts in {', '.join(texts)}, labels in {label}.", flush=True)
+    for why, numbers in left_out.items():
+        print(f"Left out, with {why}: {len(numbers)} (row {listed([*map(str, numbers)], 5)}).", flush=True)
+    rows = Rows.checked(given, labels, None if group is None else [str(columns[group][place - 1]) for place in places])
+    return Table(replace(rows, columns=texts), label, places, left_out)
+
+
+def with_labels(
+    columns: Columns, texts: Sequence[str], label: str
+) -> tuple[list[tuple[str, ...]], list[str], list[int], dict[str, list[int]]]:
+    """Return the texts and labels of the rows that have both, their places from 1, and those of others by reason."""
     kept, left_out = list[int](), dict[str, list[int]]()
     of_rows = texts_of_rows(columns, texts)
     if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
@@ -101,13 +116,8 @@ def labelled_rows(columns: Columns, texts: Sequence[str], label: str, group: str
             kept.append(row)
         else:
             left_out.setdefault(why, []).append(row + 1)
-    return Labelled(
-        [of_rows[row] for row in kept],
-        [str(plain_label(columns[label][row])) for row in kept],
-        None if group is None else [str(columns[group][row]) for row in kept],
-        [row + 1 for row in kept],
-        left_out,
-    )
+    labels = [str(plain_label(columns[label][row])) for row in kept]
+    return [of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out
 
 
 def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
