@@ -100,8 +100,6 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp
     code, output = start(tmp_path, *again)
     assert code == 0, output
     assert_same_records(tmp_path / "part", tmp_path / "whole")
-    rows = [json.loads((tmp_path / run / "result.json").read_text())["forward_rows"] for run in ("part", "whole")]
-    assert rows[0] == rows[1] > 2 * 4 * 180
 
 
 SHARDED = Path(__file__).with_name("fsdp_on_cpus.py")

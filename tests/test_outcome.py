@@ -12,10 +12,10 @@ from huggingface_hub import ModelCard
 
 import attnreg
 from attnreg.experiments.runs.command import load_command
-from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
+from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.experiments.tasks import get_task, load_data, load_model
 from attnreg.experiments.tasks.metrics import calibration_error
-from attnreg.training import AttackerDefender, FineTuning, Rewards, Rounds, StepResult
+from attnreg.training import FineTuning, StepResult
 from tests.helpers.commands import ran, read_lines
 from tests.helpers.learning import TEXT, bert
 from tests.helpers.method_cases import sgd
@@ -33,8 +33,6 @@ def test_result_and_predictions(cli, tmp_path, monkeypatch):
     last = read_lines("out/metrics.jsonl")[-1]
     error = got["dev"].pop("calibration_error")
     assert got["dev"] == pytest.approx({name: last[name] for name in got["dev"]})
-    # One plain epoch and one of two passes, which go forward and back twice each.
-    assert (got["forward_rows"], got["backward_rows"]) == (3 * 64, 3 * 64)
     assert (got["rows"], got["steps"], got["active_steps"]) == (64, 4, 2)
     assert 0 < got["training_seconds"] < got["seconds"]
     assert 0 < got["training_cpu_seconds"] < 1.5 * got["training_seconds"]  # on one thread, with its helpers
@@ -80,7 +78,6 @@ def test_mixed_precision(cli, tmp_path):
     subprocess.run([sys.executable, "-m", "attnreg", *map(str, args)], cwd=tmp_path, check=True)
     ran(cli("recipe", "attention-layerdrop", *SMALL[:-1], "plain", "--epochs", 1))
     half, full = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "plain"))
-    assert half["backward_rows"] == half["forward_rows"] == full["backward_rows"] == 64
     losses = [half["dev"]["loss"], full["dev"]["loss"]]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], abs=0.05)
@@ -101,36 +98,6 @@ def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
     scores = [(r["step"], r["loss"]) for r in read_lines("out/metrics.jsonl") if r["network"] == "attacker"]
     assert scalars["dev/attacker/loss"] == [(step, pytest.approx(loss)) for step, loss in scores]
     assert "reward" in scalars
-
-
-def game(model, provider):
-    return AttackerDefender(model, provider, sgd, rewards=Rewards([TEXT]), rounds=Rounds(2))
-
-
-def tuning(model, provider=None):
-    return FineTuning(model, sgd(model), provider)
-
-
-STEPS = {"method": "integrated_gradients", "steps": 5, "layers": [0]}
-
-
-@pytest.mark.parametrize(
-    ("make", "steps", "passes"),
-    [
-        (tuning, 3, (6, 6)),
-        (lambda model: tuning(model, attnreg.AttributionProvider()), 1, (4, 4)),
-        (lambda model: tuning(model, attnreg.AttributionProvider(**STEPS)), 1, (2 * 7, 2 * 6)),
-        # Two steps of two networks, and both are scored once.
-        (lambda model: game(model, attnreg.GNetProvider.for_model(model)), 2, (2 * 2 * 2 + 2 * 2, 2 * 2 * 2)),
-    ],
-)
-def test_passes(make, steps, passes):
-    method, counter = make(bert()), PassCounter()
-    for _ in range(steps):
-        with counter.counting(method.learners):
-            method.step(TEXT)
-    assert not any(counter._forward in network._forward_hooks.values() for network in method.learners)
-    assert (counter.forward, counter.backward) == passes
 
 
 def step(loss=1.0, **events):
@@ -170,7 +137,8 @@ def test_the_rate_of_masks_that_differ_by_head_is_their_mean():
         return attnreg.Mask(scores=keep)
 
     written = []
-    method, telemetry = tuning(bert(), Answer(first_key_of_head_one)), Telemetry(written.append)
+    model = bert()
+    method, telemetry = FineTuning(model, sgd(model), Answer(first_key_of_head_one)), Telemetry(written.append)
     telemetry.note(1, method.step(TEXT), method.drop_rates())
     assert all(rate.dim() == 0 for rate in method.drop_rates().values())
     telemetry.flush(1)

@@ -55,7 +55,6 @@ def test_every_kind_is_learned(cli, home, undrawn, tmp_path, task):
     assert got["dev"][metrics[0]] >= least
     assert all(got["dev"][name] == pytest.approx(records[-1][name]) for name in metrics)
     assert got["train"].keys() == {"loss", *metrics}
-    assert (got["forward_rows"], got["backward_rows"]) == (6 * 96, 6 * 96)
     assert (got["dev"]["calibration_error"] is not None) == (task in ("mnli", "swag"))
     if task == "mnli":
         assert {"mismatched_loss", "mismatched_accuracy"} <= got["dev"].keys() & records[0].keys()

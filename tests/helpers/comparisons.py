@@ -37,7 +37,7 @@ def write(run, score, seconds=10.0, **changes):
         "dev": {"accuracy": score, "loss": 1 - score, "calibration_error": 0.1},
         "train": {"accuracy": 0.9, "loss": 0.25}, "train_rows_scored": 40, "rows": 40, "steps": 20,
         "seconds": seconds, "training_seconds": seconds, "peak_memory_bytes": 100,
-        "forward_rows": 400, "backward_rows": 300, "drop_rates": {}, "active_steps": 0,
+        "drop_rates": {}, "active_steps": 0,
         "held_out": None, "environment": {"device": "cpu", "threads": 1},
     }  # fmt: skip
     (run.folder / "result.json").write_text(json.dumps({**result, **changes}))

@@ -27,9 +27,6 @@ class History:
     #: CPU time of these, which other work on the machine does not change much.
     training_cpu_seconds: float = 0.0
     peak_memory: int = 0  #: in bytes; see :func:`attnreg.experiments.setup.device.peak_memory`.
-    #: rows that went forward through the networks in training steps, once training has finished.
-    forward_rows: int = 0
-    backward_rows: int = 0  #: rows whose gradients went backward.
     evaluations: list[dict[str, Any]] = field(default_factory=list)  #: one record per network and epoch.
     # What follows is known once training has finished.
     #: drop rate per attention site, mean over the steps in which the provider was active.

@@ -48,7 +48,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     history.trivial = _trivial_scores(run, some)
     settings, selection, records = run.settings, run.selection(), history.of(method.returned_name)
     returned = selection.returned(records)["epoch"]
-    forward, backward = run.total(history.forward_rows, history.backward_rows)
     result: dict[str, Any] = {
         "metric": run.task.metric,
         "scored_on": run.scored_on,
@@ -69,8 +68,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
         "parameters": run.parameters,
         "steps": history.step,
         "peak_memory_bytes": history.peak_memory,
-        "forward_rows": forward,
-        "backward_rows": backward,
         "held_out": run.held_out,
         "returned": {"select": "best" if selection.returns_best else "last", "epoch": returned},
         "stopping": None

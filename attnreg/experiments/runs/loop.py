@@ -30,7 +30,7 @@ from attnreg.experiments.runs.stopping import (
     set_rng_state,
     write_state,
 )
-from attnreg.experiments.runs.telemetry import PassCounter, Telemetry
+from attnreg.experiments.runs.telemetry import Telemetry
 from attnreg.experiments.setup.device import peak_memory
 from attnreg.experiments.setup.setup import Setup
 from attnreg.regularizer.abilities import asleep_for, effects
@@ -101,7 +101,7 @@ class _Loop:
     signals: list[signal.Signals]
 
     def __init__(self, method: TrainingMethod, run: Setup) -> None:
-        self.method, self.run, self.history, self.passes = method, run, History(), PassCounter()
+        self.method, self.run, self.history = method, run, History()
         mean = Updater(accelerator=run.accelerator).mean
         self.telemetry = Telemetry(run.log_telemetry, mean, run.folder.last_good)
         self.selection = run.selection()
@@ -119,8 +119,7 @@ class _Loop:
             method.on_epoch(history.epoch)
         clock, cpu = time.perf_counter(), time.process_time()
         for batch in run.train_batches(history.epoch).epoch(history.epoch, skip=history.batch):
-            with self.passes.counting(method.learners):
-                result = method.step(batch)
+            result = method.step(batch)
             history.step += 1
             history.batch += 1
             self.telemetry.note(history.step, result, method.drop_rates())
@@ -168,7 +167,6 @@ class _Loop:
         history, telemetry = self.history, self.telemetry
         self.selection.give_back(self.method.model)
         history.returned = self.method.returned_name
-        history.forward_rows, history.backward_rows = self.passes.forward, self.passes.backward
         history.drop_rates, history.active_steps = telemetry.mean_drop_rates(), telemetry.active_steps()
         history.events = dict(telemetry.event_counts)
         conclude(self.method, self.run, history)
@@ -201,13 +199,12 @@ class _Loop:
             write_state(self.run.folder.checkpoints, self.history.step, state)
 
     def _state(self) -> dict[str, Any]:
-        """Return the state of the run; per process, its rows, telemetry and random state."""
+        """Return the state of the run; per process, its telemetry and random state."""
         scaler = self.run.accelerator.scaler
         return {
             "method": self.method.state_dict(),
             "history": vars(self.history),
             "best": self.selection.weights,  # with `--select best`
-            "rows": gather_object([[self.passes.forward, self.passes.backward]]),
             "telemetry": gather_object([self.telemetry.state_dict()]),
             "rng": gather_object([rng_state()]),
             "scaler": {} if scaler is None else scaler.state_dict(),
@@ -227,7 +224,6 @@ class _Loop:
             self.history = history = History(**state["history"])
             self.selection.weights = state["best"]
             rank = accelerator.process_index
-            self.passes = PassCounter(*state["rows"][rank])
             self.telemetry.load_state_dict(state["telemetry"][rank])
             set_rng_state(state["rng"][rank])
             if accelerator.scaler is not None:

@@ -1,10 +1,9 @@
-"""Measure training: losses, drop rates and passes over steps, and whether it diverges."""
+"""Measure training: losses and drop rates over steps, and whether it diverges."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -111,40 +110,3 @@ class Telemetry:
 
 def _tensors(values: Mapping[str, Tensor | float]) -> Values:
     return {name: torch.as_tensor(value, dtype=torch.float32).detach().clone() for name, value in values.items()}
-
-
-class PassCounter:
-    """Count each row once per forward pass that returns logits, and once for each backward pass through them.
-
-    A backward pass through the loss, or without weight gradients, counts the same.
-    """
-
-    def __init__(self, forward: int = 0, backward: int = 0) -> None:
-        self.forward, self.backward = forward, backward
-
-    @contextmanager
-    def counting(self, networks: Iterable[nn.Module]) -> Iterator[None]:
-        """Count the passes of these networks within the block."""
-        with ExitStack() as hooks:
-            for network in networks:
-                hooks.enter_context(network.register_forward_hook(self._forward))
-            yield
-
-    def _forward(self, network: nn.Module, args: Any, output: Any) -> None:
-        logits, loss = getattr(output, "logits", None), getattr(output, "loss", None)
-        if not isinstance(logits, Tensor):
-            return
-        rows = len(logits)
-        self.forward += rows
-        # A gradient may arrive through the loss, the logits, or both in turn: under mixed precision the returned logits
-        # are a copy, and the loss is computed from the originals.
-        seen = {"loss": 0, "logits": 0}
-
-        def count(way: str, gradient: Tensor) -> None:
-            before = max(seen.values())
-            seen[way] += 1
-            self.backward += rows * (max(seen.values()) - before)
-
-        for way, tensor in (("loss", loss), ("logits", logits)):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(functools.partial(count, way))

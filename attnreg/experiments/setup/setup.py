@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object, parse_flag_from_env, set_seed
+from accelerate.utils import parse_flag_from_env, set_seed
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -306,10 +306,6 @@ class Setup:
     def tracked(self) -> AbstractContextManager[None]:
         """Also send logs to the trackers within the block."""
         return tracked(self.accelerator, {**self.settings.to_dict(), **self.settings.own})
-
-    def total(self, *counts: int) -> list[int]:
-        """Sum each count over all processes."""
-        return [sum(all_of_one) for all_of_one in zip(*gather_object([counts]), strict=True)]
 
     def log_telemetry(self, line: Mapping[str, Any]) -> None:
         """Write a line to ``telemetry.jsonl`` and to the trackers."""

@@ -18,10 +18,9 @@ from attnreg.experiments.results.outcome import rounds_played
 
 _COST = (
     "Values are means over seeds; ratios are relative to {}. Time is training time, without evaluation, "
-    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Forward and "
-    "backward passes are counted in rows of the fine-tuned networks; a Generator's passes appear only in the time. "
-    "Memory is the peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps "
-    "and over the layers in the column before it; a method without an attention regularizer has none."
+    "checkpoints and searches; on a CPU it is CPU time, which other work on the machine hardly changes. Memory is the "
+    "peak of the process on a CPU, and of tensors on a GPU. The drop rate is the mean over active steps and over the "
+    "layers in the column before it; a method without an attention regularizer has none."
 )
 
 _DIFFERENCES = (

@@ -54,15 +54,13 @@ def fit(groups: Sequence[Group]) -> Table:
 
 
 def cost(groups: Sequence[Group], baseline: Group) -> Table:
-    """Time, memory and passes relative to the baseline, and the drop rate."""
-    measured = {"memory": "peak_memory_bytes", "forward": "forward_rows", "backward": "backward_rows"}
+    """Time and memory relative to the baseline, and the drop rate."""
     rows = []
     for group in groups:
-        pairs = {"time": (group.training_time, baseline.training_time)}
-        pairs |= {name: (group.mean(key), baseline.mean(key)) for name, key in measured.items()}
+        memory, of_baseline = (one.mean("peak_memory_bytes") for one in (group, baseline))
         row = {"method": group.name, "training time (s)": f"{group.training_time:.0f}"}
-        for name, (mine, plain) in pairs.items():  # 0: memory on some systems, passes of a network without logits
-            row[f"{name} ratio"] = f"{mine / plain:.2f}" if plain else "not measured"
+        row["time ratio"] = f"{group.training_time / baseline.training_time:.2f}"
+        row["memory ratio"] = f"{memory / of_baseline:.2f}" if of_baseline else "not measured"  # on some systems
         by_layer = [result["drop_rates"] for result in group.results]
         layers = {name for rates in by_layer for name, rate in rates.items() if rate > 0}
         rates = [rates.get(name, 0.0) for rates in by_layer for name in layers] or [0.0]
