@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 import attnreg
 from attnreg import functional
 from attnreg.injection.backends import flex, fused
-from tests.helpers.cases import NEEDS_TORCH_2_13, SMALL, TEXT, sample
-from tests.helpers.flex import deprecated
+from tests.helpers.cases import SMALL, TEXT, sample
+from tests.helpers.flex import NEEDS_FLEX, deprecated
 from tests.helpers.regularizers import Watch
 
 module = importlib.import_module("attnreg.attribution")
@@ -61,7 +61,7 @@ PRECISIONS = {torch.float64: (1.0, 1e-12), torch.float32: (0.999, 1e-4)}  # the 
 
 
 @deprecated
-@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_TORCH_2_13), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_FLEX), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
 @pytest.mark.parametrize("dtype", sample(PRECISIONS, lambda dtype: dtype is torch.float64), ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_candidates_are_those_of_written_out_weights(name, kernel, region, dtype, trainable_flex, monkeypatch):
@@ -129,7 +129,7 @@ def test_weights_that_are_dropped_are_written_out(first_pass, monkeypatch):
 
 
 @deprecated
-@NEEDS_TORCH_2_13
+@NEEDS_FLEX
 def test_a_kernel_without_gradients_is_written_out(monkeypatch):
     model, batch = build("bert", "flex_attention")
     model = model.double()

@@ -20,12 +20,13 @@ from transformers.integrations import flex_attention as kernels
 import attnreg
 from attnreg.injection import NoAttentionError, discover
 from attnreg.injection.backends import flex
-from tests.helpers.cases import NEEDS_TORCH_2_13, NO_DROPOUT, SMALL, TEXT, sample
+from tests.helpers.cases import NO_DROPOUT, SMALL, TEXT, sample
 from tests.helpers.flex import (
     ALL,
     FACTOR,
     GROUPED,
     KEEP,
+    NEEDS_FLEX,
     WAYS,
     D,
     H,
@@ -40,7 +41,7 @@ from tests.helpers.passes import Traces
 from tests.helpers.reference import assert_same
 from tests.sweep.checks import Answer
 
-pytestmark = [NEEDS_TORCH_2_13, pytest.mark.usefixtures("eager_flex")]
+pytestmark = [NEEDS_FLEX, pytest.mark.usefixtures("eager_flex")]
 LOWEST = torch.finfo(torch.float64).min
 
 
@@ -177,7 +178,7 @@ def test_weights_are_written_out_where_the_kernel_returns_no_log_sum_exp(error, 
 
 def test_older_versions_of_torch_are_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1"))
-    with pytest.raises(NoAttentionError, match=r"flex_attention needs torch 2\.13 or newer, got 2\.9\.1"):
+    with pytest.raises(NoAttentionError, match=r"flex_attention needs torch 2\.11 or newer, got 2\.9\.1"):
         attnreg.attach(Model(), attnreg.DropKey(0.1), example_inputs=qkv())
 
 

@@ -9,13 +9,12 @@ import attnreg
 from attnreg.draws import Drawn, Draws
 from attnreg.injection.backends.allowed import LazySite
 from attnreg.injection.running.passes import Passes
-from tests.helpers.cases import NEEDS_TORCH_2_13
-from tests.helpers.flex import ALL, FACTOR, KEEP, WAYS, B, H, Model, N, dense, deprecated, qkv
+from tests.helpers.flex import ALL, FACTOR, KEEP, NEEDS_FLEX, WAYS, B, H, Model, N, dense, deprecated, qkv
 from tests.helpers.own_dropout_cases import MASKED, check_the_side_of_padding
 from tests.helpers.reference import assert_same
 from tests.sweep.checks import Answer
 
-pytestmark = [NEEDS_TORCH_2_13, pytest.mark.usefixtures("eager_flex")]
+pytestmark = [NEEDS_FLEX, pytest.mark.usefixtures("eager_flex")]
 
 DRAWING = {
     "scores": lambda: attnreg.AttentionDropout(0.4, placement="scores"),

@@ -10,7 +10,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import attnreg
 from attnreg.draws import Draws
 from attnreg.injection.running.passes import Passes
-from tests.helpers.cases import NEEDS_TORCH_2_13, keep_few_activations
+from tests.helpers.cases import keep_few_activations
+from tests.helpers.flex import NEEDS_FLEX
 from tests.helpers.method_cases import BATCH, sgd
 from tests.helpers.provider_cases import PROVIDERS
 
@@ -39,7 +40,7 @@ class Kernel(torch.nn.Module):
         return self.kernel(q, k, v, block_mask=self.block_mask)
 
 
-@NEEDS_TORCH_2_13  # as FlexAttention does
+@NEEDS_FLEX
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("placement", ["scores", "weights"])
@@ -63,7 +64,7 @@ def test_flex_attention_trains_with_the_masks_of_the_dense_route(causal, p, plac
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", ["eager", "sdpa", pytest.param("flex_attention", marks=NEEDS_TORCH_2_13)])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", pytest.param("flex_attention", marks=NEEDS_FLEX)])
 def test_one_seed_gives_the_masks_of_the_cpu(kernel, dtype):
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
@@ -96,7 +97,7 @@ def test_inductor_compiles_masks():
             assert (compiled(x) - expected).abs().max() < 1e-2
 
 
-@NEEDS_TORCH_2_13  # as FlexAttention does
+@NEEDS_FLEX
 @pytest.mark.parametrize("length", [2048, 8192, 32768])
 def test_flex_attention_has_no_mask_in_memory(length):
     config = hf.LlamaConfig(

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from attnreg.injection.backends.flex import OLDEST_TORCH
+
 B, H, N, D = 2, 4, 5, 4
+NEEDS_FLEX = pytest.mark.skipif(torch.__version__ < OLDEST_TORCH, reason=f"needs torch {OLDEST_TORCH}")
 
 generator = torch.Generator().manual_seed(0)
 SLOPES = torch.rand(H, generator=generator, dtype=torch.float64)

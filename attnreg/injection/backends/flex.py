@@ -31,7 +31,7 @@ from attnreg.masks import Mask
 DROPPED = -1e4
 FURTHER = -1e6
 LARGE = 2**26  # positions of an attention, from which it is said that weights are written out
-OLDEST_TORCH = "2.13"  # of those tried: 2.9's vmap cannot index a tensor by the head, query or key
+OLDEST_TORCH = "2.11"  # before it, vmap cannot index a tensor by the head, query or key
 TRANSFORMERS = "transformers.integrations.flex_attention", "compile_friendly_flex_attention"
 
 
