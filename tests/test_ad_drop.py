@@ -8,7 +8,6 @@ import torch
 
 import attnreg
 from attnreg.errors import AttnRegWarning
-from attnreg.regularizer.abilities import PATIENCE
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
 from tests.helpers.formulas import slow_region
@@ -252,9 +251,9 @@ def test_ad_drop_trains_as_cross_tuned_attribution(tmp_path):
     assert (restored.epoch, restored.active) == (3, True)
 
 
-def test_cross_tuning_in_every_epoch_needs_no_epoch():
+def test_cross_tuning_in_every_epoch_needs_no_epoch(patience):
     with warnings.catch_warnings(), attnreg.attach(model := bert(), attnreg.ADDrop(every=1, offset=0)) as handle:
         warnings.simplefilter("error")
-        for _ in range(PATIENCE + 1):
+        for _ in range(patience + 1):
             handle.provider.attribute(model, BATCH)
             model(**BATCH).loss.backward()

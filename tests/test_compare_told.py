@@ -164,7 +164,7 @@ def test_fitting_the_head_is_training_time(cli, tmp_path, monkeypatch, recipe):
     fit = runs.fit_linear_head
 
     def slow(*given):
-        end = time.process_time() + 0.4
+        end = time.process_time() + 0.2
         while time.process_time() < end:
             pass
         return fit(*given)
@@ -172,7 +172,7 @@ def test_fitting_the_head_is_training_time(cli, tmp_path, monkeypatch, recipe):
     monkeypatch.setattr(runs, "fit_linear_head", slow)
     ran(cli("recipe", recipe, "--epochs", 1, "--train-size", 16, "--device", "cpu", "--output-dir", tmp_path / "run"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert min(result[name] for name in ("training_cpu_seconds", "training_seconds", "seconds")) > 0.4
+    assert min(result[name] for name in ("training_cpu_seconds", "training_seconds", "seconds")) > 0.2
 
 
 @pytest.mark.parametrize("entry", [{"task": ["cola", "rte"]}, {"name": "x", "task": ["cola", "rte"]}, {}])

@@ -51,7 +51,7 @@ class DropFirst(attnreg.MaskProvider):
 """
 
 
-def test_a_class_of_a_file_runs_and_is_loaded_again(cli, tmp_path):
+def test_a_class_of_a_file_runs_and_is_loaded_again(cli, tmp_path, undrawn):
     (tmp_path / "mine.py").write_text(OWN)
     words = ["--provider", "OnLayers(mine.py:DropFirst(p=.5), [0])&DropHead(0.1)", *SMALL]
     ran(cli("recipe", "regularize", *words))

@@ -1,6 +1,7 @@
 """Gradients by attention weights as products, beside fused kernels, against those of weights that are written out."""
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -60,11 +61,22 @@ def written_out(model, batch, monkeypatch):
 PRECISIONS = {torch.float64: (1.0, 1e-12), torch.float32: (0.999, 1e-4)}  # the share of candidates that are the same
 
 
+def is_usual(name, kernel, region, dtype):
+    """Each model under torch's kernel, and the one with a window under FlexAttention; the low region of one model."""
+    if kernel == "flex_attention":
+        return (name, region, dtype) == ("mistral, a window", "high", torch.float64)
+    return dtype is torch.float64 and (region == "high" or name == "bert")
+
+
 @deprecated
-@pytest.mark.parametrize(("kernel", "region"), [("sdpa", "high"), ("sdpa", "low"), pytest.param("flex_attention", "high", marks=NEEDS_FLEX), pytest.param("flex_attention", "low", marks=pytest.mark.slow)])  # fmt: skip
-@pytest.mark.parametrize("dtype", sample(PRECISIONS, lambda dtype: dtype is torch.float64), ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "kernel", "region", "dtype"),
+    sample(itertools.product(MODELS, ["sdpa", "flex_attention"], ["high", "low"], PRECISIONS), is_usual),
+    ids=str,
+)
 def test_candidates_are_those_of_written_out_weights(name, kernel, region, dtype, trainable_flex, monkeypatch):
+    if kernel == "flex_attention" and NEEDS_FLEX.args[0]:
+        pytest.skip(NEEDS_FLEX.kwargs["reason"])
     share, tolerance = PRECISIONS[dtype]
     model, batch = build(name, kernel)
     model = model.to(dtype)

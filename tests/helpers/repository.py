@@ -1,6 +1,7 @@
 """The files of the repository: modules and what they import, scripts in pages."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -25,15 +26,18 @@ TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items(
 HOMES = {f"attnreg.{name}": module for name, module in listed_names(attnreg.__file__).items()}  # of public names
 
 
+@functools.cache
 def imports(name):
     """The modules that a file imports anywhere: at its top, late, or for type checkers only."""
+    found = set()
     for node in ast.walk(ast.parse(TEXTS[name])):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else HOMES.get(whole, node.module)
+                found.add(whole if whole in MODULES else HOMES.get(whole, node.module))
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
+    return found
 
 
 def script_of(page, name):
