@@ -138,7 +138,7 @@ def test_a_recipe_trains_with_it(cli, tmp_path, undrawn):
         losses.append(read_lines(tmp_path / name / "metrics.jsonl")[-1]["loss"])
     assert losses[0] != losses[1]
     typed = "--lora-matrix-dropout 0.3 --lora-rank-dropout 0.5"
-    assert typed in (tmp_path / "dropped/model/README.md").read_text()
+    assert typed in (tmp_path / "dropped/report.md").read_text()
     assert_sentence(
         cli("recipe", "finetune", *common, "--lora-rank-dropout", 0.5), 2, "--lora-rank-dropout needs --lora-rank"
     )

@@ -154,8 +154,7 @@ def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, t
     assert ran(cli(*args, "--resume")).output.strip() == report.strip()
     assert (tmp_path / "out" / "report.md").read_text() == report
     (tmp_path / "out" / "report.md").unlink()
-    card = (tmp_path / "out" / "model" / "README.md").read_text()
-    assert ran(cli(*args, "--resume")).output.strip() == card.strip()
+    assert ran(cli(*args, "--resume")).output.strip() == "The run in out has finished."
 
 
 def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):

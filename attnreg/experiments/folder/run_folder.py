@@ -207,13 +207,13 @@ class RunFolder:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def last_report(self, settings: Settings) -> str | None:
-        """Return the report of a run to resume that has finished, without a checkpoint; else its model card."""
+        """Return the report of a run to resume that has finished, without a checkpoint; ``None`` of another run."""
         if not settings.resume or not (reader := RunReader(self.path)).finished or self.checkpoints.exists():
             return None
         self.check(settings)
         reader.check_files()
-        reports = (self.path / "report.md", self.path / "model" / "README.md")
-        return next((path.read_text(encoding="utf-8") for path in reports if path.is_file()), None)
+        report = self.path / "report.md"
+        return report.read_text(encoding="utf-8") if report.is_file() else f"The run in {self.path} has finished."
 
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""

@@ -1,4 +1,4 @@
-"""What a run ends with: ``result.json``, ``predictions.jsonl``, the model card and the report."""
+"""What a run ends with: ``result.json``, ``predictions.jsonl`` and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import ModelCardData
 
 import attnreg
 from attnreg.experiments.folder.history import COLLAPSED, History, best_of, biased, collapsed
@@ -20,9 +19,6 @@ from attnreg.experiments.results.evaluation import evaluate, evaluate_all, predi
 from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
-from attnreg.experiments.tasks.models.lora import is_adapted, summary
-from attnreg.regularizer.base import Regularizer
-from attnreg.regularizer.expressions import expression_of
 from attnreg.training.method import TrainingMethod
 
 if TYPE_CHECKING:
@@ -36,7 +32,7 @@ _OF_HISTORY = (
 
 
 def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
-    """Evaluate the returned network at the end of training and write the results, and its model card.
+    """Evaluate the returned network at the end of training and write the results.
 
     ``result.json`` is written last: a run folder that has it has finished training.
     """
@@ -89,7 +85,6 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
             **_commit(),
         },
     }
-    run.folder.write_text("model/README.md", model_card(run, method.provider, result))
     run.folder.write_outcome(result, dev.records)
 
 
@@ -114,57 +109,6 @@ def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
         for split, rows in (("dev", run.dev_rows), ("train", scored_train))
     }
     return {"predictor": name, **scores}
-
-
-def model_card(run: Setup, provider: Regularizer | None, result: Mapping[str, Any]) -> str:
-    """Return the model card of a finished run, in the format of the Hugging Face Hub. It names no licence."""
-    settings, task = run.settings, run.task
-    base = settings.model or task.model
-    on_hub = base if base is not None and not Path(base).exists() else None
-    data = task.hub[0] if task.hub is not None and settings.data_dir is None else None
-    scores = {name: value for name, value in result["dev"].items() if isinstance(value, (int, float))}
-    metadata = ModelCardData(
-        base_model=on_hub,
-        datasets=data,
-        library_name="peft" if is_adapted(run.model) else "transformers",
-        metrics=list(task.metrics),
-        tags=["attnreg", settings.recipe],
-    )
-    returned = result["returned"]
-    held = "" if result["held_out"] is None else f" (with {result['held_out']['rows']} more as rewards)"
-    facts = {
-        "Base model": base or f"a tiny {run.model.config.model_type.upper()} with random weights",
-        "Task": f"{task.name} ({task.kind}): {task.summary.rstrip('.')}",
-        "Data": f"{settings.data_dir or data or 'built in'}, {result['rows']} training rows{held}",
-        "Regularizer": "none" if provider is None else f"`{expression_of(provider)}`",
-        **({"Adapter": f"of the base model, by peft. {summary(run.model)}"} if is_adapted(run.model) else {}),
-        "Network": f"of epoch {returned['epoch']} of {settings.epochs} (`--select {returned['select']}`)",
-        "Version": ", ".join(f"{name} {result['environment'][name]}" for name in ("attnreg", "torch", "transformers")),
-    }
-    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    table = "\n".join(f"| {name} | {value:.4f} |" for name, value in scores.items())
-    return f"""---
-{metadata.to_yaml()}
----
-
-# {settings.recipe} on {task.name}
-
-{lines}
-
-Scores on {run.scored_on} rows:
-
-| score | value |
-| --- | ---: |
-{table}
-
-To repeat the training:
-
-```
-{settings.command()}
-```
-
-Before you share this model, add its licence to the first lines of this file.
-"""
 
 
 def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:

@@ -14,7 +14,17 @@ from rich.console import Console
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.history import History
 from attnreg.experiments.folder.run_folder import RunReader
-from attnreg.experiments.results.document import Block, Heading, Paragraph, Picture, Table, markdown, print_table, say
+from attnreg.experiments.results.document import (
+    Block,
+    Code,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    markdown,
+    print_table,
+    say,
+)
 from attnreg.experiments.results.outcome import notes_of, tables_of
 from attnreg.experiments.runs.loop import fit
 from attnreg.experiments.setup.setup import Setup
@@ -125,7 +135,7 @@ class Run(Setup):
             pictures = self.pictures()
             named = f", pictures to {self.folder.path}/plots: {', '.join(picture.path.name for picture in pictures)}"
             say(console, *said, f"Results saved to {self.folder.path}/{named if pictures else ''}.")
-            blocks += [*map(Paragraph, said), *pictures]
+            blocks += [*map(Paragraph, said), *pictures, Code(self.settings.command())]  # which repeats the run
             self.folder.write_text("report.md", markdown(blocks, self.folder.path))
         if not self.settings.keep_checkpoints:
             for run in (self, *(() if plain is None else plain[:1])):
