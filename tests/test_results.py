@@ -143,12 +143,12 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     folder.mkdir(parents=True)
     plan = {"methods": {"plain": "finetune", "high": "ad-drop", "low": "ad-drop --region low"}}
     plan |= {"baseline": "plain", "primary": ["high", "low"], "report_on": "test", "options": {"model": "base/small"}}
-    plan |= {"tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train-size": [100, 200]}]}
+    plan |= {"tasks": [{"task": "sst2", "data_dir": "DATA/sst2", "train-size": [100, 200], "model": ["base/small"]}]}
     plan |= {"score_on": [{"split": "test"}]}
     (folder / "study.yaml").write_text(yaml.safe_dump(plan))
     scores = {"high": (0.8, 0.7), "low": (0.6, 0.6), "plain": (0.5, 0.7)}
     lines = [
-        f"sst2-train_size={size},{name},{seed},{row},abc"
+        f"sst2-model=base_small-train_size={size},{name},{seed},{row},abc"
         for size in (100, 200)
         for name, each in scores.items()
         for seed in (3, 4)
@@ -166,6 +166,26 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     assert [rows[0][name] for name in ("difference", "low", "high", "p")] == pytest.approx(recomputed([0.2, 0.1]))
     assert (rows[0]["metric"], rows[3]["train_size"], rows[3]["board"]) == ("accuracy", 200, "sst2, 200 rows")
     assert rows[3]["difference"] == pytest.approx(0.3)
+
+
+def test_a_second_model_is_a_column_of_the_board(overview):
+    def row(board, model, difference, matched=""):
+        made = {"board": board, "model": model, "difference": difference, "matched": matched, "method": "high"}
+        return {**made, "baseline": "plain", "seeds": 8, "low": 0.0, "high": 0.1, "p_holm": 0.5, "extension": ""}
+
+    rows = [row("cr", "MiniLM", 0.01), row("cr", "e5-small", 0.02), row("cr", "e5-small", 0.03, "time")]
+    cr, trec = overview["board"]([*rows, row("trec", "MiniLM", 0.04)]).split("**trec**")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in cr.splitlines() if line.startswith("|")]
+    assert cells[0][:4] == ["method", "model", "seeds", "minus plain"]
+    assert [line[:4] for line in cells[2:]] == [
+        ["AD-DROP", "e5-small", "8", "+0.0200"],
+        ["AD-DROP", "MiniLM", "8", "+0.0100"],
+    ]
+    assert [line[6].split()[0] if line[6] else "" for line in cells[2:]] == [
+        "+0.0300",
+        "",
+    ]  # at equal time, of its model
+    assert "| model |" not in trec
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.5, 2.0])  # of the variance between data sets, none, some, most

@@ -136,27 +136,30 @@ def all_table(rows: Sequence[Row]) -> str:
 
 
 def board(rows: Sequence[Row]) -> str:
-    """Return the board: each method against plain fine-tuning on each task, by the most seeds, and at equal time."""
-    best: dict[tuple[str, str, bool], Row] = {}
+    """Return the board: each method against plain fine-tuning on each task, by the most seeds, and at equal time.
+
+    Where a task has several models, each has rows of its own, and a column names it.
+    """
+    best: dict[tuple[str, str, str, bool], Row] = {}
     for row in rows:
         if row["board"] and row["baseline"].split(" for ")[0] in ("plain", "finetune"):
-            key = (row["board"], SAME.get(row["method"], row["method"]), bool(row["matched"]))
+            key = (row["board"], SAME.get(row["method"], row["method"]), row["model"], bool(row["matched"]))
             if key not in best or rank(row) < rank(best[key]):
                 best[key] = row
     tasks: dict[str, list[tuple[str, Row]]] = {}
-    for (task, name, matched), row in best.items():
+    for (task, name, _, matched), row in best.items():
         if not matched:
             tasks.setdefault(task, []).append((name, row))
     heads = ["method", "seeds", "minus plain", "95 % over seeds", "p (Holm)", "at equal time or passes", "p (Holm)"]
     texts = []
     for task, methods in tasks.items():
-        cells = []
+        cells, several = [], len({row["model"] for _, row in methods}) > 1
         for name, row in sorted(methods, key=lambda each: -each[1]["difference"]):
             numbers = [str(row["seeds"]), f"{row['difference']:+.4f}", interval(row), corrected(row)]
-            equal = best.get((task, name, True))
+            equal = best.get((task, name, row["model"], True))
             same = ["", ""] if equal is None else [f"{equal['difference']:+.4f} {interval(equal)}", corrected(equal)]
-            cells.append([name, *numbers, *same])
-        texts += [f"**{task}**:", markdown(heads, 1, cells)]
+            cells.append([name, *[row["model"]] * several, *numbers, *same])
+        texts += [f"**{task}**:", markdown([heads[0], *["model"] * several, *heads[1:]], 1 + several, cells)]
     return "\n\n".join(texts)
 
 

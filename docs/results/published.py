@@ -8,6 +8,7 @@ method minus the baseline, on each of its tasks.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from attnreg.experiments.tasks.built_in import choose_task
 
 FOLDER = Path(__file__).parent
 ALL = FOLDER / "comparisons" / "all.csv"
+SHORT = {"all-MiniLM-L6-v2": "MiniLM", "multilingual-e5-small": "e5-small"}  # names of models
 ENVIRONMENT = ("commit", "device", "cpu", "torch", "transformers")
 TERM = re.compile(r"(?:^| ([+-]) )(\S+\.csv):(\w+)\[([^\]]*)\]")
 
@@ -128,7 +130,10 @@ def contributed(folder: Path) -> Iterator[Row]:
     for name, each in study.comparisons.items():
         task = choose_task(each.options["task"], **{key: each.options.get(key) for key in TASK_OPTIONS})
         train_size = each.options.get("train_size", "all")
-        place, title = Path(str(each.options.get("data_dir", ""))).name, name.replace(f"-train_size={train_size}", "")
+        place, model = Path(str(each.options.get("data_dir", ""))).name, str(each.options.get("model", "tiny BERT"))
+        of_task = f"-train_size={train_size}", f"-model={model.replace('/', '_')}"  # in names of comparisons
+        title = functools.reduce(lambda text, part: text.replace(part, ""), of_task, name)
+        model = Path(model).name
         baseline, methods = each.baseline.name, [method.name for method in each.methods]
         others = [(method, baseline) for method in methods if method != baseline and {method, baseline} != {*primary}]
         yield {
@@ -138,7 +143,7 @@ def contributed(folder: Path) -> Iterator[Row]:
             "data": place or task.name,
             "rows": "phrases → sentences" if task.name == "sst2" and place != "sst2_sentences" else "",
             "metric": task.metric.replace("_", " "),
-            "model": Path(str(each.options.get("model", "tiny BERT"))).name,
+            "model": SHORT.get(model, model),
             "train_size": train_size,
             "table": (folder / "results.csv").relative_to(FOLDER).as_posix(),
             "where": {"task": name, "scored_on": data, "metric": task.metric},
