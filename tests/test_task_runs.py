@@ -131,7 +131,7 @@ CUSTOM = {
         {"accuracy"},
     ),
     "multiple-choice": (
-        [{"q": "red", "choices": {"text": ["one", "two", "three"], "label": [*"ABC"]}, "key": letter} for letter in "ABC"],
+        [{"q": "red", "choices": ["one", "two", "three"], "key": letter} for letter in "ABC"],
         ["--text-columns", "q", "--choice-columns", "choices", "--label-column", "key"],
         {"accuracy"},
     ),

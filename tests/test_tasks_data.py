@@ -95,7 +95,7 @@ def test_splits_by_the_hubs_names(tmp_path, task, given, expected):
         ("conll2003", {"tokens": [], "ner_tags": []}, "got 0 words and 0 labels in row 2"),
         ("conll2003", {"tokens": ["a", None]}, "Expected words in column tokens, got None in row 2"),
         ("conll2003", {"ner_tags": ["O", "B-DOG"]}, r"Expected labels 0 \(O\), 1 \(B-PER\), .* got 'B-DOG' in row 2"),
-        ("swag", {"label": 4}, "Expected a choice number from 0 to 3 in column label, got 4 in row 2"),
+        ("swag", {"label": 4}, "Expected a choice number from 0 to 3 or a letter from A to D in column label, got 4 in row 2"),
         ("swag", {"ending2": None}, "Expected text in column ending2, got None in row 2"),
         ("codah", {"sent2": None}, "Expected text in column sent2, got None in row 2"),
         ("wmt16-en-ro", {"translation": {"en": "red"}}, "Expected text in column translation.ro, got None in row 2"),

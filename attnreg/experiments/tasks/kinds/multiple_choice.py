@@ -1,16 +1,16 @@
-"""Multiple choice: select the right ending of a text; rows in the forms in which they are published."""
+"""Multiple choice: select the right ending of a text."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
 from attnreg.errors import InputError
-from attnreg.experiments.tasks.columns import Classes, column_of, converted, plain_label, texts_of
+from attnreg.experiments.tasks.columns import column_of, converted, plain_label, texts_of
 from attnreg.experiments.tasks.kinds.classification import Classification
 from attnreg.experiments.tasks.kinds.kind import REFERENCE, Splits
 from attnreg.experiments.tasks.task import Task
@@ -23,12 +23,8 @@ class MultipleChoice(Classification):
     """One choice per row.
 
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
-
-    The choices are columns, or one column with a list in each row: of texts, of ``{"text": ..., "label": ...}``, or
-    ``{"text": [...], "label": [...]}`` as on the hub. The answer is one of these labels, a number from 0, a letter from
-    A, or the text of the right choice, in the same form in all rows; of choices in columns, it may also be the name of
-    the right column. :meth:`plain` refuses rows that do not fit and answers whose form is ambiguous, and returns one
-    column per choice and the number of the right one.
+    The choices are columns of texts, or one column with a list of texts in each row, all of one length. The answer is
+    a number from 0, or a letter from A. :meth:`plain` returns one column per choice and the number of the right one.
     """
 
     head = "AutoModelForMultipleChoice"
@@ -43,26 +39,20 @@ class MultipleChoice(Classification):
         from datasets import Dataset, concatenate_datasets
 
         task = self.task
-        every = [
-            (answer, given, f"row {row} of {places[name]}")
-            for name, rows in splits.items()
-            for row, (answer, given) in enumerate(
-                zip(self.labels_in(rows), _choices_of(task, rows, places[name]), strict=True), 1
-            )
-        ]
-        count = _count(every, task.choices[0])
-        numbers, choices = _numbers(every, count, task.label), task.choices
-        if len(choices) == 1:
-            choices = tuple(f"{choices[0]}.{number}" for number in range(count))
-        plain, done = {}, 0
+        every = {name: _choices_of(task, rows, places[name]) for name, rows in splits.items()}
+        count = len(next(iter(every.values()))[0])
+        names, plain = task.choices, {}
+        if len(names) == 1:
+            names = tuple(f"{names[0]}.{number}" for number in range(count))
         for name, rows in splits.items():
-            here, done = slice(done, done + len(rows)), done + len(rows)
-            new: dict[str, Any] = {task.label: numbers[here]}
-            if choices != task.choices:
-                new |= zip(choices, zip(*(given.texts for _, given, _ in every[here]), strict=True), strict=True)
+            given = zip(self.labels_in(rows), every[name], strict=True)
+            numbers = [_number(task, *one, count, f"row {row} of {places[name]}") for row, one in enumerate(given, 1)]
+            new: dict[str, Any] = {task.label: numbers}
+            if names != task.choices:
+                new |= zip(names, zip(*every[name], strict=True), strict=True)
             others = rows.remove_columns([column for column in new if column in rows.column_names])
             plain[name] = concatenate_datasets([others, Dataset.from_dict(new)], axis=1)
-        self.task = replace(task, choices=choices)
+        self.task = replace(task, choices=names)
         return plain
 
     @override
@@ -95,87 +85,38 @@ class MultipleChoice(Classification):
         return [max(map(len, choices)) for choices in encoded["input_ids"]]
 
 
-class Choices(NamedTuple):
-    """The choices of a row, and how the row itself marks each of them, such as A, B, C, if it does."""
-
-    texts: Sequence[str]
-    marks: Sequence[str] = ()
-
-
-def _choices_of(task: Task, rows: Dataset, place: str) -> list[Choices]:
+def _choices_of(task: Task, rows: Dataset, place: str) -> list[Sequence[str]]:
+    """Return the texts that each row has to choose from."""
     if len(task.choices) > 1:
-        texts = [texts_of(rows, column, place) for column in task.choices]
-        return [Choices(given, task.choices) for given in zip(*texts, strict=True)]
+        return list(zip(*(texts_of(rows, column, place) for column in task.choices), strict=True))
     (column,) = task.choices
     what = f"a list of texts, or two or more --choice-columns, instead of column {column}"
-    return converted(column_of(rows, column), _listed, what, place)
+    return converted(
+        column_of(rows, column),
+        lambda value: value if isinstance(value, list) and all(isinstance(text, str) for text in value) else None,
+        what,
+        place,
+    )
 
 
-def _listed(value: Any) -> Choices | None:
-    match value:
-        case {"text": list(texts)}:
-            marks = value.get("label")
-        case [{"text": _}, *_] if all(isinstance(choice, dict) and "text" in choice for choice in value):
-            texts, marks = [choice["text"] for choice in value], [choice.get("label") for choice in value]
-        case [_, *_]:
-            texts, marks = value, None
-        case _:
-            return None
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    marked = isinstance(marks, list) and len(marks) == len(texts) and None not in marks
-    return Choices(texts, [str(plain_label(mark)) for mark in marks] if marked else ())
-
-
-def _count(every: Sequence[tuple[Any, Choices, str]], column: str) -> int:
-    """Return the number of choices, which must be the same in all rows."""
-    sizes = [len(given.texts) for _, given, _ in every]
-    count = sizes[0]
-    others = [row for row, size in enumerate(sizes) if size != count or count < 2]
-    if others:
+def _number(task: Task, answer: Any, texts: Sequence[str], count: int, place: str) -> int:
+    """Return the number of the right choice of a row, which must have as many choices as the first one."""
+    if len(texts) != count or count < 2:
         wanted = f"{count} choices, as in the first row," if count > 1 else "two or more choices"
         raise InputError(
-            f"Expected {wanted} in column {column}, got {sizes[others[0]]} in {every[others[0]][2]}: remove rows with "
-            f"another number of choices ({len(others)} of {len(every)})."
+            f"Expected {wanted} in column {task.choices[0]}, got {len(texts)} in {place}: remove rows with another "
+            "number of choices."
         )
-    return count
-
-
-def _numbers(every: Sequence[tuple[Any, Choices, str]], count: int, column: str) -> list[Any]:
-    """Return the number of the right choice of each row."""
-    marked = [_position(answer, given.marks) for answer, given, _ in every]
-    if None not in marked:
-        return marked
-    number, letters = Classes([*map(str, range(count))]).number, string.ascii_uppercase[:count]
-    read = {
-        f"a choice number from 0 to {count - 1}": [number(answer) for answer, _, _ in every],
-        f"a letter from A to {letters[-1]}": [_position(str(answer).upper(), [*letters]) for answer, _, _ in every],
-        "the text of one choice": [_position(answer, given.texts) for answer, given, _ in every],
-    }
-    fitting = {form: numbers for form, numbers in read.items() if None not in numbers}
-    if not fitting:
-        best = max(read, key=lambda form: sum(number is not None for number in read[form]))
-        wanted = "{}, {} or {}".format(*read) if read[best].count(None) == len(every) else best
-        answer, _, place = every[read[best].index(None)]
-        raise InputError(f"Expected {wanted} in column {column}, got {answer!r} in {place}.")
-    (form, numbers), *others = fitting.items()
-    instead = "numbers from 0" if "letter" in form else "letters"
-    for other, theirs in others:
-        if differing := [row[2] for row, mine, its in zip(every, numbers, theirs, strict=True) if mine != its]:
-            raise InputError(
-                f"Column {column} may give {form} or {other}, which differ in {differing[0]}: write {instead} instead."
-            )
-    for answer, given, place in every:
-        if "text" in form and [str(plain_label(text)) for text in given.texts].count(str(plain_label(answer))) > 1:
-            raise InputError(
-                f"Column {column} gives {form}, but two choices have the same text in {place}: write {instead} instead."
-            )
-    return numbers
-
-
-def _position(answer: Any, among: Sequence[str]) -> int | None:
-    """Return where an answer first occurs; a missing one is nowhere, also if a choice is empty or named ``None``."""
-    if answer in (None, ""):
-        return None
-    plain, forms = str(plain_label(answer)), [str(plain_label(form)) for form in among]
-    return [*among].index(answer) if answer in among else forms.index(plain) if plain in forms else None
+    letters, plain = string.ascii_uppercase[:count], plain_label(answer)
+    number = letters.find(plain.upper()) if isinstance(plain, str) and len(plain) == 1 else plain
+    if not isinstance(number, int) or not 0 <= number < count:
+        raise InputError(
+            f"Expected a choice number from 0 to {count - 1} or a letter from A to {letters[-1]} in column "
+            f"{task.label}, got {answer!r} in {place}."
+        )
+    if str(answer) in texts and texts.index(str(answer)) != number:
+        raise InputError(
+            f"Column {task.label} has {answer!r} in {place}, which is the number or letter of one choice and the text "
+            "of another: use numbers from 0 or letters that are no text of a choice."
+        )
+    return number
