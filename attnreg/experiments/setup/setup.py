@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -51,56 +51,18 @@ class Setup:
     asleep: str | None = None  #: why the regularizer never acts, if so
 
     def __init__(self, settings: Settings, data: RunData | None = None) -> None:
-        self.settings = settings
-        self.scored_on, self.epochs = settings.scored_on, settings.epochs
+        self.settings, self.scored_on, self.epochs = settings, settings.scored_on, settings.epochs
         self.held_out: dict[str, int] | None = None
         self.folder = RunFolder(settings.output_dir)
         self.task, splits, train, dev = data or read_data(settings)
         self.folder.check(settings)
-        device = choose_device(settings.device)
-        for name in ("DEEPSPEED", "MEGATRON_LM"):
-            if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
-                raise InputError(_SHARDED.format(name))
-        try:
-            self.accelerator = Accelerator(
-                # Without an accelerator device this must be explicit, or several processes would each train alone.
-                cpu=device.type == "cpu",
-                mixed_precision=settings.mixed_precision or "no",
-                log_with=list(settings.report_to) or None,
-                project_dir=settings.output_dir,
-            )
-        except ValueError as error:
-            wanted = settings.mixed_precision or "float32"
-            raise InputError(f"Precision {wanted} is not available here: {error}") from error
-        processes, accumulation = self.accelerator.num_processes, settings.gradient_accumulation
-        share, left = divmod(settings.batch_size, processes)
-        if left:
-            raise InputError(
-                f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
-                f"{processes}, got {settings.batch_size}."
-            )
-        if accumulation > share:
-            raise InputError(
-                f"Expected --gradient-accumulation of at most {share}, a batch's rows, got {accumulation}."
-            )
-        if parse_flag_from_env("ACCELERATE_USE_FSDP") and not self.accelerator.is_fsdp2:
-            raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
+        self.accelerator = make_accelerator(settings)
         self.folder.writer = self.accelerator.is_main_process
         set_seed(settings.seed)
-        self.model, self.tokenizer = self._load()
+        self.model, self.tokenizer, doubts = self._load()
         self.parameters = parameter_counts(self.model)
-        threads = set_threads(settings.threads, self.parameters["all"])
-        # Sentences that are printed before training and repeated in the report.
-        self.remarks: list[str] = []
-        if device.type == "cpu":
-            self.remarks.append(f"CPU threads: {threads} (--threads).")
-        if (pooling := saved_pooling(self.model.config)) not in (None, "own"):
-            self.remarks.append(f"The head reads pooled states: {pooling} (--pooling).")
-        if settings.reinit_layers:
-            names = reinitialize_top(self.model, settings.reinit_layers)
-            self.remarks.append(f"--reinit-layers re-initialized {', '.join(names)}.")
-        if settings.noisy_tune:
-            noisy_tune(self.model, settings.noisy_tune)
+        #: sentences that are printed before training and repeated in the report
+        self.remarks: list[str] = [*self._adapt()]
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         if self.accelerator.is_fsdp2:
@@ -108,12 +70,9 @@ class Setup:
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         whole = {name: splits[name] for name in ("train", "validation") if name in splits}
-        doubts = *self._doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole)
-        self.remarks += [
-            *([summary(self.model)] if is_adapted(self.model) else []),
-            *self.kind.remarks,
-            *(f"{WARNING}{doubt}" for doubt in doubts),
-        ]
+        doubts = *doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole)
+        adapted = [summary(self.model)] if is_adapted(self.model) else []
+        self.remarks += [*adapted, *self.kind.remarks, *(f"{WARNING}{doubt}" for doubt in doubts)]
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
             raise UsageError(f"--prompt-weight needs prompts, but {self.task.name} has plain texts: remove it.")
         #: the rows that the run is scored on, in order
@@ -132,6 +91,20 @@ class Setup:
             self.stopping = self.labelled(held)
         self._rows_left, self._held_until = self.train_rows, 0
         self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
+
+    def _adapt(self) -> Iterator[str]:
+        """Set the threads, and change the weights as options ask; yield a remark on what was done."""
+        settings = self.settings
+        threads = set_threads(settings.threads, self.parameters["all"])
+        if self.accelerator.device.type == "cpu":
+            yield f"CPU threads: {threads} (--threads)."
+        if (pooling := saved_pooling(self.model.config)) not in (None, "own"):
+            yield f"The head reads pooled states: {pooling} (--pooling)."
+        if settings.reinit_layers:
+            names = reinitialize_top(self.model, settings.reinit_layers)
+            yield f"--reinit-layers re-initialized {', '.join(names)}."
+        if settings.noisy_tune:
+            noisy_tune(self.model, settings.noisy_tune)
 
     def train_batches(self, epoch: int) -> TrainBatches:
         """Return the training batches of an epoch. Call :meth:`hold_out_rows` before, if at all."""
@@ -208,7 +181,8 @@ class Setup:
         """Split off the last rows; a few more where that would divide the windows of one."""
         return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)), flag)
 
-    def _load(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, Any, Sequence[str]]:
+        """Load the model, perhaps with LoRA, and its tokenizer; return also doubts that it is what was meant."""
         settings = self.settings
         if settings.model is not None and adapter_base(settings.model) is not None:
             raise InputError(
@@ -216,9 +190,9 @@ class Setup:
                 "and save the model in another folder, or train from the adapter's own model."
             )
         choices: list[Any] = [settings.model, settings.model_dropout, settings.pooling]
-        model, tokenizer, new, self._doubts = load_pretrained(self.task, *choices)
+        model, tokenizer, new, doubts = load_pretrained(self.task, *choices)
         if settings.lora_rank is None:
-            return model, tokenizer
+            return model, tokenizer, doubts
         if new is None:
             raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
         adapted = with_lora(
@@ -232,7 +206,7 @@ class Setup:
         )
         if settings.lora_matrix_dropout or settings.lora_rank_dropout:
             LoRADropout(adapted, settings.lora_matrix_dropout, settings.lora_rank_dropout)
-        return adapted, tokenizer
+        return adapted, tokenizer, doubts
 
     def rows_in_order(self, rows: Any) -> list[Batch]:
         """Batch encoded rows in their order."""
@@ -317,6 +291,37 @@ class Setup:
         self.folder.append("metrics", record)
         numbers = {name: value for name, value in record.items() if name not in ("network", "step", "drop_rate")}
         self.accelerator.log(flattened(numbers, self.scored_on, record["network"]), step=record["step"])
+
+
+def make_accelerator(settings: Settings) -> Accelerator:
+    """Make the accelerator of a run; refuse what it cannot do here."""
+    device = choose_device(settings.device)
+    for name in ("DEEPSPEED", "MEGATRON_LM"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
+            raise InputError(_SHARDED.format(name))
+    try:
+        accelerator = Accelerator(
+            # Without an accelerator device this must be explicit, or several processes would each train alone.
+            cpu=device.type == "cpu",
+            mixed_precision=settings.mixed_precision or "no",
+            log_with=list(settings.report_to) or None,
+            project_dir=settings.output_dir,
+        )
+    except ValueError as error:
+        wanted = settings.mixed_precision or "float32"
+        raise InputError(f"Precision {wanted} is not available here: {error}") from error
+    processes, accumulation = accelerator.num_processes, settings.gradient_accumulation
+    share, left = divmod(settings.batch_size, processes)
+    if left:
+        raise InputError(
+            f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
+            f"{processes}, got {settings.batch_size}."
+        )
+    if accumulation > share:
+        raise InputError(f"Expected --gradient-accumulation of at most {share}, a batch's rows, got {accumulation}.")
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and not accelerator.is_fsdp2:
+        raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
+    return accelerator
 
 
 @contextmanager

@@ -83,24 +83,12 @@ def load_pretrained(
         pool(model, pooling or "own")
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
-        if pooling is None and (Path(name) / "config.json").is_file():  # of the model, as it was trained
-            pooling = saved_pooling(transformers.AutoConfig.from_pretrained(name))
-        try:
-            adapted = load_pretrained(task, base, dropout, pooling)
-        except InputError as error:
-            raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
-        model = with_adapter(adapted.model, name)
-        # The adapter also has the modules that were new in training, such as the head.
-        new = frozenset(weight for weight in adapted.new or () if weight.rpartition(".")[0] not in saved_modules(model))
-        return Loaded(model, adapted.tokenizer, new, adapted.warnings if new else ())
+        return _load_adapted(task, base, name, dropout, pooling)
     place = located(Path(name), "--model")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
         kind.fit_tokenizer(tokenizer, name)
-        pads = not reads_text or tokenizer.pad_token is not None
-        if not pads and tokenizer.eos_token is not None:
-            tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
         config, head = transformers.AutoConfig.from_pretrained(name), getattr(transformers, kind.head)
         if type(config) not in head._model_mapping:
             which = f"the architecture of --model {name} ({config.model_type})"
@@ -117,17 +105,8 @@ def load_pretrained(
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
         reason = f"its weights are damaged ({error})" if isinstance(error, SafetensorError) else one_line(error)
         raise InputError(f"Cannot load --model {name!r} ({place}): {reason}") from error
-    if reads_text and (model.config.pad_token_id is None or not pads):
-        model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
-    try:
-        embedded = model.get_input_embeddings().num_embeddings
-    except (NotImplementedError, AttributeError):
-        embedded = math.inf  # CANINE has none: it hashes characters
-    if reads_text and (tokenizer.pad_token is None or len(tokenizer) > embedded):
-        raise InputError(
-            f"The tokenizer of --model {name} needs a padding token and at most {embedded} tokens, as many "
-            f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
-        )
+    if reads_text:
+        _fit_together(model, tokenizer, name)
     kind.check_model(model, name)
     if kind.head == POOLED:
         usual = usual_pooling(config, name)
@@ -138,6 +117,40 @@ def load_pretrained(
         theirs, ours = listed(names, _SHOWN), listed(task.labels, _SHOWN)
         said.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
     return Loaded(model, tokenizer, new, tuple(said))
+
+
+def _load_adapted(task: Task, base: str, name: str, dropout: float | None, pooling: Pooling | None) -> Loaded:
+    """Load the model ``base`` with the adapter in the folder ``name``."""
+    import transformers
+
+    if pooling is None and (Path(name) / "config.json").is_file():  # of the model, as it was trained
+        pooling = saved_pooling(transformers.AutoConfig.from_pretrained(name))
+    try:
+        loaded = load_pretrained(task, base, dropout, pooling)
+    except InputError as error:
+        raise InputError(f"Cannot load the model that the adapter in {name} belongs to: {error}") from error
+    model = with_adapter(loaded.model, name)
+    # The adapter also has the modules that were new in training, such as the head.
+    new = frozenset(weight for weight in loaded.new or () if weight.rpartition(".")[0] not in saved_modules(model))
+    return Loaded(model, loaded.tokenizer, new, loaded.warnings if new else ())
+
+
+def _fit_together(model: Any, tokenizer: Any, name: str) -> None:
+    """Give tokenizer and model the same padding token; raise if there is none, or if the model lacks tokens."""
+    has_own = tokenizer.pad_token is not None
+    if not has_own and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
+    if model.config.pad_token_id is None or not has_own:
+        model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
+    try:
+        embedded = model.get_input_embeddings().num_embeddings
+    except (NotImplementedError, AttributeError):
+        embedded = math.inf  # CANINE has none: it hashes characters
+    if tokenizer.pad_token is None or len(tokenizer) > embedded:
+        raise InputError(
+            f"The tokenizer of --model {name} needs a padding token and at most {embedded} tokens, as many "
+            f"as the model embeds; got {len(tokenizer)} tokens, padding {tokenizer.pad_token!r}."
+        )
 
 
 def longest_input(model: nn.Module, max_length: int | None, usual: int) -> int:
