@@ -45,7 +45,6 @@ LONGER = {
     "docs/results/shift.py": ["--output-dir", "out"],
     "docs/results/planted/variance.py": ["--smallest"],
     "tests/families.py": ["--smallest"],
-    "tests/kill_and_resume.py": ["--kills", "1"],
 }
 
 # test_fit_schedule.py, and below
