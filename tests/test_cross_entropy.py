@@ -12,7 +12,7 @@ from torch import nn
 
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
-from attnreg.training import CrossEntropy, FineTuning, RDropLoss, balanced_weights
+from attnreg.training import CrossEntropy, FineTuning, balanced_weights
 from tests.helpers import task_data as made
 from tests.helpers.cases import refused
 from tests.helpers.commands import assert_sentence, ran, read_lines
@@ -80,12 +80,6 @@ def test_micro_batches_add_up_to_their_batch():
         return FineTuning(model, sgd(model), loss_function=CrossEntropy(model, 0.1, 0.5), **options)
 
     assert_parts_are_the_whole(llama, build, CAUSAL, 3)
-
-
-def test_it_trains_in_an_objective():
-    model = bert(num_labels=2)
-    method = FineTuning(model, sgd(model), objective=RDropLoss(), loss_function=CrossEntropy(model, 0.1))
-    assert method.step(BATCH).loss.isfinite()
 
 
 def of(logits, labels):

@@ -167,22 +167,3 @@ def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):
             assert_sentence(cli(*command), 1, f"The finished run in out has been changed: {name} has changed since")
         (tmp_path / "out" / name).write_text(text)
     ran(cli(*args, "--resume"))
-
-
-@pytest.mark.slow
-def test_a_comparison_with_a_damaged_run(cli, tmp_path):
-    args = ["compare", "finetune", "attention-dropout", "--seeds", 2, "--epochs", 1, "--train-size", 64]
-    args += ["--no-equal-time", "--output-dir", "out"]
-    ran(cli(*args))
-    run = tmp_path / "out" / "finetune" / "seed1"
-    for name, says in {
-        "result.json": "The finished run in out/finetune/seed1 has been changed: result.json has changed",
-        "predictions.jsonl": "The finished run in out/finetune/seed1 has been changed: predictions.jsonl has changed",
-        "config.json": "The run in out/finetune/seed1 was started with other options: repeat it with",
-    }.items():
-        text = (run / name).read_text()
-        for other in (text.replace("1", "2", 1), text[:-5], "[1]"):
-            (run / name).write_text(other.replace('"epochs": 1', '"epochs": 2'))
-            assert_sentence(cli(*args), 1, f"{says}|Cannot read a JSON object from|Cannot read the run's options in")
-        (run / name).write_text(text)
-    ran(cli(*args))

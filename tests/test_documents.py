@@ -150,39 +150,6 @@ def test_scripts_of_the_gallery_run(script, warm, tmp_path):
     assert code == 0, output
 
 
-def found(site, query):
-    """Pages with all words of a query, as the site's own search finds them."""
-    text = (site / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-    pages = set(range(len(index["docnames"])))
-    english = importlib.import_module("sphinx.search.en").SearchEnglish({})
-    words = [english.stem(word) for word in re.findall(r"[a-z]+", query.lower()) if word not in english.stopwords]
-    for word in words:
-        hits = [index[part].get(word, []) for part in ("terms", "titleterms")]
-        pages &= {page for hit in hits for page in (hit if isinstance(hit, list) else [hit])}
-    return {index["docnames"][page] for page in pages}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("query", "page"),
-    [
-        ("AD-DROP", "providers/attribution"),
-        ("drop rate", "symptoms"),
-        ("NoAttentionError", "symptoms"),
-        ("LoRA", "trainer"),
-        ("LoRA", "lora"),
-        ("resume", "resuming"),
-        ("Jupyter", "notebook"),
-        ("write a training method", "own-method"),
-        ("csv", "tasks"),
-        ("SLURM", "cluster"),
-    ],
-)
-def test_search_finds(site, query, page):
-    assert page in found(site, query)
-
-
 @pytest.mark.slow
 def test_the_site_needs_no_network(site):
     page = (site / "api" / "attnreg.DropHead.html").read_text(encoding="utf-8")

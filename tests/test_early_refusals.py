@@ -137,29 +137,6 @@ def test_other_options_get_a_folder_of_their_own(cli, tmp_path):
     assert_sentence(nothing, 1, "was started with other options: repeat it with --batch-size 64")
 
 
-@pytest.mark.slow  # trains a whole comparison twice
-def test_a_comparison_with_other_options_gets_a_folder_of_its_own(cli, tmp_path):
-    words = ["compare", "finetune", "--seeds", 1, "--no-equal-time", *SMALL]
-    ran(cli(*words))
-    longer = ran(cli(*words, "--batch-size", 8)).output
-    assert (
-        "compare-agreement holds runs with --batch-size 64 (not --batch-size 8): saving to runs/compare-agr" in longer
-    )
-    assert "Report saved to runs/compare-agreement-2/report.md" in longer
-    assert "2 of 2 runs done" in ran(cli(*words, "--batch-size", 8, "--seeds", 2)).output  # it goes on there
-    assert not (tmp_path / "runs/compare-agreement-3").exists()
-
-
-def test_a_search_that_holds_out_too_much_says_so_before_and_in_a_dry_run(cli, tmp_path):
-    rows = [{"sentence": f"the boy {number}", "label": number % 2} for number in range(60)]
-    for split in ("train", "validation"):
-        write_rows(tmp_path / "data" / f"{split}.jsonl", rows)
-    says = r"Holding out 500 rows needs at least 501 training rows, got 60: lower --search-rows, for example to 12\."
-    for further in ([], ["--dry-run"]):
-        words = ["finetune", "ad-drop --q {0.1,0.2}", "--data-dir", "data", *further]
-        assert_sentence(cli("compare", *words), 1, says)
-
-
 def test_rows_without_text_have_the_numbers_of_the_file(cli, tmp_path):
     texts = [*("the boy sleeps" for _ in range(6)), "", *("the girls sleep" for _ in range(9))]
     for split in ("train", "validation"):

@@ -111,18 +111,6 @@ def test_units_are_valid_positions_of_real_rows_and_drop_rates_count_them_alone(
     assert float(functional.drop_rate(keep)) == pytest.approx(float((~full).float().mean()), abs=1e-6)
 
 
-def test_the_drop_rate_of_the_base_classs_own_example():
-    class DropFirstKey(attnreg.MaskProvider):
-        def forward(self, site):
-            return attnreg.Mask(scores=torch.arange(site.shape[-1], device=site.device) > 0)
-
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
-    padding = torch.arange(6) >= torch.tensor([[6], [4]])
-    with attnreg.attach(layer, DropFirstKey()) as handle:
-        layer(torch.randn(2, 6, 8), src_key_padding_mask=padding)
-        assert handle.drop_rates()["encoder.0"] == pytest.approx((6 + 4) / (36 + 16), abs=1e-6)
-
-
 MINUS = torch.finfo(torch.float32).min
 
 

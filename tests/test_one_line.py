@@ -11,7 +11,7 @@ import attnreg
 from attnreg.integrations import AttnRegCallback
 from tests.helpers.cases import model_case, sample
 from tests.helpers.method_cases import weights
-from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column, of_trl
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column
 
 pytestmark = QUIET
 llama = model_case("llama").build
@@ -119,24 +119,6 @@ def test_lora_gradients_replay_saving_and_merging(tmp_path, first):
     merged = model.merge_and_unload()
     assert not attnreg.is_attached(merged)
     assert torch.allclose(merged(**batch).logits, plain, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_one_argument_of_sft(tmp_path, tiny_models):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-    from datasets import Dataset
-
-    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
-    lora, callback = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), AttnRegCallback(attnreg.HiddenKey(0.3))
-    options = {"train_dataset": Dataset.from_dict({"text": WORDS * 4}), "peft_config": lora, "callbacks": [callback]}
-    trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, tmp_path), **options)
-    trainer.train()
-    assert [site.label for site in callback.handle.sites] == LABELS
-    for label in LABELS:
-        assert len(column(trainer, f"drop_rate/{label}")) == 4
-        assert max(column(trainer, f"drop_rate/{label}")) > 0
-    callback.handle.detach()
-    assert not attnreg.is_attached(trainer.model.merge_and_unload())
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from packaging.version import Version
 import attnreg
 from attnreg.injection import handle_of
 from attnreg.training import FineTuning
-from tests.helpers.cases import FEW, MODELS, TRANSFORMERS, output, sample
+from tests.helpers.cases import MODELS, TRANSFORMERS, output, sample
 from tests.helpers.passes import without_dropout
 from tests.helpers.provider_cases import CASES, COMPILED, MATRIX, VARIANT
 
@@ -66,13 +66,6 @@ def test_every_provider_masks_as_in_training(provider_case):
 def test_every_way_to_compute_attention_is_masked(case):
     check(case, SCORES)
     check(case, SKIPS)
-
-
-@pytest.mark.parametrize("case", sample([case for case in MODELS if case.eager], lambda case: case.name in FEW), ids=str)  # fmt: skip
-def test_attention_that_is_written_out_is_masked(case):
-    model = case.build()
-    model.set_attn_implementation("eager")
-    check(case, SCORES, model)
 
 
 @pytest.fixture
@@ -134,17 +127,6 @@ def test_a_copy_made_within_a_block_is_not_in_it(probed):
             with mine.probing():
                 assert torch.equal(run(other), dropped)
     assert torch.equal(run(), plain)
-
-
-@torch.no_grad()
-def test_a_provider_is_asked_as_it_is():
-    model, batch = BERT.build().eval(), BERT.batch()
-    plain = output(model, batch)
-    provider = attnreg.CrossTuning(attnreg.AttentionLayerDrop(1.0))
-    with attnreg.attach(model, provider) as handle, handle.probing():
-        for epoch, same in enumerate([True, False, True, False]):
-            provider.on_epoch(epoch)
-            assert torch.equal(output(model, batch), plain) is same
 
 
 def test_two_passes_leave_nothing_to_the_training_step():

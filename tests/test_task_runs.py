@@ -105,15 +105,6 @@ def test_a_run_goes_on_to_the_same_end(cli, home, tmp_path, monkeypatch, task):
     assert_goes_on(cli, monkeypatch, [*args, "out"], 17, tmp_path / "whole", signal.SIGTERM)
 
 
-@pytest.mark.slow
-def test_a_comparison_whose_metric_is_not_made_of_counts(cli, home, tmp_path):
-    args = recipe(home, "", "conll2003")[2:]
-    args += ["--train-size", 32, "--seeds", 2, "--jobs", 1, "--no-equal-time", "--output-dir", "study"]
-    ran(cli("compare", "finetune", "ad-drop --q 0.5", *args))
-    report = (tmp_path / "study" / "report.md").read_text()
-    assert "entity f1 on dev" in report
-
-
 CUSTOM = {
     "classification": (
         [{"note": f"{color} a", "colour": color} for color in ("red", "green", "blue")],
