@@ -225,7 +225,7 @@ NO_BATCH = Batch()
 
 def new_seed(generator: torch.Generator | None = None) -> Tensor:
     """Draw a seed, int64, 0-d, by default from torch's global generator of the CPU, which checkpoints set back."""
-    return torch.randint(2**62, (), generator=generator)
+    return torch.randint(2**62, (), generator=generator, device="cpu")
 
 
 def generator_states() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.draws import new_seed
 from attnreg.errors import CoverageWarning, NoAttentionError
 from tests.helpers.cases import MODELS, output
 from tests.helpers.handwritten import Attention, Layers, fused, plain, split
@@ -269,3 +270,8 @@ def test_a_step_notices_that_all_masked_blocks_are_gone():
         model.second(model.first(X))  # no masked module runs
         with pytest.raises(NoAttentionError, match="first was replaced after it was attached"):
             handle.step()
+
+
+def test_seeds_are_drawn_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        assert new_seed(torch.Generator("cpu")).device.type == "cpu"
