@@ -123,23 +123,13 @@ class Passes(Repeatable):
 
     def begin(self, inputs: Mapping[str, Any], module: nn.Module, names: Sequence[str], *, whole: bool = True) -> None:
         """Begin a forward pass of the model, or of a module in it, which may not contain the ``whole`` attention."""
-        padding, is_compiling = self._padding(inputs, names), torch.compiler.is_compiling()
         first = None if self.repeats is None else next(self.repeats.begun, None)
-        now = self.latest = Pass(module, whole, not whole, is_running=True, padding=padding, first=first)
+        now = self.latest = Pass(module, whole, not whole, first=first)
+        self._run(now, inputs, names)
         now.with_gradients = torch.is_grad_enabled()
-        if self.given is not None and not is_compiling:
+        if self.given is not None and not torch.compiler.is_compiling():
             check_windows(inputs)
-        if self.seeds_own or self.rows is not None:
-            now.batch = padding.batch(inputs, self.rows)
-        was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
-        if was_plain and self._acts():
-            raise RuntimeError(
-                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
-                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
-                "with `use_reentrant=False`."
-            )
-        if self.repeats is not None and first is None:
-            self.check_plain(type(module).__name__, module)
+        self._check_repetition(now, module)
         now.with_gradients = self.has_grad()
         for checkpoint in self.checkpoints():
             checkpoint.begun.append(first or now)
@@ -150,8 +140,33 @@ class Passes(Repeatable):
             if first.drew_first:
                 self.seed_of(now)  # so that the generator is where it was
             return
+        self._note_training(now, module)
         if self.taps and not self.tapped_inputs:
             self.tapped_inputs = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        if now.acts:
+            self._prepare(now, inputs)
+
+    def _run(self, now: Pass, inputs: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Give a pass that runs, or goes on, the inputs of what is called."""
+        now.is_running, now.active, now.padding = True, None, self._padding(inputs, names)
+        if self.seeds_own or self.rows is not None:
+            now.batch = now.padding.batch(inputs, self.rows)
+
+    def _check_repetition(self, now: Pass, module: nn.Module) -> None:
+        """Raise if a pass would be masked that repeats one that was not, or of which that is not known."""
+        first = now.first
+        was_plain = in_hook() and not self._had_gradients if first is None else not first.with_gradients
+        if was_plain and self._acts():
+            raise RuntimeError(
+                f"{type(self.provider).__name__} cannot mask a forward pass that repeats one without gradients, "
+                "because that one was not masked. Do not use cached losses (GradCache), and use gradient checkpointing "
+                "with `use_reentrant=False`."
+            )
+        if self.repeats is not None and first is None:
+            self.check_plain(type(module).__name__, module)
+
+    def _note_training(self, now: Pass, module: nn.Module) -> None:
+        """Note what later passes, rates and warnings need to know of a pass that repeats none."""
         trains = module.training or (now.acts and not self.probing)  # parts may be in training mode alone
         if trains and not in_hook():
             self._had_gradients = now.with_gradients
@@ -161,15 +176,17 @@ class Passes(Repeatable):
         if training and self.enabled:
             self._watch.training_pass()
             self._steps_alone = 0
-        if now.acts:
-            if not is_compiling:
-                self.changes.check_modules()
-            self._check_trace()
-            self._prepared = now
-            draws = Draws(functools.partial(self._before_the_sites, now), replayed=self.given is not None)
-            with draws_from(draws), self.asking():
-                if whole or not self._drawing_in_prepare():
-                    self.provider.prepare(inputs)
+
+    def _prepare(self, now: Pass, inputs: Mapping[str, Any]) -> None:
+        """Check that the model is as it was, and let the provider prepare."""
+        if not torch.compiler.is_compiling():
+            self.changes.check_modules()
+        self._check_trace()
+        self._prepared = now
+        draws = Draws(functools.partial(self._before_the_sites, now), replayed=self.given is not None)
+        with draws_from(draws), self.asking():
+            if now.whole or not self._drawing_in_prepare():
+                self.provider.prepare(inputs)
 
     def _check_trace(self) -> None:
         """Raise if the pass is recorded, and what is recorded would not draw masks of its own."""
@@ -196,9 +213,7 @@ class Passes(Repeatable):
         else:
             if self._acts() and not torch.compiler.is_compiling():
                 self.changes.check_modules()
-            now.is_running, now.active, now.padding = True, None, self._padding(inputs, names)
-            if self.seeds_own or self.rows is not None:
-                now.batch = now.padding.batch(inputs, self.rows)
+            self._run(now, inputs, names)
 
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or what is called now of a pass that may go on in another part of the model."""
