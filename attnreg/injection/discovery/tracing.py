@@ -18,7 +18,6 @@ from attnreg.injection.discovery.origins import FIELDS, FIRST, NOTHING, SOFTMAX,
 aten = torch.ops.aten
 LARGE = 2**14  # products with larger weights are replaced by something cheap: only origins matter, not values
 PRODUCTS = {aten.mm: (0, 1), aten.bmm: (0, 1), aten.addmm: (1, 2), aten.baddbmm: (1, 2)}
-PRODUCTS |= {aten.mv: (0, 1), aten.dot: (0, 1), aten.addmv: (1, 2), aten.addbmm: (1, 2)}
 LINEAR = (aten.mm, aten.addmm)
 EMBEDDINGS = (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only)
 RESAMPLING = ("conv", "pool", "upsample")
@@ -202,9 +201,6 @@ class Tracer(TorchDispatchMode):
         right = None if self._is_held(b) else self.origins.read(b)
         if left is None and right is None and (self._is_held(a) or self._is_held(b)):
             return None
-        if a.dim() < 2 or b.dim() < 2:
-            known = [origin for origin in (left, right) if origin is not None]
-            return rules.everywhere(known or [blank(())], out.shape)
         if self._is_held(b) and left is not None:
             return rules.across(rules.settled(left), out.shape)
         if self._is_held(a) and right is not None:
