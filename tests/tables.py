@@ -135,7 +135,7 @@ def by_device(numbers: dict[str, str]) -> Iterator[tuple[str, str]]:
 def figures(page: Path) -> str:
     """What a page's regularizers, or its recipe, cost, and what our studies found."""
     own = [name for name in built_in() if PAGE_OF.get(name) == page]
-    recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize", "probe"}
+    recipes = set(re.findall(r"attnreg recipe (\S+)", page.read_text(encoding="utf-8"))) - {"regularize"}
     cost = costs("|".join([*own, *sorted(recipes)]))
     text = "**Cost**, in plain steps ([all](../cost.md)): "
     each = [", ".join(f"{number} ({device})" for device, number in by_device(numbers)) for numbers in cost.values()]

@@ -4,6 +4,9 @@ import pytest
 
 from attnreg.experiments.compare import make as launch
 from tests.helpers.commands import assert_sentence
+from tests.helpers.repository import ROOT
+
+PROBE = ROOT / "docs/results/attribution/probe.py"
 
 
 def bad(*args, code=1, says=""):
@@ -135,8 +138,8 @@ BAD = [
         }.items()
     ),
     bad("plot", "nowhere", says="Run folder nowhere not found"),
-    *(bad("recipe", "probe", "--q", text, code=2, says="expected probabilities such as 0,0.5,1, got") for text in ("", "x", "0,2", "-1", "nan")),
-    bad("recipe", "probe", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
+    *(bad("recipe", PROBE, "--q", text, code=2, says="expected probabilities such as 0,0.5,1, got") for text in ("", "x", "0,2", "-1", "nan")),
+    bad("recipe", "ad-drop", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
     bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
     bad("recipe", "pretrain", "--task", "agreement-words", "--shots", 1, code=2, says="--shots is for classification, but agreement-words is a masked-lm task"),
     bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),

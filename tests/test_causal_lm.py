@@ -20,6 +20,7 @@ from attnreg.training.objective import disagreement
 from tests.helpers import task_data as made
 from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.method_cases import step_of_r_drop
+from tests.helpers.repository import ROOT
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {{ eos_token }} {% endfor %}"
@@ -275,7 +276,17 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     assert {row["prediction"] for row in read_lines(tmp_path / "b" / "predictions.jsonl")} == {None}
     result = cli("recipe", "finetune", *OWN, *given, "--metric", "exact_match", "--output-dir", "c")
     assert_sentence(result, 1, "Metric exact_match needs prompts, but column text is plain text: use --metric accuracy")
-    result = cli("recipe", "probe", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "c")
+    result = cli(
+        "recipe",
+        ROOT / "docs/results/attribution/probe.py",
+        *OWN,
+        "--data-dir",
+        pairs,
+        "--model",
+        decoder,
+        "--output-dir",
+        "c",
+    )
     assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
 
 

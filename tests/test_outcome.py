@@ -182,7 +182,6 @@ COMMANDS = [
     ["attendout", "--no-baseline", "--credit", "Reinforce(reward='gap')", "--epochs", "4"],
     ["ad-drop", "--regime", "paper", "--layers", "0,-1", "--q", "0.2"],
     ["finetune", "--class-weights", "balanced", "--lr-warmup", "0", "--model-dropout", "0"],
-    ["probe", "--q", "0,0.5"],
     ["pretrain"],
     ["regularize", "--provider", "DropHead(0.1) & AttentionDropout(0.1, 'scores')", "--provider-lr", "0.5"],
     ["finetune", "--task", "custom", "--data-dir", "my data", "--text-columns", "a", "--text-columns", "b", "--label-column", "x"],

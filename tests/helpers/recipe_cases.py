@@ -24,7 +24,7 @@ OPTIONS = {
     "regularize": ["--provider", "DropKey(0.1)"],
     "scheduled-bernoulli": ["--start", 0.3, "--end", 0.1],
 }
-OTHERS = ("pretrain", "probe", "set-fit")  # of other tasks, results or packages; they have tests of their own
+OTHERS = ("pretrain", "set-fit")  # of other tasks, results or packages; they have tests of their own
 RECIPES = {name: OPTIONS.get(name, []) for name in recipe_files() if name not in OTHERS}
 #: Public names whose arguments are options of a recipe, such as ``attnreg.training.SAM``.
 SOURCES = {

@@ -76,11 +76,6 @@ class RunReader:
         """Label and prediction of each dev row, in order."""
         return self._lines("predictions.jsonl")
 
-    @functools.cached_property
-    def probe(self) -> dict[str, Any] | None:
-        """The arguments of a probing run's plot; ``None`` for other runs."""
-        return self._object("probe.json") if (self.folder / "probe.json").is_file() else None
-
     @property
     def title(self) -> str:
         """Recipe, task and seed, as the title of a plot."""

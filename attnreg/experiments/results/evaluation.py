@@ -1,11 +1,10 @@
-"""Evaluate a network on a task, also under the masks of a provider."""
+"""Evaluate a network on a task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import itemgetter
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -13,11 +12,8 @@ from accelerate.utils import gather_object
 from torch import nn
 
 from attnreg.experiments.setup.batches import Labelled
-from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import Kind, Record
-from attnreg.injection import AttachHandle, attach
 from attnreg.outputs import terms_of
-from attnreg.regularizer.base import Regularizer
 
 
 class Predictions(NamedTuple):
@@ -82,27 +78,3 @@ def evaluate_all(
         for name, labelled in sets.items()
         for key, value in evaluate(network, labelled, kind, accelerator).items()
     }
-
-
-class _Probed(nn.Module):
-    """A network in which an attached provider looks at each batch right before the forward pass on it."""
-
-    def __init__(self, network: nn.Module, handle: AttachHandle) -> None:
-        super().__init__()
-        self.network, self._handle = network, handle  # not the provider: `eval()` of this module must not reach it
-
-    def forward(self, **batch: Any) -> Any:
-        self._handle.provider.attribute(self.network, batch)
-        return self.network(**batch)
-
-
-def probed_scores(run: Setup, network: nn.Module, provider: Regularizer) -> dict[str, float]:
-    """Score a network in eval mode on dev, under a provider's masks, which depend only on the run's seed.
-
-    ``"dropped"`` is the share of attention dropped in this process, mean over layers and batches.
-    """
-    cuda = [run.accelerator.device] if run.accelerator.device.type == "cuda" else []
-    with torch.random.fork_rng(cuda), attach(network, provider) as handle, handle.probing():
-        torch.manual_seed(run.settings.seed)
-        scores = evaluate(_Probed(network, handle), run.dev, run.kind, run.accelerator)
-        return {**scores, "dropped": fmean(handle.rates.mean().values())}

@@ -108,9 +108,9 @@ def main() -> None:
                 whole += part
         rows = Rows.checked(texts, labels)
         model = TextClassifier(options.model, device="cpu")
-        model.classes_ = rows.classes
-        model._load(1, str(options.model))
-        encoded = model._kind.encode(rows.dataset(model._kind.task.labels))
+        model.classes_, model.columns_ = rows.classes, [*rows.columns]
+        model._load(str(options.model))
+        encoded = model._kind.encode(model._dataset(rows.texts, rows.labels.tolist()))
         features = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).features
         for size in options.sizes:
             found = [drawn(features, rows.labels, size, seed) for seed in range(options.draws)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,6 @@ CAPTIONS = {
     "drop_rates": "Drop rate per layer over steps.",
     "convergence": "Training loss, and loss and score on the scored rows, over steps.",
     "game": "Scores and winner of each round, rewards, and the Attacker's chance to win.",
-    "probe": "Score while attention is dropped.",
     "attention": "Attention of one sample in layer 0, and what the regularizer drops.",
 }
 
@@ -52,7 +51,6 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
         "drop_rates": (has_rates, partial(plot_drop_rates, run)),
         "convergence": (run.metrics, partial(plot_convergence, runs)),
         "game": (run.rounds, partial(plot_game, run)),
-        "probe": (run.probe, partial(plot_probe, **(run.probe or {}))),
         "attention": (has_attention and has_names, partial(plot_sample, run, layer=layer)),
     }
     made, left_out = list[Path](), dict[str, str]()
@@ -151,23 +149,3 @@ def plot_game(run: RunReader, path: Path) -> None:
         wins.set(ylabel="Attacker's wins", xlabel="round", ylim=(-0.05, 1.05))
         legend_beside(scores, rewards, wins)
         count_axis(scores, rewards, wins)
-
-
-Point = tuple[float, float, float]
-
-
-def plot_probe(lines: Mapping[str, Sequence[Point]], plain: float, score: str, path: Path) -> None:
-    """Plot scores over the probability q of dropping a candidate, and over the share of attention that it drops.
-
-    A point is q, share and score; ``plain`` is the score without dropping.
-    """
-    with picture(path, width=9.6, height=3.8, columns=2, grid="y") as both:
-        for number, axes in enumerate(both):
-            axes.axhline(plain, color=COLORS[0], lw=1.0, ls=":", label="nothing dropped")
-            for (name, points), style in zip(lines.items(), itertools.islice(styles(), 1, None), strict=False):
-                places, scores = [point[number] for point in points], [point[2] for point in points]
-                axes.plot(places, scores, **style._asdict(), ms=5, label=name)
-        both[0].set(xlabel="probability q of dropping a candidate", ylabel=score.replace("_", " "))
-        both[1].set(xlabel="share of attention dropped, mean over layers")
-        both[1].sharey(both[0])
-        both[1].legend(title="candidates", loc="center left", bbox_to_anchor=(1.0, 0.5))
