@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 import attnreg
-from attnreg.training import FineTuning
+from attnreg.training import AttackerDefender, FineTuning
 from tests.helpers.method_cases import CASES, MethodCase, batches, bert, without_chance
 
 
@@ -20,7 +20,7 @@ def trained(case, accelerator, provider=None, **options):
     torch.manual_seed(accelerator.process_index)
     method = case.make(model, provider, sure=True, accelerator=accelerator, **options)
     rank, processes, steps = accelerator.process_index, accelerator.num_processes, []
-    for batch in batches(4, 8, seed=2):
+    for batch in batches(4 if case.method is AttackerDefender else 2, 8, seed=2):  # the game has two rounds
         result = method.step({name: tensor[rank::processes] for name, tensor in batch.items()})
         logs = {name: float(value) for name, value in result.logs.items()}
         steps.append([float(result.loss), logs, dict(result.events)])
@@ -37,9 +37,12 @@ def main(folder):
         without_chance(monkeypatch)
         for case in (case for case in CASES if case.sure is not None):
             records[str(case)] = trained(case, accelerator)
-            if case.takes_micro_batches:  # each process takes its half of a batch in two parts
+            if (
+                case.takes_micro_batches
+            ):  # each process takes its half of a batch in two parts; a single one, all in one
                 parts = accelerator.num_processes
-                records[f"{case} in parts"] = trained(case, accelerator, micro_batches=parts)
+                of_parts = records[str(case)] if parts == 1 else trained(case, accelerator, micro_batches=parts)
+                records[f"{case} in parts"] = of_parts
         first = attnreg.AttributionProvider(0.5, 1.0)
         records["AD-DROP"] = trained(MethodCase(FineTuning), accelerator, first)
     name = f"{accelerator.num_processes}-{accelerator.process_index}.json"
