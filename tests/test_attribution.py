@@ -283,7 +283,7 @@ def test_a_layer_that_the_model_skips_in_the_first_pass_has_no_attribution(metho
     attnreg.attach(model, provider)
     model.train()
     numbers = set()
-    for seed in range(4):
+    for seed in (3, 4):  # which skip the first layer, and the first two
         torch.manual_seed(seed)
         provider.attribute(model, batch)
         found, ran = provider.attributions, [int(label[8:]) for label in provider.attributions]

@@ -148,18 +148,19 @@ def test_the_rate_of_masks_that_differ_by_head_is_their_mean():
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     from attnreg.experiments.results import outcome
 
+    commit_of = outcome._commit.__wrapped__  # asked each time
     (tmp_path / "attnreg").mkdir()
     (tmp_path / "attnreg" / "__init__.py").write_text("")
     monkeypatch.setattr(outcome.attnreg, "__file__", str(tmp_path / "attnreg" / "__init__.py"))
-    assert outcome._commit() == {}
+    assert commit_of() == {}
     commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]
     for words in (["init", "-q"], ["add", "."], commit, ["rev-parse", "HEAD"]):
         head = subprocess.check_output(["git", *words], cwd=tmp_path, text=True)
-    assert head.startswith(outcome._commit()["commit"])
+    assert head.startswith(commit_of()["commit"])
     (tmp_path / "attnreg" / "__init__.py").write_text("a = 1")
-    assert outcome._commit()["commit"].endswith("-dirty")
+    assert commit_of()["commit"].endswith("-dirty")
     monkeypatch.setenv("PATH", str(tmp_path))  # no git here
-    assert outcome._commit() == {}
+    assert commit_of() == {}
 
 
 TINY = ["--train-size", 32, "--batch-size", 8, "--epochs", 1, "--device", "cpu"]

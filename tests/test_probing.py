@@ -17,7 +17,6 @@ from tests.helpers.provider_cases import CASES, COMPILED, MATRIX, VARIANT
 
 BERT = MODELS[0]
 SCORES = next(case for case in CASES if case.name == "scores-dropout")
-SKIPS = next(case for case in CASES if case.name == "block-layerdrop")
 
 
 def masked(model, provider, batch, seed=3, gradients=True):
@@ -65,7 +64,6 @@ def test_every_provider_masks_as_in_training(provider_case):
 @pytest.mark.parametrize("case", MODELS, ids=str)
 def test_every_way_to_compute_attention_is_masked(case):
     check(case, SCORES)
-    check(case, SKIPS)
 
 
 @pytest.fixture

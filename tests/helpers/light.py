@@ -1,5 +1,6 @@
 """What tests have no use for, and which takes longer than most of them, is left out."""
 
+import functools
 from types import SimpleNamespace
 
 DEV_ROWS = 100
@@ -73,6 +74,14 @@ def without_collections():
     memory.gc = SimpleNamespace(collect=lambda: 0)
 
 
+def with_one_commit():
+    """Let git be asked once which commit a process runs."""
+    from attnreg.experiments.results import outcome
+
+    if not hasattr(outcome._commit, "cache_info"):
+        outcome._commit = functools.cache(outcome._commit)
+
+
 def lighten():
     """Leave all of it out, in this process."""
     without_fingerprints()
@@ -81,3 +90,4 @@ def lighten():
     without_devices()
     without_pictures()
     without_collections()
+    with_one_commit()
