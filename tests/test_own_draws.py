@@ -96,6 +96,7 @@ REFUSED = {
     "alpha dropout": (nn.Sequential(nn.AlphaDropout(0.5)), "Sequential draws random numbers from torch's generator"),
     "features": (nn.Sequential(nn.FeatureAlphaDropout(0.5)), "Sequential draws random numbers from torch's generator"),
     "nn.LSTM": (nn.Sequential(nn.LSTM(8, 8, 2, dropout=0.5)), "0 draws random numbers from torch's generator"),
+    "integers": (Drawing(lambda x: x * torch.randint(2, x.shape)), "Drawing draws random numbers from torch's generator"),
     "numpy": (Drawing(lambda x: x * np.random.rand()), "Drawing draws random numbers from numpy's generator"),
     "Python": (Drawing(lambda x: x * random.random()), "Drawing draws random numbers from Python's generator"),
     "a generator": (Drawing(lambda x: x * torch.rand(8, generator=torch.Generator())), "a torch.Generator of its own"),

@@ -81,8 +81,8 @@ class OwnDraws(Watching):
         if moved:
             raise RuntimeError(
                 f"{name} draws random numbers from {moved[0]} generator in its forward pass (or another thread does), "
-                "which attnreg cannot draw from the seed of the pass: dropout within a kernel (nn.LSTM, flash "
-                "attention), or SpecAugment. Switch this off in the model's configuration, or attach without "
+                "which attnreg cannot draw from the seed of the pass: integers, dropout within a kernel (nn.LSTM, "
+                "flash attention), or SpecAugment. Switch this off in the model's configuration, or attach without "
                 'own_dropout="seeded".'
             )
 
@@ -261,6 +261,10 @@ def _normal_(own: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: floa
     return input.copy_(_normal(own, input) * std + mean)
 
 
+def _exponential_(own: OwnDraws, func: Any, input: Tensor, lambd: float = 1.0, **kwargs: Any) -> Tensor:
+    return input.copy_(torch.log1p(-own.numbers(input.detach().float())) / -lambd)
+
+
 def _normal(own: OwnDraws, like: Tensor) -> Tensor:
     own.check_real(like)
     return torch.erfinv(2 * (own.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
@@ -271,17 +275,6 @@ def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs:
     out = make(*args, **kwargs)
     with torch.no_grad():
         return out.copy_(own.numbers(out) if func in (torch.rand, torch.rand_like) else _normal(own, out))
-
-
-def _by_generator(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Draw with a generator: the numbers are the same again for the same arguments, and not known by sample."""
-    if own.batch.rows is not None:
-        raise InputError(f"{own.name} draws with {func.__name__}, which knows no samples: replay without `rows`.")
-    given = next((each for each in args if isinstance(each, Tensor)), None)
-    device = kwargs.get("device") or (torch.get_default_device() if given is None else given.device)
-    generator = torch.Generator(device)
-    generator.manual_seed(int(own.next_seed(NUMBERS)))
-    return func(*args, **{**kwargs, "generator": generator})
 
 
 def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -301,10 +294,8 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(INSIDE, _inside),
     **dict.fromkeys((torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_), _bernoulli),
     **dict.fromkeys((torch.rand, torch.rand_like, torch.randn, torch.randn_like), _new),
-    **dict.fromkeys((torch.randint, torch.randperm, torch.multinomial, torch.normal, torch.poisson), _by_generator),
-    **dict.fromkeys((Tensor.multinomial, Tensor.exponential_, Tensor.random_, Tensor.geometric_), _by_generator),
-    **dict.fromkeys((Tensor.cauchy_, Tensor.log_normal_), _by_generator),
     F.scaled_dot_product_attention: _fused,
+    Tensor.exponential_: _exponential_,
     Tensor.uniform_: _uniform_,
     Tensor.normal_: _normal_,
 }
