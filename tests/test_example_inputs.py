@@ -14,15 +14,13 @@ from tests.sweep.zoo import WARNINGS, specimens
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 ZOO = {specimen.name: specimen for specimen in specimens()}
 MODALITIES = [
-    "audio-spectrogram-transformer", "blip", "bros", "clap", "clip", "idefics2_vision", "patchtst", "segformer",
-    "speech_to_text", "time_series_transformer", "videomae", "vilt", "vision-encoder-decoder",
+    "audio-spectrogram-transformer", "blip", "bros", "clap", "clip", "idefics2_vision", "segformer",
+    "speech_to_text", "videomae", "vilt", "vision-encoder-decoder",
     "wav2vec2", "whisper", "xclip",
 ]  # fmt: skip
 USUAL = {
     "clap",
     "idefics2_vision",
-    "patchtst",
-    "time_series_transformer",
     "vision-encoder-decoder",
     "whisper",
 }  # of unlike inputs
@@ -53,6 +51,7 @@ def test_two_samples_in_the_precision_of_the_model():
     ("name", "sentence"),
     [
         ("perceiver", r"The inputs of PerceiverModel are unknown. Pass the arguments of one forward pass with two samples"),
+        ("patchtst", r"The inputs of PatchTSTModel are unknown. Pass the arguments of one forward pass with two samples"),
         ("qwen2_vl_vision", r"does not run on example inputs \(.*\)\. Pass inputs that it accepts: `attach\(..., example_inputs="),
     ],
 )  # fmt: skip

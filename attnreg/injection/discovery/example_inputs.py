@@ -25,7 +25,7 @@ def example_inputs(model: nn.Module) -> list[Inputs]:
     """Make keyword arguments for one forward pass of a model on two samples: candidates, the most likely first.
 
     Covers torch's own Transformer modules, and transformers models whose inputs have usual names: token ids, images,
-    videos, waveforms, spectrograms, text with one of these, time series. The list is empty for other models.
+    videos, waveforms, spectrograms, text with one of these. The list is empty for other models.
     """
     # Made on the device, not moved to it: a moved tensor that is query, key and value would become three.
     like = next(model.parameters(), torch.empty(0))
@@ -91,22 +91,6 @@ def _bands(config: Any) -> int:
     return _value(config, *names, default=80)
 
 
-def _series(config: Any) -> Tensor | Inputs:
-    lags, features = _value(config, "lags_sequence"), _value(config, "num_time_features", default=0)
-    future = _value(config, "prediction_length", default=LENGTH)
-    length = _value(config, "context_length", default=LENGTH)
-    if lags is None:  # patches of several channels
-        return torch.zeros(SAMPLES, length, _value(config, "num_input_channels", default=1))
-    length += max(lags)
-    return {
-        "past_values": torch.zeros(SAMPLES, length),
-        "past_time_features": torch.zeros(SAMPLES, length, features),
-        "past_observed_mask": torch.ones(SAMPLES, length),
-        "future_values": torch.zeros(SAMPLES, future),
-        "future_time_features": torch.zeros(SAMPLES, future, features),
-    }
-
-
 # The input of a name, or it and others that it needs, in the shapes that models accept.
 FORMS: dict[str, tuple[Callable[[Any], Tensor | Inputs], ...]] = {
     "pixel_values": (_image, lambda config: _image(config, CLIP), _video),
@@ -124,7 +108,6 @@ FORMS: dict[str, tuple[Callable[[Any], Tensor | Inputs], ...]] = {
         lambda config: torch.zeros(SAMPLES, config.max_length, _bands(config)),
     ),
     "bbox": (lambda config: torch.zeros(SAMPLES, LENGTH, 4, dtype=torch.long),),
-    "past_values": (_series,),
 }
 
 
