@@ -19,6 +19,7 @@ from attnreg.injection.backends import Tap
 from attnreg.injection.discovery import Discovery, LeftOut, ModelSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import HiddenModelSite
+from attnreg.injection.discovery.snapshot import evaluated
 from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.attached_module import attached_modules
@@ -161,14 +162,12 @@ class AttachHandle:
             with torch.no_grad(), self.replay(chosen):
                 model(**batch)
 
-        modes, rates = {module: module.training for module in model.modules()}, dict(vars(self.rates))
+        rates = dict(vars(self.rates))
         try:
-            model.eval()
-            return dropped_tokens(run, self.provider, tokens, row, chosen)
+            with evaluated(model):
+                return dropped_tokens(run, self.provider, tokens, row, chosen)
         finally:  # as if there had been no pass
             vars(self.rates).update(rates)
-            for module, training in modes.items():
-                module.training = training
 
     def step(self) -> None:
         """Advance the provider's schedules; call it after each optimizer step."""
