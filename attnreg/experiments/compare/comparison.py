@@ -15,8 +15,9 @@ from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
-from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, OutputFolder, PlannedRun, Role, Trial, best
+from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, Trial, best
 from attnreg.experiments.folder.history import rank
+from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import COMPARE, check_pairs, flag_of
 
 EQUAL_TIME_FROM = 1.1

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from attnreg._files import LOCK, write_text
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.history import rank
-from attnreg.experiments.folder.run_folder import RunReader, check_same, locked
+from attnreg.experiments.folder.run_folder import RunReader, check_same
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
@@ -158,38 +156,6 @@ class PlannedRun:
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class OutputFolder:
-    """The folder of a comparison or a search (its ``kind``), with a JSON ``file`` that says what it was made with."""
-
-    path: Path
-    kind: str
-    file: str
-
-    def check(self) -> None:
-        """Refuse a folder that holds other files."""
-        held = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if held - {LOCK} and self.file not in held:
-            raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
-
-    def read(self) -> dict[str, Any]:
-        """Return what the folder was made with; empty for a new folder."""
-        path = self.path / self.file
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"Cannot read the {self.kind} from {path}: {error!r}.") from error
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        """Write down what the folder is made with."""
-        write_text(self.path / self.file, json.dumps(content, indent=2))
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Create and lock the folder for the duration of the block."""
-        busy = f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
-        return locked(self.path, busy)
 
 
 FIRST_SEED = 1000  # of trials, so that none is reported on a seed that chose it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,12 +18,13 @@ from scipy import special
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from attnreg._files import replaced_folder, write_text
+from attnreg._files import replaced_folder
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench
+from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.setup.device import choose_device
@@ -202,13 +202,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
     def other_settings(self, folder: Path, rows: Rows) -> str | None:
         """Return how the fit in a folder differs from this one to rows; ``None`` if it does not, or there is none."""
-        path = folder / SETUP
-        if not path.is_file():
-            others = folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir())
-            return "other files" if others else None
-        there = json.loads(path.read_text(encoding="utf-8"))
-        names = [name for name, value in self._setup(rows).items() if there.get(name) != value]
-        return f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
+        place = OutputFolder(folder, "fit", SETUP)
+        there = place.read()
+        names = [name for name, value in self._setup(rows).items() if there and there.get(name) != value]
+        others = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
+        return "other files" if place.has_other_files else others
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
         names = ("metric", "seed", "max_length")
@@ -218,8 +216,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         """Make the folder of what is trained on folds; refuse one that keeps another fit."""
         if others := self.other_settings(folder, rows):
             raise InputError(f"{folder} holds a fit with {others}: give another folder.")
-        (folder / "folds").mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETUP, json.dumps(self._setup(rows), indent=2) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        OutputFolder(folder, "fit", SETUP).write(self._setup(rows))
+        (folder / "folds").mkdir(exist_ok=True)
         return folder / "folds"
 
     def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[int]) -> Dataset:

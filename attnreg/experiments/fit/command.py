@@ -13,10 +13,10 @@ import torch
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.choice import score_of
-from attnreg.experiments.fit.classifier import TextClassifier
+from attnreg.experiments.fit.classifier import SETUP, TextClassifier
 from attnreg.experiments.fit.report import Report
 from attnreg.experiments.fit.table import Table, named_columns, read_table, text_column, texts_of_rows, with_labels
-from attnreg.experiments.folder.run_folder import free_folder, locked
+from attnreg.experiments.folder.run_folder import OutputFolder, RunReader, free_folder
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
 
@@ -32,9 +32,9 @@ def fit_and_report(data: Path, table: Table, output_dir: Path | None, threads: i
     folder, told = free_folder(output_dir or usual, "a fit", lambda place: classifier.other_settings(place, table.rows))
     if told:
         print(told)
-    result = folder / "result.json"
-    with locked(folder, f"Another process is writing to {folder}."):
-        known = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+    result, reader = folder / "result.json", RunReader(folder)
+    with OutputFolder(folder, "fit", SETUP).locked():
+        known = reader.result if reader.finished else {}
         if known.get("budget") == options["budget"]:
             print(f"{known['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
             return

@@ -125,7 +125,7 @@ class Report:
         pairs = Counter((a, b) for a, b in zip(self.labels, self.predicted, strict=True) if a != b)
         counts = Counter(self.labels.tolist())
         return Table(
-            ["label", "predicted", "rows", "of the label's"],
+            ["label", "predicted", "rows", "share of label"],
             [
                 [self.names[a], self.names[b], str(count), f"{count / counts[a]:.0%}"]
                 for (a, b), count in pairs.most_common(_SHOWN)

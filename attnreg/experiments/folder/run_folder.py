@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +271,43 @@ class RunFolder:
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
+
+
+@dataclass(frozen=True)
+class OutputFolder:
+    """The folder of a comparison, a search or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
+
+    path: Path
+    kind: str
+    file: str
+
+    @property
+    def has_other_files(self) -> bool:
+        """Whether the folder holds files, but nothing of this kind."""
+        held = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        return bool(held - {LOCK}) and self.file not in held
+
+    def check(self) -> None:
+        """Refuse a folder that holds other files."""
+        if self.has_other_files:
+            raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
+
+    def read(self) -> dict[str, Any]:
+        """Return what the folder was made with; empty for a new folder."""
+        path = self.path / self.file
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"Cannot read the {self.kind} from {path}: {error!r}.") from error
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write down what the folder is made with."""
+        write_text(self.path / self.file, json.dumps(content, indent=2))
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Create and lock the folder for the duration of the block."""
+        busy = f"Another {self.kind} is writing to {self.path}: wait for it, or choose another --output-dir."
+        return locked(self.path, busy)
 
 
 def fresh(settings: Settings) -> tuple[Settings, str | None]:

@@ -24,7 +24,6 @@ from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_wor
 from attnreg.experiments.compare.planned import (
     FIRST_SEED,
     HeldOut,
-    OutputFolder,
     PlannedRun,
     State,
     Trial,
@@ -33,6 +32,7 @@ from attnreg.experiments.compare.planned import (
 )
 from attnreg.experiments.compare.search.space import Space
 from attnreg.experiments.folder.history import rank
+from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Table, say
