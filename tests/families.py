@@ -8,15 +8,13 @@ gradients, and if the model in eval mode is bitwise the plain one.
 
 import sys
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 
 import attnreg
 from tests.helpers.cases import MODELS, output
 from tests.helpers.provider_cases import PROVIDERS
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers.repository import ROOT
 
 NAMES = {"bert": "BERT", "roberta": "RoBERTa", "electra": "ELECTRA", "albert": "ALBERT", "distilbert": "DistilBERT"}
 NAMES |= {"deberta-v2": "DeBERTa-v2, v3", "modernbert": "ModernBERT", "marian": "Marian (OPUS-MT)", "bart": "BART"}

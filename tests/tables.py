@@ -15,8 +15,8 @@ from pathlib import Path
 from attnreg.experiments.compare.contrast import LEVEL
 from attnreg.experiments.options.option import EXCLUDES, KINDS, NEEDS, flag_of, typed
 from attnreg.regularizer.saving import built_in
+from tests.helpers.repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "providers"
 MARKS = [f"<!-- {what}: made by python -m tests.tables -->" for what in ("providers", "figures", "options")]
 BEGIN, FIGURES, OPTIONS = MARKS

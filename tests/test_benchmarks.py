@@ -17,10 +17,10 @@ import attnreg
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.tasks import get_task, load_model
 from tests.helpers.commands import ran
+from tests.helpers.repository import ROOT
 from tests.helpers.task_data import write_rows
 from tests.helpers.trainers import EXTRA
 
-ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "docs" / "results"
 PATHS = f"import json, runpy, sys; path, *sys.argv[1:] = json.loads(sys.argv[1]); sys.path[:0] = [path.rpartition('/')[0], {str(ROOT)!r}]; "
 RUN = PATHS + "runpy.run_path(path, run_name='__main__')"

@@ -15,8 +15,8 @@ from attnreg.experiments.results.document import Heading, Table, markdown, print
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
 from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
 
 

@@ -23,15 +23,13 @@ MOVED = {
 GONE = {
     "attnreg.training": ["named_optimizer"],
     "attnreg.functional": [
-        *(
-            "arm_gradient",
-            "head_importance",
-            "keep_at",
-            "opposite_draws",
-            "rescaled_heads",
-            "window_mask",
-            "without_top",
-        )
+        "arm_gradient",
+        "head_importance",
+        "keep_at",
+        "opposite_draws",
+        "rescaled_heads",
+        "window_mask",
+        "without_top",
     ],
 }
 

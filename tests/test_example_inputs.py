@@ -18,12 +18,7 @@ MODALITIES = [
     "speech_to_text", "videomae", "vilt", "vision-encoder-decoder",
     "wav2vec2", "whisper", "xclip",
 ]  # fmt: skip
-USUAL = {
-    "clap",
-    "idefics2_vision",
-    "vision-encoder-decoder",
-    "whisper",
-}  # of unlike inputs
+USUAL = {"clap", "idefics2_vision", "vision-encoder-decoder", "whisper"}  # of unlike inputs
 
 
 def sites(model, inputs=None):

@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import pytest
 import attnreg
 from attnreg.experiments.folder.run_folder import RunReader
 from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 fit_schedule = runpy.run_path(str(ROOT / "docs/results/attendout/schedule.py"))["fit_schedule"]
 KNOWN = [[(0, 0.6), (1, 0.55)], [(0, 0.6), (0.5, 0.2), (1, 0.9)], [(0, 0)]]
 STEPS = 400

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from attnreg.integrations import AttnRegCallback
 from attnreg.training import AttackerDefender, FineTuning, RDropLoss, adamw
 from attnreg.training.fine_tuning import split_batch
 from tests.helpers.cases import BERT
-
-ROOT = Path(__file__).parent.parent
+from tests.helpers.repository import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 from transformers import BertConfig, BertForSequenceClassification
@@ -12,8 +11,8 @@ import attnreg
 from tests import tables
 from tests.helpers.cases import sample
 from tests.helpers.provider_cases import BUILT_IN
+from tests.helpers.repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 NAMES = sorted({*BUILT_IN} - {"Compose", "OnLayers"})  # the overview has these two
 PARTS = {
     "formula": r"^\$\$\n",

@@ -3,16 +3,14 @@
 import re
 import sys
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 import yaml
 
 import attnreg
-from tests.helpers.repository import MODULES, imports
+from tests.helpers.repository import MODULES, ROOT, imports
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: imported where they are needed, with a sentence if they are missing
 OPTIONAL = {"peft", "optuna", "setfit", "sentence-transformers"}

@@ -5,7 +5,6 @@ import itertools
 import re
 import runpy
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ import yaml
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
-ROOT = Path(__file__).parents[1]
+from tests.helpers.repository import ROOT
+
 RESULTS = ROOT / "docs" / "results"
 STUDIES = sorted(RESULTS.glob("*/README.md"))
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/providers/*.md")), *STUDIES]

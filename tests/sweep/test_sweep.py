@@ -38,7 +38,7 @@ def check(name, afterwards=False):
 
 
 # Others are of the same kinds, or in tests/test_contract.py.
-SLOW = {
+SLOW = [
     "deberta-v2",
     "t5",
     "jamba",
@@ -49,7 +49,7 @@ SLOW = {
     "canine",
     "segformer",
     "funnel",
-}
+]
 
 
 @pytest.mark.parametrize(
