@@ -19,10 +19,9 @@ from attnreg.masks import Mask
 from attnreg.sites import SiteInfo
 
 #: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have more;
-#: ``"queries"`` have their own queries, and the same keys or the first ones of these; ``"blocks"`` have their own
-#: queries, and layouts may differ (block-sparse attention); ``"values"`` have the same queries and keys, but other
-#: values
-Parts = Literal["rows", "queries", "blocks", "values"]
+#: ``"blocks"`` have their own queries, and layouts may differ (chunks of queries, block-sparse attention);
+#: ``"values"`` have the same queries and keys, but other values
+Parts = Literal["rows", "blocks", "values"]
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attnreg.errors import NoAttentionError
@@ -17,7 +16,6 @@ from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery.blocks import ModuleCall, block_of, number_layers
 from attnreg.injection.discovery.finder import AttentionCall
 from attnreg.injection.discovery.origins import NOTHING, compact
-from attnreg.injection.discovery.structure import Structure
 from attnreg.sites import SiteInfo, Stack
 
 
@@ -141,18 +139,7 @@ def _kind(a: AttentionCall, b: AttentionCall) -> Parts | None:
     queries, keys = (bool(mine and theirs) and not mine & theirs for mine, theirs in places)  # whether they are apart
     if not queries:
         return None
-    return "rows" if alike and keys else "queries" if alike and _begin_alike(one, other) else "blocks"
-
-
-def _begin_alike(one: Structure, other: Structure) -> bool:
-    """Whether two structures have the same keys, or one the first keys of the other."""
-    if not one.layout.has_queries:
-        return False
-    a, b = (
-        torch.stack([each.layout.canonical(end) for end in each.rows[1]]).amax((2, 3)) for each in (one, other)
-    )  # (2, B, K)
-    keys = min(a.shape[-1], b.shape[-1])
-    return torch.equal(a[..., :keys], b[..., :keys])
+    return "rows" if alike and keys else "blocks"
 
 
 def _places(part: Tensor) -> set[tuple[int, ...]]:

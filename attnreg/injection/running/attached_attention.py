@@ -35,8 +35,8 @@ class Planned:
     rank: int  # number of dimensions of its scores
     info: SiteInfo | None  # its site; ``None`` if it is not attention, or not chosen
     layout: Layout  # layout of its scores
-    # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` and
-    # ``"queries"`` gets its own (their number may vary), and each of the ``"blocks"`` is planned separately
+    # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` gets its
+    # own (their number may vary), and each of the ``"blocks"`` is planned separately
     parts: Parts | None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class AttentionMode(Masking):
                     f"(computations then: {len(self.asked)}). Attach with `example_inputs` like these inputs."
                 )
             return None
-        self._at = number if planned.parts in ("rows", "queries", "values") else number + 1
+        self._at = number if planned.parts in ("rows", "values") else number + 1
         if planned.info is None:
             return None
         again = planned.parts == "values" and number in self.asked
