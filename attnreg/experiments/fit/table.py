@@ -110,12 +110,10 @@ def with_labels(
     if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
         raise InputError(f"Expected one label for each row in column {label}, got {several!r}.")
     for row, (each, answer) in enumerate(zip(of_rows, columns[label], strict=True)):
-        why = "no label" if is_missing(answer) else None
-        why = "no text" if why is None and not any(text.strip() for text in each) else why
-        if why is None:
-            kept.append(row)
+        if is_missing(answer) or not any(text.strip() for text in each):
+            left_out.setdefault("no label" if is_missing(answer) else "no text", []).append(row + 1)
         else:
-            left_out.setdefault(why, []).append(row + 1)
+            kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
     return [of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out
 
