@@ -174,8 +174,6 @@ def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]
         elif isinstance(held, (list, deque, set)):
             copies.append((held, held.copy()))
             waiting += held
-        elif isinstance(held, np.ndarray):
-            copies.append((held, held.copy()))
         elif isinstance(held, (tuple, frozenset)):
             waiting += held
         elif not isinstance(held, FOREIGN) and hasattr(held, "__dict__"):
@@ -184,10 +182,7 @@ def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]
 
 
 def _restore(held: Any, before: Any) -> None:
-    if isinstance(held, np.ndarray):
-        if held.flags.writeable:
-            np.copyto(held, before)
-    elif held is not before and _contents(held) != _contents(before):
+    if held is not before and _contents(held) != _contents(before):
         held.clear()
         (held.extend if isinstance(held, (list, deque)) else held.update)(before)
 
