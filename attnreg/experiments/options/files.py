@@ -20,7 +20,8 @@ from attnreg._files import LOCK
 from attnreg.errors import InputError, UsageError, did_you_mean
 
 
-def recipe_files() -> dict[str, Path]:
+@functools.cache  # a study asks for them thousands of times
+def recipe_files() -> Mapping[str, Path]:
     """Return the files of the built-in recipes, by name."""
     return {path.stem.replace("_", "-"): path for path in sorted(_folder().glob("[a-z]*.py"))}
 
