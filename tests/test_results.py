@@ -251,14 +251,20 @@ def test_another_cpu():
 
 def test_the_page_of_fit_has_the_scores_of_its_runs():
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8").partition("## Is a promise")[0]
-    lines = {line.split(",")[0].strip("| ").lower(): line for line in page.splitlines() if line.startswith("| ")}
+    heads, _, *lines = (
+        [each.strip("` ") for each in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line
+    )
+    table = {(row[0].lower(), row[1], row[2]): dict(zip(heads, row, strict=True)) for row in lines}
     with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
         runs = list(csv.DictReader(file))
-    assert len(runs) == 16
+    models = {"all-MiniLM-L6-v2": "MiniLM", "multilingual-e5-small": "e5-small"}
+    shown = 0
     for run in runs:
-        cells = [cell.strip() for cell in lines[run["data"]].split("|")[2:]]
-        column = ["fit", "promised", "Trainer, 3 epochs", "Trainer, 10 epochs", "logistic regression"].index(
-            run["method"]
-        )
-        assert cells[column] == f"{float(run['score']):.3f}"
-        assert run["method"] != "fit" or cells[1] == f"{float(run['promised']):.3f}"
+        row = table[run["data"], models[run["model"]], run["seed"]]
+        assert row[run["method"]] == f"{float(run['score']):.3f}"
+        assert run["method"] != "fit" or row["promised"] == f"{float(run['promised']):.3f}"
+        shown += 1 + (run["method"] == "fit")
+    assert shown == sum(bool(cell) for row in table.values() for cell in [*row.values()][3:-1])
+    gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in runs if run["method"] == "fit"])
+    mean, error = map(float, re.search(r"test\*\*, over.*: ([+-]\d\.\d) points.*\s(\d\.\d)\.", page).groups())
+    assert (mean, error) == pytest.approx((gaps.mean(), gaps.std(ddof=1) / len(gaps) ** 0.5), abs=0.0501)
