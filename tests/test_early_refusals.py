@@ -38,6 +38,8 @@ MISTAKES = {
     "a method": (["compare", "finetune", "ad-dropp"], "Did you mean ad-drop?"),
     "a method in one word": (["compare", "finetune ad-drop"], "remove the quotes"),
     "an option": (["recipe", "finetune", "--epochs", "three"], "is not a whole number"),
+    "an option without a text": (["recipe", "finetune", "--model", ""], "--model': got an empty text"),
+    "an option without columns": (["compare", "finetune", "--text-columns", ""], "--text-columns': got an empty text"),
     "an option of a method": (["compare", "finetune", "ad-drop --q 2"], "not in the range"),
     "a task": (["compare", "finetune", "--task", "colas"], "Did you mean cola?"),
     "a provider's name": (["recipe", "regularize", "--provider", "DropHed(0.1)"], "Did you mean DropHead?"),

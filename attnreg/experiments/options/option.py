@@ -42,6 +42,12 @@ class Option(click.Option):
         super().__init__(*args, **kwargs)
         self.group, self.further = group, further
 
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value; refuse an empty text, which would choose the default instead."""
+        if "" in (value if isinstance(value, (tuple, list)) else (value,)):
+            raise click.BadParameter("got an empty text: is a variable of the shell not set?", ctx, self)
+        return super().type_cast_value(ctx, value)
+
 
 class GroupedCommand(click.Command):
     """A command that lists its options in groups, and answers an unknown one with the nearest that it has."""
