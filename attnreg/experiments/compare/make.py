@@ -115,11 +115,11 @@ def describe(study: Study) -> None:
 class Board:
     """Print a line per run that ends, and show what runs, and how much time is left, in a bar.
 
-    ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
+    ``runs`` are all runs, including finished ones.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], console: Console, *, total: int | None = None) -> None:
-        self._runs, self._total, self._console = runs, total or len(runs), console
+    def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
+        self._runs, self._total, self._console = runs, len(runs), console
         self._running: dict[Path, str] = {}
         columns = (
             BarColumn(),

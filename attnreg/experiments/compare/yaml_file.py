@@ -1,4 +1,4 @@
-"""What people write as YAML: study files and search spaces."""
+"""Study files as YAML."""
 
 from __future__ import annotations
 

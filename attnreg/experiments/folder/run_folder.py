@@ -275,7 +275,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder of a comparison, a search or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
+    """The folder of a comparison or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
 
     path: Path
     kind: str
