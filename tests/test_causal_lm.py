@@ -309,7 +309,7 @@ def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
 
 @pytest.mark.slow
 def test_attendout_plays_on_a_decoder(cli, tmp_path):
-    args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16, "--no-baseline"]
+    args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16]
     args += ["--rewards", "Rewards(score='accuracy')", "--device", "cpu", "--output-dir", "out"]
     ran(cli("recipe", "attendout", *args))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))

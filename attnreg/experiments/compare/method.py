@@ -79,9 +79,8 @@ class Method:
 
     @property
     def options(self) -> list[str]:
-        """The recipe's options for a run of the comparison, in which the baseline is a separate run."""
-        has_baseline = any(parameter.name == "baseline" for parameter in self.command.params)
-        return [*self.words[1:], *(["--no-baseline"] if has_baseline else [])]
+        """The recipe's options."""
+        return self.words[1:]
 
     @property
     def variants(self) -> list[Method]:
