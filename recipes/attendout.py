@@ -51,6 +51,7 @@ PAPER = {
            help="Fraction of training, from its start, in which only the Defender trains; less than --game."),
     option("--game", type=click.FloatRange(0, 1, min_open=True), default=0.6,
            help="Fraction of epochs after which the game ends and only the returned network trains."),
+    option("--baseline/--no-baseline", default=True, help="Also run plain fine-tuning to compare."),
     excludes=[
         ("gradient_accumulation", "has a Generator that masks whole batches"),
         ("initial_keep", "generator", "both set the rates at which the Generator begins"),
@@ -60,7 +61,7 @@ PAPER = {
 def attendout(
     run: "attnreg.experiments.Run", generator: str | None, provider: str | None, provider_lr: float,
     initial_keep: float | None, credit: str | None, rewards: str | None, reward_data: Any, reward_rows: int,
-    round_steps: int | None, winner: Any, returns: Any, warmup: float, game: float,
+    round_steps: int | None, winner: Any, returns: Any, warmup: float, game: float, baseline: bool,
 ) -> None:  # fmt: skip
     """AttendOut: a Generator learns dropout masks from a game of two models.
 
@@ -94,4 +95,9 @@ def attendout(
         accelerator=run.accelerator,
         **run.method_options,
     )
-    run.report(run.fit(players), notes)
+    history = run.fit(players)
+    plain = None
+    if baseline:
+        other = run.plain()
+        plain = other, other.train(attnreg.training.FineTuning)
+    run.report(history, plain, notes)

@@ -257,7 +257,7 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
 
 @pytest.mark.slow
 def test_attendout_plays_on_a_decoder(cli, tmp_path):
-    args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16]
+    args = ["--task", "agreement-completion", "--train-size", 64, "--epochs", 2, "--batch-size", 16, "--no-baseline"]
     args += ["--rewards", "Rewards(score='accuracy')", "--device", "cpu", "--output-dir", "out"]
     ran(cli("recipe", "attendout", *args))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))

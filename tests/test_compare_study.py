@@ -215,6 +215,7 @@ def test_the_baseline_gets_the_same_time(tmp_path):
     planned = ["finetune --epochs 23"] * 2 + ["finetune --epochs 11"] * 2  # 10 * 25 / 11; 10 * 12.15 / 11; not sam's
     assert [run.method.text for run in longer()] == planned
     assert longer()[0].settings.epochs == 23
+    assert "--no-baseline" in next(run for run in comparison.runs() if run.method.text == "attendout").arguments
     for run in comparison.final_runs(Method("attendout")):  # times that come out otherwise do not change the plan
         result = json.loads((run.folder / "result.json").read_text()) | {"training_seconds": 99.0}
         (run.folder / "result.json").write_text(json.dumps(result))

@@ -159,7 +159,9 @@ def test_the_loss_is_the_mean_of_weighted_rows():
     assert loss_function(half, {"labels": labels}).dtype == torch.float32
 
 
-@pytest.mark.parametrize("recipe", [["finetune"], ["r-drop"], ["mixout"], ["attendout", "--reward-data", "train"]])
+@pytest.mark.parametrize(
+    "recipe", [["finetune"], ["r-drop"], ["mixout"], ["attendout", "--no-baseline", "--reward-data", "train"]]
+)
 def test_a_run_trains_with_weights_of_the_rows_it_trains_on(cli, home, monkeypatch, recipe):
     seen = []
     call = CrossEntropy.__call__

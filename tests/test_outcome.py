@@ -86,7 +86,7 @@ def test_mixed_precision(cli, tmp_path):
 def test_tensorboard_gets_the_telemetry_and_the_scores(cli, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    game = ["--round-steps", 2]
+    game = ["--round-steps", 2, "--no-baseline"]
     ran(cli("recipe", "attendout", *SMALL, "--epochs", 3, *game, "--report-to", "tensorboard"))
     events = EventAccumulator(str(tmp_path / "out" / "attnreg"))
     events.Reload()
@@ -180,7 +180,7 @@ def test_the_command_in_a_report_repeats_the_run(cli, tmp_path):
 
 
 COMMANDS = [
-    ["attendout", "--credit", "Reinforce(reward='gap')", "--epochs", "4"],
+    ["attendout", "--no-baseline", "--credit", "Reinforce(reward='gap')", "--epochs", "4"],
     ["ad-drop", "--regime", "paper", "--layers", "0,-1", "--q", "0.2"],
     ["finetune", "--class-weights", "balanced", "--lr-warmup", "0", "--model-dropout", "0"],
     ["pretrain"],

@@ -180,7 +180,7 @@ def test_a_short_round_takes_the_first_rewards_and_too_few_rows_are_refused():
 
 GLUE = {"cola": 8551, "sst2": 67349, "mrpc": 3668, "qqp": 363846, "stsb": 5749, "mnli": 392702, "qnli": 104743,
         "rte": 2490, "wnli": 635}  # fmt: skip
-SMALL = ["--epochs", 1, "--train-size", 96, "--warmup", 0, "--game", 1]
+SMALL = ["--epochs", 1, "--train-size", 96, "--no-baseline", "--warmup", 0, "--game", 1]
 
 
 @pytest.mark.parametrize("name", GLUE)
@@ -248,7 +248,7 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
 
 def test_the_recipe_plays_the_papers_game(cli, tmp_path):
     rewards = ["--rewards", "Rewards(score='accuracy', fresh_rows='steps')", "--round-steps", 2]
-    options = ["--regime", "paper", *rewards, "--epochs", 1, "--train-size", 48, "--batch-size", 16]
+    options = ["--regime", "paper", *rewards, "--epochs", 1, "--train-size", 48, "--batch-size", 16, "--no-baseline"]
     result = ran(cli("recipe", "attendout", *options, "--output-dir", "out"))
     assert "Warning: rewards came from the dev set" in result.stderr
     assert "Warning: rewards came from the dev set" in (tmp_path / "out" / "report.md").read_text()

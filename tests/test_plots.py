@@ -87,11 +87,11 @@ def test_the_game_is_that_of_the_rounds(runs, drawn):
     assert list(wins.lines[1].get_ydata()) == [line["attacker_chance"] for line in rounds]
 
 
-def test_convergence_has_both_networks(runs, drawn):
+def test_convergence_has_both_networks_and_the_baseline(runs, drawn):
     score = drawn["attendout"][1]["convergence"].axes[2]
     metrics = RunReader(runs / "attendout").metrics
     labels = [line.get_label() for line in score.lines]
-    assert labels == ["defender", "attacker"]
+    assert labels == ["attendout: defender", "attendout: attacker", "plain fine-tuning"]
     expected = [record["matthews_correlation"] for record in metrics if record["network"] == "attacker"]
     assert list(score.lines[1].get_ydata()) == expected
 
@@ -181,7 +181,7 @@ def one_round(tmp_path_factory):
     """The figures of a game of one round, in one epoch."""
     folder = tmp_path_factory.mktemp("one") / "run"
     args = ["--round-steps", 2, "--epochs", 1, "--train-size", 64, "--batch-size", 32, "--warmup", 0, "--game", 1]
-    ran(invoke("recipe", "attendout", *args, "--device", "cpu", "--output-dir", folder))
+    ran(invoke("recipe", "attendout", *args, "--no-baseline", "--device", "cpu", "--output-dir", folder))
     assert len(RunReader(folder).rounds) == 1
     with keeping() as figures:
         plot_run(folder)

@@ -276,7 +276,7 @@ def test_a_run_is_saved_and_evaluated(cli, args, tmp_path, undrawn):
 
 
 def test_attendout_plays(cli, args, tmp_path):
-    game = ["--round-steps", 2, "--reward-rows", 8]
+    game = ["--no-baseline", "--round-steps", 2, "--reward-rows", 8]
     ran(cli("recipe", "attendout", *args, *game, "--rewards", "Rewards(score='accuracy')", "--output-dir", "out"))
     assert any("winner" in line for line in read_lines(tmp_path / "out" / "telemetry.jsonl"))
     result = cli("recipe", "attendout", *args, *game, "--reward-data", "half-dev", "--output-dir", "other")

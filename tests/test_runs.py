@@ -157,14 +157,23 @@ def test_a_finished_run_keeps_no_checkpoint_and_files_have_the_usual_mode(cli, t
     assert ran(cli(*args, "--resume")).output.strip() == "The run in out has finished."
 
 
-def test_attendout_shows_both_networks_and_the_time_left(finished, cli, tmp_path):
+def test_attendout_compares_with_plain_fine_tuning_on_the_same_data_and_seed(finished, cli, tmp_path):
     result = ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out"))
-    for name in ("defender", "attacker", "Drop rate per layer"):
+    for name in ("defender", "attacker", "plain", "Drop rate per layer"):
         assert name in result.output
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| plain fine-tuning | " in text
+    assert "One seed is no evidence" in text
+    assert "attnreg compare finetune attendout --task agreement --seeds 10" in text
     assert re.search(r"epoch 1/2 .* about \d+ s left\n", result.output)  # there is no terminal
     assert not re.search(r"epoch 2/2 .* left\n", result.output)
+    plain = read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl")
+    assert plain == read_lines(finished[0] / "finetune" / "metrics.jsonl")
     game = read_lines(tmp_path / "out" / "metrics.jsonl")
     assert game == read_lines(finished[0] / "attendout" / "metrics.jsonl")
+    shutil.rmtree(tmp_path / "out" / "baseline" / "checkpoints")  # as if stopped before its first checkpoint
+    ran(cli("recipe", "attendout", *SMALL, "--round-steps", 2, "--output-dir", "out", "--resume"))
+    assert read_lines(tmp_path / "out" / "baseline" / "metrics.jsonl") == plain
 
 
 def test_drop_rates_are_those_asked_for(finished):

@@ -27,7 +27,7 @@ from tests.helpers.runs import assert_goes_on, at_step, make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
 SMALL += ["--keep-checkpoints", "--output-dir", "out"]
-RECIPES = {"finetune": [], "attendout": ["--round-steps", 2]}
+RECIPES = {"finetune": [], "attendout": ["--round-steps", 2, "--no-baseline"]}
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +174,7 @@ def test_a_run_that_is_being_started_as_a_comparison_is_stopped(tmp_path, monkey
 LONG = ["--epochs", 8, "--train-size", 128, "--batch-size", 32, "--device", "cpu", "--metric", "accuracy", "--keep-checkpoints"]  # fmt: skip
 EARLY = {
     "finetune": ["--patience", 2],
-    "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5],
+    "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5, "--no-baseline"],
 }
 
 

@@ -80,7 +80,7 @@ RIGHT_ANSWERS = ["--rewards", "Rewards(score='accuracy')"]
     [
         pytest.param("ad-drop", ["--q", 0.5, "--layers", "all"], marks=pytest.mark.slow),
         pytest.param("ad-drop", ["--method", "integrated_gradients", "--steps", 2, "--target", "label", "--every", 1, "--offset", 0], marks=pytest.mark.slow),
-        ("attendout", ["--round-steps", 2]),
+        ("attendout", ["--round-steps", 2, "--no-baseline"]),
     ],
 )  # fmt: skip
 def test_every_regularizer_trains_on_every_kind(cli, home, tmp_path, task, name, options):

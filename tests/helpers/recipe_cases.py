@@ -15,7 +15,7 @@ from tests.helpers.commands import ran, read_lines
 
 OPTIONS = {
     "ad-drop": ["--p", 0.5, "--q", 0.4],
-    "attendout": ["--round-steps", 2],
+    "attendout": ["--round-steps", 2, "--no-baseline"],
     "attention-layerdrop": ["--drop-rate", 0.5],
     "child-tuning": ["--mode", "D"],
     "hiddenkey": ["--p", 0.1],

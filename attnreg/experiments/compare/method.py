@@ -79,8 +79,9 @@ class Method:
 
     @property
     def options(self) -> list[str]:
-        """The recipe's options."""
-        return self.words[1:]
+        """The recipe's options for a run of the comparison, in which the baseline is a separate run."""
+        has_baseline = any(parameter.name == "baseline" for parameter in self.command.params)
+        return [*self.words[1:], *(["--no-baseline"] if has_baseline else [])]
 
     @property
     def variants(self) -> list[Method]:

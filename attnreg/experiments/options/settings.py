@@ -75,7 +75,7 @@ class Settings:
     """The options of one run. Each attribute with a text below it is an option of every recipe, with this help.
 
     An option without a default has the task's. ``own`` holds the recipe's options. ``flags`` maps the names of
-    options to their flags, such as ``"--scale/--no-scale"``, by default the name with dashes. ``recipe_file`` is
+    options to their flags, such as ``"--baseline/--no-baseline"``, by default the name with dashes. ``recipe_file`` is
     the file that defines the recipe.
     """
 

@@ -111,41 +111,44 @@ def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
     return {"predictor": name, **scores}
 
 
-def tables_of(run: Setup, history: History) -> dict[str, Table]:
+def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> dict[str, Table]:
     """Return the tables of a run by heading; the first heading is the title of the report."""
     settings = run.settings
     title = f"{settings.recipe} on {settings.task}: {run.task.metric} on {run.scored_on} rows, seed {settings.seed}"
     rates = [[label, f"{rate:.3f}"] for label, rate in history.drop_rates.items()]
     by_layer = {"Drop rate per layer\n(mean while active)": Table(["layer", "drop rate"], rates)} if rates else {}
-    return {title: _scores(run, history), **by_layer}
+    return {title: _scores(run, history, plain), **by_layer}
 
 
-def _scores(run: Setup, history: History) -> Table:
-    """Return the scores of each network and of the trivial predictor."""
+def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
+    """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
     metric = run.task.metric
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
-    rows, costs = [], {"training rows": str(len(run.train_rows)), "time (s)": f"{history.seconds:.0f}"}
-    for network in networks:
-        records = history.of(network)
+    entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
+    if plain is not None:
+        entries.append(("plain fine-tuning", *plain, "model"))
+    rows = []
+    for name, its_run, its_history, network in entries:
+        records = its_history.of(network)
         best, last = best_of(records, metric), records[-1]
         scored: Mapping[str, Any] = last
         # AttendOut's other network stops when the game ends.
-        ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != run.epochs else "")
-        row = {"network": network if len(networks) > 1 else run.settings.recipe}
+        ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
+        row = {"network": name}
         if run.settings.stop_on is not None:
-            is_returned = network == history.returned  # or it is the other one of a game
+            is_returned = network == its_history.returned  # or it is the other one of a game
             if is_returned:
-                scored = run.selection().returned(records)
+                scored = its_run.selection().returned(records)
             row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
         row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
-        rows.append({**row, **costs})
+        rows.append({**row, "training rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
     if (trivial := history.trivial) is not None:
-        row = {"network": trivial["predictor"], "last epoch": f"{trivial['dev'][metric]:.4f}"}
-        rows.append({**row, **costs, "time (s)": "0"})
+        score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
+        rows.append({"network": trivial["predictor"], "last epoch": score, "training rows": size, "time (s)": "0"})
     return Table.of(rows)
 
 
-def notes_of(run: Setup, history: History) -> Iterator[str]:
+def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
     """Say what the tables do not, after the recipe's notes."""
     settings = run.settings
     if history.drop_rates or (run.folder.path / "provider").is_dir():
@@ -159,11 +162,19 @@ def notes_of(run: Setup, history: History) -> Iterator[str]:
         yield f"The {whose} of the last epoch ({history.epoch}) is returned, scored and saved."
     else:
         yield _stopped(run, history)
+        if plain is not None:
+            yield f"Plain fine-tuning: {_stopped(*plain)}"
         if settings.stop_on == "dev":
             yield biased(run.scored_on)
     if (perplexity := history.of(history.returned)[-1].get("perplexity")) is not None:
         yield f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."
+    if plain is not None:
+        yield (
+            "One seed is no evidence that a method is better. To compare over seeds: "
+            f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10"
+        )
     yield from run.remarks
+    yield from () if plain is None else (f"Plain fine-tuning: {remark}" for remark in plain[0].remarks)
 
 
 def _at(record: Mapping[str, Any], metric: str) -> str:

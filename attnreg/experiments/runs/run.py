@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
 from attnreg.errors import AttnRegWarning, InputError, UsageError
 from attnreg.experiments.folder.history import History
+from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.results.document import (
     Block,
     Code,
@@ -110,6 +113,7 @@ class Run(Setup):
     def report(
         self,
         history: History,
+        plain: tuple[Setup, History] | None = None,
         notes: Sequence[str] = (),
         tables: Mapping[str, Sequence[Sequence[str]]] | None = None,
     ) -> None:
@@ -117,13 +121,14 @@ class Run(Setup):
 
         Args:
             history: history of this run.
+            plain: a plain fine-tuning run to compare with, and its history.
             notes: sentences to add below the tables.
             tables: further tables by title; the first row is the header.
         """
         given = {heading: Table(first, others) for heading, (first, *others) in (tables or {}).items()}
-        said = [*notes, *notes_of(self, history)]
+        said = [*notes, *notes_of(self, history, plain)]
         console, blocks = Console(quiet=not self.folder.writer), list[Block]()
-        for heading, table in {**tables_of(self, history), **given}.items():
+        for heading, table in {**tables_of(self, history, plain), **given}.items():
             print_table(console, table, title=heading)
             blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(heading), table]
         with self.folder.written():
@@ -133,7 +138,8 @@ class Run(Setup):
             blocks += [*map(Paragraph, said), *pictures, Code(self.settings.command())]  # which repeats the run
             self.folder.write_text("report.md", markdown(blocks, self.folder.path))
         if not self.settings.keep_checkpoints:
-            self.folder.remove_checkpoints()
+            for run in (self, *(() if plain is None else plain[:1])):
+                run.folder.remove_checkpoints()
 
     def pictures(self) -> list[Picture]:
         """Draw what there is to see of the run, unless --no-plots turns it off."""
@@ -145,3 +151,14 @@ class Run(Setup):
             warnings.simplefilter("ignore", AttnRegWarning)  # the run has given them
             made, _ = plot_run(self.folder.path)
         return [Picture(path, CAPTIONS[path.stem]) for path in made]
+
+    def plain(self) -> Run:
+        """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""
+        folder = self.folder.path / "baseline"
+        # This run's folder is new or was checked before resuming, so a baseline in it has the same options.
+        resume = RunReader(folder).resumable
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
+        plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
+        plain.remarks.clear()  # this run has given them
+        return plain

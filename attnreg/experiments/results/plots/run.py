@@ -40,13 +40,16 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     run = RunReader(folder)
     if run.config and not run.telemetry:
         raise InputError(f"The run in {folder} has not trained yet: there are no lines in telemetry.jsonl.")
+    runs = {run.config["recipe"]: run}
+    if (folder / "baseline" / "config.json").is_file():
+        runs["plain fine-tuning"] = RunReader(folder / "baseline")
     has_rates = any(line["drop_rate"] for line in run.telemetry)
     has_attention = (folder / "provider").is_dir() and (folder / "model").is_dir()
     has_names = run.config.get("kind") != "image-classification"  # of tokens
     needed = {"drop_rates": "nothing was dropped.", "attention": "it needs the run's provider, model and tokens."}
     drawn: dict[str, tuple[object, Callable[..., None]]] = {  # with what there must be
         "drop_rates": (has_rates, partial(plot_drop_rates, run)),
-        "convergence": (run.metrics, partial(plot_convergence, run)),
+        "convergence": (run.metrics, partial(plot_convergence, runs)),
         "game": (run.rounds, partial(plot_game, run)),
         "attention": (has_attention and has_names, partial(plot_sample, run, layer=layer)),
     }
@@ -66,14 +69,16 @@ def plot_run(folder: Path, layer: int = 0) -> tuple[list[Path], dict[str, str]]:
     return made, left_out
 
 
-def plot_convergence(run: RunReader, path: Path) -> None:
-    """Plot losses and scores of the networks of a run."""
+def plot_convergence(runs: dict[str, RunReader], path: Path) -> None:
+    """Plot losses and scores of runs of one task in the same axes; ``runs`` are by their names in the legend."""
+    first = next(iter(runs.values()))
     known = ("network", "epoch", "step", "loss")
-    metric = next((name for name in run.metrics[0] if name not in known), "accuracy")
-    networks = list(dict.fromkeys(record["network"] for record in run.metrics))
+    metric = next((name for name in first.metrics[0] if name not in known), "accuracy")
     with picture(path, width=11.0, height=3.8, columns=3, grid="y") as (train, loss, score):
-        for network, style in zip(networks, styles(), strict=False):
-            look = {**style._asdict(), "ms": 4, "label": network if len(networks) > 1 else run.config["recipe"]}
+        lines = [(name, run, network) for name, run in runs.items() for network in _networks(run)]
+        for (name, run, network), style in zip(lines, styles(), strict=False):
+            label = name if len(_networks(run)) == 1 else f"{name}: {network}"
+            look = {**style._asdict(), "ms": 4, "label": label}
             key = f"{network}_loss" if network != "model" else "loss"
             losses = [(line["step"], line[key]) for line in run.telemetry if key in line]
             means = moving_mean([value for _, value in losses], max(1, len(losses) // 25))
@@ -83,11 +88,15 @@ def plot_convergence(run: RunReader, path: Path) -> None:
                 scores = [record[key] for record in records]
                 axes.plot([record["step"] for record in records], scores, **look)
         train.set(xlabel="step", title="training loss")
-        rows = scored_rows(run.config)
+        rows = scored_rows(first.config)
         loss.set(xlabel="step", title=f"loss on {rows} rows")
         score.set(xlabel="step", title=f"{metric.replace('_', ' ')} on {rows} rows")
         score.legend(fontsize="small")
         count_axis(train, loss, score)
+
+
+def _networks(run: RunReader) -> list[str]:
+    return list(dict.fromkeys(record["network"] for record in run.metrics))
 
 
 def plot_drop_rates(run: RunReader, path: Path, *, published: bool = False) -> None:
