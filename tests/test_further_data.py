@@ -92,7 +92,7 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
 
 def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypatch, undrawn):
     def local(jobs, threads):
-        def start(runs, watcher):
+        def start(runs, ended):
             for run in runs[:2]:
                 run.prepare()
                 write(run, 0.5)

@@ -165,9 +165,8 @@ def test_a_run_that_is_being_started_as_a_comparison_is_stopped(tmp_path, monkey
 
     process = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(launch, "subprocess", process)
-    watcher = SimpleNamespace(started=lambda run: None, ended=lambda run: None)
     with pytest.raises(KeyboardInterrupt):
-        launch.local(1, 1)([run(0), run(1)], watcher)
+        launch.local(1, 1)([run(0), run(1)], lambda run: None)
     assert [child.returncode for child in started] == [-signal.SIGTERM]
 
 
