@@ -4,7 +4,8 @@ from attnreg import integrations as integrations
 from attnreg import training as training
 from attnreg.attendout.gnet import GNetProvider as GNetProvider
 from attnreg.diagnosis import doctor as doctor
-from attnreg.experiments.fit.classifier import TextClassifier as TextClassifier
+from attnreg.experiments.fit.estimators import TextClassifier as TextClassifier
+from attnreg.experiments.fit.estimators import TextRegressor as TextRegressor
 from attnreg.injection import attach as attach
 from attnreg.injection import detach as detach
 from attnreg.injection import is_attached as is_attached

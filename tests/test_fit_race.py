@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from attnreg.experiments.fit import race
-from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_of, score_of, temperature_of
+from attnreg.experiments.fit.answers import score_of
+from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_of, temperature_of
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -83,7 +84,7 @@ def raced(budget, right, monkeypatch, many=200, folder=None):
     time = [0.0]
     monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
     rows = Rows.checked([f"text {number}" for number in range(many)], [number % 2 for number in range(many)])
-    race = Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), "accuracy", 0, folder)
+    race = Race(MadeUp(rows, time, right), rows, Clock(budget, lambda text: None), 0, folder)
     return race.run(), time[0]
 
 

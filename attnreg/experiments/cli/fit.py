@@ -16,8 +16,9 @@ _FIT = (
     option("--model", required=True, group=TRAINING, help="Folder or Hub name of a pretrained model."),
     option("--budget", default="15m", group=TRAINING,
            help="Time to spend on this machine, such as 90s, 15m or 2h."),
-    option("--metric", type=click.Choice(["accuracy", "macro_f1"]), default="accuracy", group=TRAINING,
-           help="What the best is chosen by."),
+    option("--metric", type=click.Choice(["accuracy", "macro_f1", "pearson", "spearman"]), group=TRAINING,
+           help="What the best is chosen by; the last two are for numbers (default: accuracy; pearson, if labels have "
+           "fractions)."),
     option("--seed", type=click.IntRange(min=0), default=0, group=TRAINING, help="Seed of folds and training."),
     option("--text-columns", group=DATA, help="Text column; two, separated by a comma, are read as pairs "
            "(default: the only one that has texts)."),
@@ -41,6 +42,7 @@ def fit(
 ) -> None:
     """Train the best classifier of your labelled texts within a time, and say what it will score.
 
+    Labels that are numbers with fractions are predicted as numbers.
     DATA is a file (.csv, .tsv, .jsonl, .parquet), or a folder with train and, perhaps, validation, which is used too.
     The same command again continues a fit that was stopped.
     """
@@ -49,7 +51,7 @@ def fit(
 
     seconds_of(options["budget"])
     check_there(options["model"])
-    table = labelled_rows(data, text_columns, label_column, group_column)
+    table = labelled_rows(data, text_columns, label_column, group_column, options["metric"])
     from attnreg.experiments.fit.command import fit_and_report  # late: it imports torch
 
     fit_and_report(data, table, **options)

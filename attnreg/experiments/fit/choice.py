@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from attnreg.experiments.tasks.metrics import CONFUSION
+from attnreg.experiments.fit.answers import Values
 
 Numbers = NDArray[np.int64]
-Score = Callable[[Numbers, Numbers], float]  # of predictions, given labels and these
+Score = Callable[[Values, Values], float]  # of predictions, given labels and these
 
 
 class Estimate(NamedTuple):
@@ -23,23 +23,15 @@ class Estimate(NamedTuple):
     high: float
 
 
-def score_of(metric: str, labels: Numbers, predictions: Numbers, classes: int) -> float:
-    """Return a metric of :data:`attnreg.experiments.tasks.metrics.CONFUSION`."""
-    if metric == "accuracy":
-        return float((labels == predictions).mean())
-    counts = np.bincount(labels * classes + predictions, minlength=classes**2)
-    return float(CONFUSION[metric](counts.reshape(classes, classes)))
-
-
-def scores_of(score: Score, labels: Numbers, tries: NDArray[np.int64]) -> NDArray[np.float64]:
+def scores_of(score: Score, labels: Values, tries: Values) -> NDArray[np.float64]:
     """Return the score of each try, the mean over its repeats; ``tries`` are predictions ``(tries, repeats, n)``."""
     return np.array([np.mean([score(labels, repeat) for repeat in repeats]) for repeats in tries])
 
 
 def bias_corrected(
     score: Score,
-    labels: Numbers,
-    tries: NDArray[np.int64],
+    labels: Values,
+    tries: Values,
     units: Numbers | None = None,
     *,
     resamples: int = 1000,
@@ -52,7 +44,7 @@ def bias_corrected(
 
     Args:
         score: gives the score of predictions, from labels and these; the higher, the better.
-        labels: the class of each row, ``(n,)``.
+        labels: the class of each row, or its number, ``(n,)``.
         tries: out-of-fold predictions, ``(tries, repeats, n)``. Of equal tries, the first is chosen.
         units: rows of the same unit, such as a group, are drawn together (default: each row by itself).
         resamples: number of bootstrap samples.
@@ -84,7 +76,7 @@ def bias_corrected(
 
 
 def probability_best(
-    score: Score, labels: Numbers, tries: NDArray[np.int64], *, resamples: int = 500, seed: int = 0
+    score: Score, labels: Values, tries: Values, *, resamples: int = 500, seed: int = 0
 ) -> list[float]:
     """Return the share of bootstrap samples of the rows in which no other try scores higher, for each try."""
     best = np.zeros(len(tries))
@@ -95,7 +87,7 @@ def probability_best(
     return (best / resamples).tolist()
 
 
-def _samples(labels: Numbers, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:
+def _samples(labels: Values, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:
     """Return how often each row is drawn, ``(resamples, n)``; rows of a single unit are drawn each by itself."""
     rows = np.arange(len(labels))
     unit = rows if units is None or len(np.unique(units)) == 1 else np.unique(units, return_inverse=True)[1]

@@ -7,13 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
-from attnreg.experiments.fit.choice import score_of
-from attnreg.experiments.fit.classifier import SETUP, TextClassifier
+from attnreg.experiments.fit.estimators import SETUP, TextClassifier, TextModel, TextRegressor
 from attnreg.experiments.fit.report import Report
 from attnreg.experiments.fit.table import Table, named_columns, read_table, text_column, texts_of_rows, with_labels
 from attnreg.experiments.folder.run_folder import OutputFolder, RunReader, free_folder
@@ -27,9 +25,10 @@ def fit_and_report(data: Path, table: Table, output_dir: Path | None, threads: i
     """Fit in a folder, where a fit with the same rows and options goes on, and write model and report."""
     if threads:
         torch.set_num_threads(threads)
-    classifier = TextClassifier(**options, verbose=True)
+    kind = TextRegressor if table.rows.answers.classes is None else TextClassifier
+    fitted = kind(**options, verbose=True)
     usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
-    folder, told = free_folder(output_dir or usual, "a fit", lambda place: classifier.other_settings(place, table.rows))
+    folder, told = free_folder(output_dir or usual, "a fit", lambda place: fitted.other_settings(place, table.rows))
     if told:
         print(told)
     result, reader = folder / "result.json", RunReader(folder)
@@ -40,14 +39,14 @@ def fit_and_report(data: Path, table: Table, output_dir: Path | None, threads: i
             return
         result.unlink(missing_ok=True)
         try:
-            classifier.set_params(folder=folder).fit(table.rows, None)
+            fitted.set_params(folder=folder).fit(table.rows, None)
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
-        classifier.save(folder / "model")
-        report = Report(classifier, table, folder, _tested(data, classifier, table.label))
+        fitted.save(folder / "model")
+        report = Report(fitted, table, folder, _tested(data, fitted, table.label))
         save(report.blocks(), folder)
         said = report.promise.replace("**", "")
-        content = {"promise": said, "budget": options["budget"], **classifier.outcome_.summary()}
+        content = {"promise": said, "budget": options["budget"], **fitted.outcome_.summary()}
         write_text(result, json.dumps(content, indent=2) + "\n")
         print(f"\n{said}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
@@ -63,18 +62,16 @@ def predict_file(model: Path, data: Path | None, text_columns: str | None, outpu
     elif data is None:
         raise UsageError("Give DATA, the rows to predict.")
     else:
-        rows, said = _predicted(TextClassifier.load(model, device), data, text_columns)
+        rows, said = _predicted(TextModel.load(model, device), data, text_columns)
     save_rows(rows, output)
     return f"{said[0]} saved to {output}" + "".join(f"\n{line}" for line in said[1:])
 
 
-def _predicted(
-    classifier: TextClassifier, data: Path, text_columns: str | None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return rows with the class, the probabilities and the doubts of a fit's model, and what there is to say."""
+def _predicted(fitted: TextModel, data: Path, text_columns: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return rows with what a fit's model predicts, and its doubts, and what there is to say."""
     if not (columns := read_table(data, ("test",))):
         raise InputError(f"No test file in {data}: give one file of rows.")
-    names = named_columns(columns, "--text-columns", text_columns) or classifier.columns_
+    names = named_columns(columns, "--text-columns", text_columns) or fitted.columns_
     if missing := [name for name in names if name not in columns]:
         if len(names) > 1:
             raise UsageError(
@@ -82,31 +79,37 @@ def _predicted(
             )
         names = [text_column(columns)]
     texts = texts_of_rows(columns, names)
-    probabilities = classifier.predict_proba(texts)
-    doubts = [classifier.doubt(row) for row in texts]
-    shown = [*map(str, classifier.classes_)] if len(classifier.classes_) <= _MOST_COLUMNS else []
-    rows = []
-    for row, of_row, doubt in zip(zip(*columns.values(), strict=True), probabilities, doubts, strict=True):
-        best = int(of_row.argmax())
-        made = {
-            "prediction": str(classifier.classes_[best]), "probability": round(float(of_row[best]), 4),
-            "cannot_judge": doubt,
-            **{f"probability of {name}": round(float(p), 4) for name, p in zip(shown, of_row, strict=False)},
-        }  # fmt: skip
-        rows.append(with_predictions(dict(zip(columns, row, strict=True)), made))
+    doubts = [fitted.doubt(row) for row in texts]
+    made = _of_classes(fitted, texts, doubts) if isinstance(fitted, TextClassifier) else [
+        {"prediction": float(f"{number:.6g}"), "cannot_judge": doubt}
+        for number, doubt in zip(fitted.outputs(texts)[:, 0], doubts, strict=True)
+    ]  # fmt: skip
+    given = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    rows = [with_predictions(row, of_row) for row, of_row in zip(given, made, strict=True)]
     counts = Counter(filter(None, doubts))
     said = [f"{count} row{'s' * (count > 1)}: {doubt}." for doubt, count in counts.items()]
     return rows, [f"Predictions of {len(rows)} rows, texts in {' and '.join(names)},", *said]
 
 
-def _tested(data: Path, classifier: TextClassifier, label: str) -> str:
+def _of_classes(classifier: TextClassifier, texts: list[tuple[str, ...]], doubts: list[str]) -> list[dict[str, object]]:
+    """Return the class of each row, its probability and, if classes are few, that of each."""
+    shown = [*map(str, classifier.classes_)] if len(classifier.classes_) <= _MOST_COLUMNS else []
+    rows = []
+    for of_row, doubt in zip(classifier.predict_proba(texts), doubts, strict=True):
+        best = int(of_row.argmax())
+        rows.append({
+            "prediction": str(classifier.classes_[best]), "probability": round(float(of_row[best]), 4),
+            "cannot_judge": doubt,
+            **{f"probability of {name}": round(float(p), 4) for name, p in zip(shown, of_row, strict=False)},
+        })  # fmt: skip
+    return rows
+
+
+def _tested(data: Path, fitted: TextModel, label: str) -> str:
     """Return a sentence on the score on the test split of a folder; empty if there is none with labels."""
     columns = read_table(data, ("test",)) if data.is_dir() else {}
     if label not in columns:
         return ""
-    texts, names, _, _ = with_labels(columns, classifier.columns_, label)
-    number = {str(name): number for number, name in enumerate(classifier.classes_)}
-    labels = np.array([number.get(each, len(number)) for each in names])
-    predicted = classifier.predict_proba(texts).argmax(1)
-    score = score_of(classifier.metric, labels, predicted, len(number) + 1)
-    return f" On the {len(labels)} rows of the test split, it scores {score:.1%}."
+    rows = with_labels(columns, fitted.columns_, label)
+    score = fitted.answers_.score_of_data(fitted.outputs(rows.texts), rows.labels)
+    return f" On the {len(rows.labels)} rows of the test split, it scores {fitted.answers_.shown(score)}."

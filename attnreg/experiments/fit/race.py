@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnreg._files import write_text
+from attnreg.experiments.fit.answers import Values
 from attnreg.experiments.fit.choice import (
     Estimate,
-    Score,
     bias_corrected,
     certain_decay,
     decay_of,
     probability_best,
-    score_of,
     scores_of,
     temperature_of,
 )
@@ -86,9 +85,9 @@ class Outcome:
 class Race:
     """Out-of-fold logits of tries, trained when asked for; in a folder, they are kept and read again."""
 
-    def __init__(self, bench: Bench, rows: Rows, clock: Clock, metric: str, seed: int, folder: Path | None) -> None:
+    def __init__(self, bench: Bench, rows: Rows, clock: Clock, seed: int, folder: Path | None) -> None:
         self.bench, self.rows, self.clock, self.seed = bench, rows, clock, seed
-        self.metric: Score = lambda labels, predictions: score_of(metric, labels, predictions, len(rows.classes))
+        self.answers = rows.answers
         self.folder, self.repeats = folder, list(rows.repeats(seed))
         self.places: list[Place] = [(r, fold) for r, folds in enumerate(self.repeats) for fold in range(len(folds))]
         self.done: dict[Try, dict[Place, Logits]] = {}
@@ -106,7 +105,7 @@ class Race:
                 break
         self.alive = [*self.done]
         probe = self.leader(self.alive)
-        self.clock.tell(f"{probe}: {self.scores([probe])[0]:.1%} out of fold")
+        self.clock.tell(f"{probe}: {self.answers.shown(self.scores([probe])[0])} out of fold")
         self.bench.measure()
         self.alive += (entrants := self._entrants(probe))
         later = [*LATER]
@@ -142,7 +141,7 @@ class Race:
     def drop(self, which: Try) -> None:
         """Take a try out of the race."""
         self.dropped[which] = float(self.scores([which])[0])
-        self.clock.tell(f"dropped {which}: {self.dropped[which]:.1%}")
+        self.clock.tell(f"dropped {which}: {self.answers.shown(self.dropped[which])}")
         self.alive.remove(which)
 
     def join(self, which: Try) -> bool:
@@ -164,7 +163,7 @@ class Race:
             affordable = float(plan.read_text())
         else:
             affordable = self.clock.left / (self.bench.seconds * len(self.rows))
-        row_epochs = max(_ROW_EPOCHS, _OF_CLASS * len(self.rows.classes))
+        row_epochs = max(_ROW_EPOCHS, _OF_CLASS * self.answers.outputs)
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
         rate = _RATE * min(1.0, _WIDTH / self.bench.width)
         plain = Try(min(most, int(affordable * PART)), rate)
@@ -219,27 +218,28 @@ class Race:
         self.since.setdefault(which, began)
         self.done.setdefault(which, {})[place] = logits
         if not which.is_probe:
-            self.clock.tell(f"{which}, fold {number + 1}: {self.metric(self.rows.labels[held], logits.argmax(1)):.1%}")
+            score = self.answers(self.rows.labels[held], self.answers.predicted(logits))
+            self.clock.tell(f"{which}, fold {number + 1}: {self.answers.shown(score)}")
 
-    def table(self, tries: list[Try]) -> tuple[NDArray[np.int64], Numbers, NDArray[np.float64]]:
+    def table(self, tries: list[Try]) -> tuple[Values, Numbers, NDArray[np.float64]]:
         """Return predictions ``(tries, repeats, n)``, the rows, and logits, of the folds that all of them have done."""
         shared = set.intersection(*(set(self.done[each]) for each in tries))
         whole = [r for r in range(len(self.repeats)) if all((r, fold) in shared for fold in range(self.folds))]
         repeats = whole or [0]
         places = [[(r, fold) for fold in range(self.folds) if (r, fold) in shared] for r in repeats]
         rows = np.sort(np.concatenate([self.repeats[r][fold][1] for r, fold in places[0]]))
-        logits = np.empty((len(tries), len(repeats), len(rows), len(self.rows.classes)))
+        logits = np.empty((len(tries), len(repeats), len(rows), self.answers.outputs))
         for number, each in enumerate(tries):
             for repeat, some in enumerate(places):
                 held = np.concatenate([self.repeats[r][fold][1] for r, fold in some])
                 found = np.concatenate([self.done[each][place] for place in some])
                 logits[number, repeat] = found[np.argsort(held)]
-        return logits.argmax(-1), rows, logits
+        return self.answers.predicted(logits), rows, logits
 
     def scores(self, tries: list[Try]) -> NDArray[np.float64]:
         """Return the scores of tries on the folds that all of them have done."""
         predictions, rows, _ = self.table(tries)
-        return scores_of(self.metric, self.rows.labels[rows], predictions)
+        return scores_of(self.answers, self.rows.labels[rows], predictions)
 
     def leader(self, tries: list[Try]) -> Try:
         """Return the try that scores best."""
@@ -248,7 +248,7 @@ class Race:
     def _losing(self) -> list[Try]:
         """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
         predictions, rows, _ = self.table(self.alive)
-        shares = probability_best(self.metric, self.rows.labels[rows], predictions, seed=self.seed)
+        shares = probability_best(self.answers, self.rows.labels[rows], predictions, seed=self.seed)
         return [each for each, share in zip(self.alive, shares, strict=True) if share < LOSING]
 
     def _conclude(self, probe: Try, ended: str) -> Outcome:
@@ -259,7 +259,7 @@ class Race:
         best = int(np.argmax(scores))
         # Those that were dropped were chosen from, too: without them, the promise would be too high.
         pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
-        in_folds, chosen = bias_corrected(self.metric, labels, pool, self.rows.units[rows], seed=self.seed)
+        in_folds, chosen = bias_corrected(self.answers, labels, pool, self.rows.units[rows], seed=self.seed)
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         in_each = self._curve(probe)
         curve = {size: float(np.mean(scores)) for size, scores in in_each.items()}
@@ -268,32 +268,34 @@ class Race:
         certain = certain_decay([*in_each], np.array([*in_each.values()]))
         whole = Estimate(*(1 - (1 - each) * share**certain for each in in_folds))
         of_best = logits[best].mean(0)
+        temperature = 1.0 if self.answers.classes is None else temperature_of(of_best, labels)
         return Outcome(
             tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
-            temperature_of(of_best, labels), decay, certain, share, self.trainings, curve, self.since,
+            temperature, decay, certain, share, self.trainings, curve, self.since,
             self.clock.spent, ended,
         )  # fmt: skip
 
-    def _filled(self, which: Try, rows: Numbers, best: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _filled(self, which: Try, rows: Numbers, best: Values) -> Values:
         """Return the predictions of a try that was dropped on some rows, and those of the best on all others."""
         filled, place = best.copy(), np.full(len(self.rows), -1)
         place[rows] = np.arange(len(rows))
         for (repeat, fold), logits in self.done[which].items():
             held = place[self.repeats[repeat][fold][1]]
             if repeat == 0:
-                filled[0, held[held >= 0]] = logits.argmax(1)[held >= 0]
+                filled[0, held[held >= 0]] = self.answers.predicted(logits)[held >= 0]
         return filled
 
     def _curve(self, probe: Try) -> dict[int, list[float]]:
         """Return the scores of a linear probe in each fold by the number of rows that it is fitted to."""
         draw, curve, labels = np.random.default_rng(self.seed), dict[int, list[float]](), self.rows.labels
+        strata = self.answers.strata(labels)
         for part in _PARTS:  # of each class
             scores, sizes = [], []
             for train, held in self.repeats[0]:
-                of_class = [draw.permutation(train[labels[train] == each]) for each in np.unique(labels[train])]
+                of_class = [draw.permutation(train[strata[train] == each]) for each in np.unique(strata[train])]
                 some = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in of_class])
                 logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
-                scores.append(self.metric(labels[held], logits.argmax(1)))
+                scores.append(self.answers(labels[held], self.answers.predicted(logits)))
                 sizes.append(len(some))
             curve[round(np.mean(sizes))] = scores
         return curve

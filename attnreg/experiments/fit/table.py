@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
+from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS
 from attnreg.experiments.fit.rows import Rows, is_missing
-from attnreg.experiments.tasks.columns import plain_label
+from attnreg.experiments.tasks.columns import number_of, plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
 
@@ -21,13 +22,21 @@ _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
 
 
-class Table(NamedTuple):
+class Labelled(NamedTuple):
     """The rows of a file that have text and label."""
+
+    texts: list[tuple[str, ...]]
+    labels: list[str]
+    places: list[int]  #: in the file, from 1
+    left_out: dict[str, list[int]]  #: places of other rows, by the reason
+
+
+class Table(NamedTuple):
+    """The rows of a file that are fitted, and where they come from."""
 
     rows: Rows
     label: str  #: the column of labels
-    places: list[int]  #: of the rows in the file, from 1
-    left_out: dict[str, list[int]]  #: rows that are not fitted, counted from 1, by the reason
+    given: Labelled
 
 
 def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
@@ -45,8 +54,12 @@ def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
     return {name: [value for table in tables for value in table[name]] for name in names}
 
 
-def choose_columns(columns: Columns, texts: str | None, label: str | None, group: str | None) -> tuple[list[str], str]:
+def choose_columns(
+    columns: Columns, texts: str | None, label: str | None, group: str | None, metric: str | None = None
+) -> tuple[list[str], str]:
     """Return the columns of texts and of labels: those that are given, else the only ones that look like it.
+
+    Labels look like classes or, unless the metric is for the others, like numbers.
 
     Raises:
         UsageError: if a column does not exist, or several or none look like it.
@@ -61,7 +74,13 @@ def choose_columns(columns: Columns, texts: str | None, label: str | None, group
         # will be said.
         rest = [name for name in others if given or not _is_text(columns[name])]
         rest = [name for name in rest if len({*map(str, columns[name])}) < len(columns[name])] or rest  # no row numbers
-        found = [name for name in others if _is_label(columns[name])] or named or rest[: len(rest) == 1]
+        found = [
+            name
+            for name in others
+            if (metric not in OF_NUMBERS and _is_label(columns[name]))
+            or (metric not in OF_CLASSES and are_amounts(columns[name]))
+        ]
+        found = found or named or rest[: len(rest) == 1]
         label = _only("labels", "--label-column", found, _LABELS, columns)
     given = given or [text_column(columns, (label, *group_names))]
     if label in given:
@@ -88,23 +107,26 @@ def text_column(columns: Columns, others: Collection[str] = ()) -> str:
     return _only("texts", "--text-columns", found, _TEXTS, columns)
 
 
-def labelled_rows(data: Path, text_columns: str | None, label_column: str | None, group: str | None) -> Table:
+def labelled_rows(
+    data: Path, text_columns: str | None, label_column: str | None, group: str | None, metric: str | None
+) -> Table:
     """Read the rows to fit; say which columns are taken for what, and which rows are left out."""
     if not (columns := read_table(data)):
         raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
-    texts, label = choose_columns(columns, text_columns, label_column, group)
-    given, labels, places, left_out = with_labels(columns, texts, label)
-    print(f"{len(given)} rows: texts in {', '.join(texts)}, labels in {label}.", flush=True)
-    for why, numbers in left_out.items():
-        print(f"Left out, with {why}: {len(numbers)} (row {listed([*map(str, numbers)], 5)}).", flush=True)
-    rows = Rows.checked(given, labels, None if group is None else [str(columns[group][place - 1]) for place in places])
-    return Table(replace(rows, columns=texts), label, places, left_out)
+    texts, label = choose_columns(columns, text_columns, label_column, group, metric)
+    given = with_labels(columns, texts, label)
+    numbers = metric in OF_NUMBERS or (metric is None and are_amounts(given.labels))
+    what = "numbers" if numbers else "labels"
+    print(f"{len(given.texts)} rows: texts in {', '.join(texts)}, {what} in {label}.", flush=True)
+    for why, places in given.left_out.items():
+        print(f"Left out, with {why}: {len(places)} (row {listed([*map(str, places)], 5)}).", flush=True)
+    groups = None if group is None else [str(columns[group][place - 1]) for place in given.places]
+    rows = Rows.checked(given.texts, given.labels, groups, metric=metric, numbers=numbers)
+    return Table(replace(rows, columns=texts), label, given)
 
 
-def with_labels(
-    columns: Columns, texts: Sequence[str], label: str
-) -> tuple[list[tuple[str, ...]], list[str], list[int], dict[str, list[int]]]:
-    """Return the texts and labels of the rows that have both, their places from 1, and those of others by reason."""
+def with_labels(columns: Columns, texts: Sequence[str], label: str) -> Labelled:
+    """Return the rows that have text and label, and the places of the others."""
     kept, left_out = list[int](), dict[str, list[int]]()
     of_rows = texts_of_rows(columns, texts)
     if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
@@ -115,7 +137,13 @@ def with_labels(
         else:
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
-    return [of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out
+    return Labelled([of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out)
+
+
+def are_amounts(values: Sequence[Any]) -> bool:
+    """Whether all values are numbers, and some have fractions."""
+    numbers = [number_of(value) for value in values if not is_missing(value)]
+    return None not in numbers and any(number % 1 for number in numbers if number is not None)
 
 
 def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[tuple[str, ...]]:

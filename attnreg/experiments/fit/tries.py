@@ -17,9 +17,11 @@ from scipy import special
 from torch import nn
 
 from attnreg import ADDrop
+from attnreg.errors import InputError
+from attnreg.experiments.fit.answers import Answers
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
+from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.training import FineTuning, RDropLoss
@@ -29,6 +31,7 @@ from attnreg.training.start import adamw
 _WARMUP = 0.1  # of the steps
 _AHEAD = 64  # rows of a batch that is only read
 _MEASURED = 5  # steps
+_RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
 
 
@@ -38,7 +41,7 @@ class Try:
 
     epochs: int = 0
     learning_rate: float = 0.0
-    penalty: float = 1.0  #: of the logistic regression that fits the head, as its inverse, C
+    penalty: float = 1.0  #: of the regression that fits the head, logistic or ridge, as its inverse, C
     fits_head: bool = False  #: whether the head is fitted before fine-tuning, too (LP-FT)
     ad_drop: bool = False
     r_drop: bool = False
@@ -79,7 +82,9 @@ class Bench:
         self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
         self.batch_size, self.seed = batch_size, seed
         sorted_rows = to_score(rows, _AHEAD, kind, accelerator.device)
-        _, features, labels = head_and_features(self.model, sorted_rows.batches)
+        head, features, labels = head_and_features(self.model, sorted_rows.batches)
+        if not kind.has_classes and head.bias is None:
+            raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
         places = np.argsort(sorted_rows.order)
         states = features.double().cpu().numpy()[places]
         # Of one scale, so that one penalty fits all models.
@@ -90,17 +95,20 @@ class Bench:
         )
 
     def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
-        """Fit logistic regression to the features of some rows."""
-        from sklearn.linear_model import LogisticRegression
+        """Fit logistic regression, or ridge regression to numbers, to the features of some rows."""
+        from sklearn.linear_model import LogisticRegression, Ridge
 
-        return LogisticRegression(C=penalty, max_iter=1000).fit(self.features[train], self.labels[train])
+        probe = LogisticRegression(C=penalty, max_iter=1000) if self.kind.has_classes else Ridge(_RIDGE / penalty)
+        return probe.fit(self.features[train], self.labels[train])
 
     def out_of_fold(
         self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
     ) -> Logits:
-        """Train on some rows; return the logits of others, ``(n, classes)``."""
+        """Train on some rows; return the logits of others, ``(n, outputs)``."""
         if which.is_probe:
             fitted = self.probed(which.penalty, train)
+            if not self.kind.has_classes:
+                return fitted.predict(self.features[held])[:, None]
             logits = np.full((len(held), len(self.kind.task.labels)), -50.0)  # of classes that have no row in train
             scores = fitted.decision_function(self.features[held])
             scores = scores if scores.ndim == 2 else np.stack([-scores, scores], 1) / 2
@@ -139,9 +147,8 @@ class Bench:
         return network.eval()
 
     def logits(self, network: nn.Module, rows: Dataset) -> Logits:
-        """Return the logits of encoded rows, ``(n, classes)``."""
-        labelled = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
-        return np.array([record["logits"] for record in predict(network, labelled, self.kind).records])
+        """Return the logits of encoded rows, ``(n, outputs)``."""
+        return logits_of(network, to_score(rows, _AHEAD, self.kind, self.accelerator.device), self.kind)
 
     def measure(self) -> None:
         """Measure the seconds of a row in training, and choose the number of threads that takes the fewest.
@@ -177,6 +184,19 @@ class Bench:
         fitted = self.probed(penalty, train)
         weight = fitted.coef_ / self.scale
         bias = fitted.intercept_ - weight @ self.center
-        two = in_order(self.rows.select(train[:2]), 2, self.kind, self.accelerator.device)
-        head, _, _ = head_and_features(network, two)
-        put_into_head(head, weight, bias, fitted.classes_)
+        put_into_head(self._head(network), weight, bias, getattr(fitted, "classes_", None))
+
+    def rescale(self, network: nn.Module, answers: Answers) -> None:
+        """Let a network that was trained on standardized numbers predict those of the data."""
+        head = self._head(network)
+        put_into_head(head, head.weight * answers.scale, head.bias * answers.scale + answers.center)
+
+    def _head(self, network: nn.Module) -> nn.Linear:
+        two = in_order(self.rows.select(range(2)), 2, self.kind, self.accelerator.device)
+        return head_and_features(network, two)[0]
+
+
+def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
+    """Return the logits of rows, ``(n, outputs)``."""
+    records = predict(network, rows, kind).records
+    return np.array([each["logits"] if kind.has_classes else [each["prediction"]] for each in records])

@@ -22,7 +22,7 @@ from scipy import special
 from sklearn.linear_model import LogisticRegression
 
 from attnreg import TextClassifier
-from attnreg.experiments.fit.choice import score_of
+from attnreg.experiments.fit.answers import score_of
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -77,12 +77,12 @@ def drawn(features: Any, labels: Any, size: int, seed: int) -> dict[str, float]:
     rows = Rows.checked([f"row {number}" for number in train], labels[train])
     time = [0.0]
     Clock.now = staticmethod(lambda: time[0])
-    bench = StandIn(features, np.searchsorted(rows.classes, labels), len(rows.classes), time)
-    here = StandIn(features[train], rows.labels, len(rows.classes), time)
+    bench = StandIn(features, np.searchsorted(rows.answers.classes, labels), len(rows.answers.classes), time)
+    here = StandIn(features[train], rows.labels, len(rows.answers.classes), time)
     budget = BUDGETS[seed % len(BUDGETS)] * bench.seconds * len(train)
-    found = Race(here, rows, Clock(budget, lambda text: None), "accuracy", seed, None).run()  # type: ignore[arg-type]
+    found = Race(here, rows, Clock(budget, lambda text: None), seed, None).run()  # type: ignore[arg-type]
     predicted = bench.fitted(found.best, train).predict(bench.read_by(found.best)[test])
-    score = score_of("accuracy", bench.labels[test], predicted, len(rows.classes))
+    score = score_of("accuracy", bench.labels[test], predicted, len(rows.answers.classes))
     low, high = found.estimate[1:]
     return {
         "test": 100 * score,
@@ -108,7 +108,7 @@ def main() -> None:
                 whole += part
         rows = Rows.checked(texts, labels)
         model = TextClassifier(options.model, device="cpu")
-        model.classes_, model.columns_ = rows.classes, [*rows.columns]
+        model.answers_, model.columns_ = rows.answers, [*rows.columns]
         model._load(str(options.model))
         encoded = model._kind.encode(model._dataset(rows.texts, rows.labels.tolist()))
         features = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).features

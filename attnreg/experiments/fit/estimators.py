@@ -1,4 +1,4 @@
-"""A classifier of texts in the way of scikit-learn: the best of several ways to train a model on its rows."""
+"""Classifier and regressor of texts in the way of scikit-learn: the best of several ways to train a model on rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,17 +15,18 @@ from accelerate import Accelerator
 from datasets import Dataset, disable_progress_bars
 from numpy.typing import NDArray
 from scipy import special
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
+from typing_extensions import Self
 
 from attnreg._files import replaced_folder
 from attnreg.errors import AttnRegWarning, InputError
+from attnreg.experiments.fit.answers import OF_NUMBERS, Answers
 from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
-from attnreg.experiments.fit.tries import Bench
+from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
-from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.rows import input_warnings, label_warnings
@@ -36,14 +37,190 @@ from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_lay
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 
-METRICS = ("accuracy", "macro_f1")
 _KEY = "attnreg_fit"  # in a model's config.json
 _UNKNOWN = 1 / 2  # of a text's tokens
 SETUP = "fit.json"  # in the folder of a fit
 _FEW = 1000  # rows, below which batches are smaller
 
 
-class TextClassifier(ClassifierMixin, BaseEstimator):
+class TextModel(BaseEstimator):
+    """What classifier and regressor share: a race of ways to train a pretrained model, and the model that it gives."""
+
+    columns_: list[str]
+    network_: Any
+    outcome_: Outcome
+    temperature_: float
+    answers_: Answers
+    _numbers: ClassVar[bool]  #: whether it predicts numbers
+    _kind: Kind
+    _device: torch.device
+
+    def __init__(
+        self,
+        model: str | Path = "sentence-transformers/all-MiniLM-L6-v2",
+        *,
+        budget: str | float = "15m",
+        metric: str | None = None,
+        max_length: int | None = None,
+        seed: int = 0,
+        device: str | None = None,
+        folder: str | Path | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.budget = budget
+        self.metric = metric
+        self.max_length = max_length
+        self.seed = seed
+        self.device = device
+        self.folder = folder
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.string, tags.non_deterministic = False, True, True
+        return tags
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
+        """Fit to texts, or pairs of texts, and their labels; rows of one of the ``groups`` are in one fold."""
+        seconds = seconds_of(self.budget)
+        rows = X if isinstance(X, Rows) else self.checked(X, y, groups)  # those of a file are checked
+        say: Callable[[str], None] = print if self.verbose else lambda text: None
+        clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
+        self.answers_, self.columns_ = rows.answers, [*rows.columns]
+        with torch.random.fork_rng(), ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
+            torch.manual_seed(self.seed)
+            self._load(str(self.model))
+            given = self._dataset(rows.texts, rows.labels.tolist())
+            for each in (*label_warnings(self._kind, given), *input_warnings(self._kind, given, "texts")):
+                warnings.warn(each, AttnRegWarning, stacklevel=2)
+            size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
+            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
+            race = Race(bench, rows, clock, self.seed, folds)
+            self.outcome_ = race.run()
+            self.network_ = race.final(self.outcome_.best)
+            if self._numbers:
+                bench.rescale(self.network_, self.answers_)
+            if self._pools:
+                self.network_ = with_mean_layer(self.network_)
+        self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
+        self.temperature_ = self.outcome_.temperature
+        return self
+
+    def checked(self, X: Any, y: Any, groups: Any = None) -> Rows:  # noqa: N803
+        """Check texts and their labels, and return them as rows to fit."""
+        return Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
+
+    def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the outputs of the network for texts, ``(n, outputs)``: logits of classes, or one number."""
+        check_is_fitted(self, "network_")
+        texts = texts_in(X)
+        if not texts:
+            return np.empty((0, self.answers_.outputs))
+        if len(texts[0]) != len(self.columns_):
+            raise InputError(f"Expected {len(self.columns_)} texts in each row, got {len(texts[0])}.")
+        encoded = self._kind.encode(self._dataset(texts, [0] * len(texts)))
+        return logits_of(self.network_, to_score(encoded, 64, self._kind, self._device), self._kind)
+
+    def doubt(self, texts: Sequence[str]) -> str:
+        """Return why the text or texts of a row cannot be judged, or only in part; empty if they can."""
+        if not any(text.strip() for text in texts):
+            return "no text"
+        tokenizer = self._kind.tokenizer
+        ids = tokenizer(*texts, add_special_tokens=True)["input_ids"]
+        unknown = sum(each == tokenizer.unk_token_id for each in ids)
+        if unknown > _UNKNOWN * max(1, len(ids) - tokenizer.num_special_tokens_to_add(len(texts) > 1)):
+            return "most of it is unknown to the tokenizer"
+        return f"cut at {self._kind.max_length} tokens" if len(ids) > self._kind.max_length else ""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
+        check_is_fitted(self, "network_")
+        classes = None if self.answers_.classes is None else self.answers_.classes.tolist()
+        known = {"classes": classes, "columns": self.columns_, "temperature": self.temperature_}
+        known["metric"] = self.answers_.metric
+        setattr(self.network_.config, _KEY, {**known, "max_length": self._kind.max_length})
+        with replaced_folder(Path(folder)) as new:
+            self.network_.save_pretrained(new)
+            self._kind.tokenizer.save_pretrained(new)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str | None = None) -> Self:
+        """Load what :meth:`save` has written."""
+        import transformers
+
+        place = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
+        if (place / SETUP).is_file():
+            raise InputError(f"The fit in {folder} has not finished: repeat its `attnreg fit` command to continue it.")
+        try:
+            config = transformers.AutoConfig.from_pretrained(place)
+        except (OSError, ValueError) as error:
+            raise InputError(f"No model in {place}: {error}") from error
+        if (known := getattr(config, _KEY, None)) is None:
+            raise InputError(f"The model in {place} was not made by `attnreg fit`: use `attnreg evaluate`.")
+        kind = TextRegressor if known["classes"] is None else TextClassifier
+        if not issubclass(kind, cls):
+            raise InputError(f"The model in {place} was made by {kind.__name__}, not {cls.__name__}.")
+        made = kind(str(place), max_length=known["max_length"], device=device)
+        classes = None if known["classes"] is None else np.array(known["classes"])
+        made.answers_ = Answers(known.get("metric", ""), classes)
+        made.columns_, made.temperature_ = known["columns"], known["temperature"]
+        made._load(str(place))
+        made.network_.to(made._device)
+        return made
+
+    def other_settings(self, folder: Path, rows: Rows) -> str | None:
+        """Return how the fit in a folder differs from this one to rows; ``None`` if it does not, or there is none."""
+        place = OutputFolder(folder, "fit", SETUP)
+        there = place.read()
+        names = [name for name, value in self._setup(rows).items() if there and there.get(name) != value]
+        others = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
+        return "other files" if place.has_other_files else others
+
+    def _setup(self, rows: Rows) -> dict[str, Any]:
+        given = {"model": str(self.model), "metric": rows.answers.metric, "seed": self.seed}
+        return {**given, "max_length": self.max_length, "rows": rows.content()}
+
+    def _folds(self, folder: Path, rows: Rows) -> Path:
+        """Make the folder of what is trained on folds; refuse one that keeps another fit."""
+        if others := self.other_settings(folder, rows):
+            raise InputError(f"{folder} holds a fit with {others}: give another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        OutputFolder(folder, "fit", SETUP).write(self._setup(rows))
+        (folder / "folds").mkdir(exist_ok=True)
+        return folder / "folds"
+
+    def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> Dataset:
+        """Return texts, and class numbers or numbers, as rows of the task."""
+        columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
+        names = self._kind.task.labels
+        return Dataset.from_dict({**columns, "label": [names[number] for number in labels] if names else [*labels]})
+
+    def _load(self, model: str) -> None:
+        """Load the pretrained model, and the kind that encodes its rows."""
+        disable_progress_bars()
+        self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
+        self._pools, columns = False, COLUMNS[: len(self.columns_)]
+        task = replace(TASKS["custom"], columns=columns, kind="regression", metrics=OF_NUMBERS)
+        if self.answers_.classes is not None:
+            names = tuple(map(str, self.answers_.classes))
+            task = replace(TASKS["custom"], columns=columns, labels=names, metrics=("accuracy",))
+        loaded = load_pretrained(task, model)
+        if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
+            loaded = load_pretrained(task, model, pooling="own")
+            self._pools = pool_mean(loaded.model)
+            if not self._pools:
+                what = f"{type(loaded.model).__name__} of {model}"
+                warnings.warn(
+                    f"The {what} cannot read the mean of its tokens, for which it was made.", AttnRegWarning, 2
+                )
+        length = longest_input(loaded.model, self.max_length, task.max_length)
+        self.network_ = loaded.model.float()
+        self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+
+
+class TextClassifier(ClassifierMixin, TextModel):
     """Train the best classifier of texts that a pretrained model gives within a time, and say what it will score.
 
     Linear probes and several ways of fine-tuning race over folds of the rows; the best is trained on all rows. The
@@ -52,7 +229,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     Args:
         model: folder or hub name of a pretrained model of transformers.
         budget: time to spend, such as ``"15m"`` or a number of seconds.
-        metric: what the best is chosen by, ``"accuracy"`` or ``"macro_f1"``.
+        metric: what the best is chosen by, ``"accuracy"`` (the default) or ``"macro_f1"``.
         max_length: maximum tokens of a text; longer ones are cut.
         seed: seed of folds, new weights and the order of rows.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"`` (default: the best available).
@@ -82,166 +259,47 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         >>> folder.cleanup()
     """
 
-    columns_: list[str]
-    network_: Any
-    outcome_: Outcome
-    _kind: Kind
-    _device: torch.device
+    _numbers = False
 
-    def __init__(
-        self,
-        model: str | Path = "sentence-transformers/all-MiniLM-L6-v2",
-        *,
-        budget: str | float = "15m",
-        metric: str = "accuracy",
-        max_length: int | None = None,
-        seed: int = 0,
-        device: str | None = None,
-        folder: str | Path | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.model = model
-        self.budget = budget
-        self.metric = metric
-        self.max_length = max_length
-        self.seed = seed
-        self.device = device
-        self.folder = folder
-        self.verbose = verbose
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.string, tags.non_deterministic = False, True, True
-        return tags
-
-    def fit(self, X: Any, y: Any, groups: Any = None) -> TextClassifier:  # noqa: N803 (scikit-learn's name)
-        """Fit to texts, or pairs of texts, and their labels; rows of one of the ``groups`` are in one fold."""
-        seconds = seconds_of(self.budget)
-        if self.metric not in METRICS:
-            raise InputError(f"Expected `metric` to be one of {', '.join(METRICS)}, got {self.metric!r}.")
-        rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups)  # those of a file are checked
-        say: Callable[[str], None] = print if self.verbose else lambda text: None
-        clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
-        self.classes_, self.columns_ = rows.classes, [*rows.columns]
-        with torch.random.fork_rng(), ExitStack() as stack:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
-            torch.manual_seed(self.seed)
-            self._load(str(self.model))
-            given = self._dataset(rows.texts, rows.labels.tolist())
-            for each in (*label_warnings(self._kind, given), *input_warnings(self._kind, given, "texts")):
-                warnings.warn(each, AttnRegWarning, stacklevel=2)
-            size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
-            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
-            race = Race(bench, rows, clock, self.metric, self.seed, folds)
-            self.outcome_ = race.run()
-            self.network_ = race.final(self.outcome_.best)
-            if self._pools:
-                self.network_ = with_mean_layer(self.network_)
-        self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
-        self.temperature_ = self.outcome_.temperature
-        return self
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes, sorted."""
+        check_is_fitted(self, "answers_")
+        assert self.answers_.classes is not None
+        return self.answers_.classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the probability of each class, ``(n, classes)``, calibrated on rows held out."""
-        check_is_fitted(self, "network_")
-        texts = texts_in(X)
-        if not texts:
-            return np.empty((0, len(self.classes_)))
-        if len(texts[0]) != len(self.columns_):
-            raise InputError(f"Expected {len(self.columns_)} texts in each row, got {len(texts[0])}.")
-        encoded = self._kind.encode(self._dataset(texts, [0] * len(texts)))
-        labelled = to_score(encoded, 64, self._kind, self._device)
-        records = predict(self.network_, labelled, self._kind).records
-        return special.softmax(np.array([each["logits"] for each in records]) / self.temperature_, axis=1)
+        logits = self.outputs(X)  # first, since a classifier that is not fitted has no temperature
+        return special.softmax(logits / self.temperature_, axis=1)
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the most probable class of each row."""
-        best = self.predict_proba(X).argmax(1)  # before the classes, which a classifier that is not fitted lacks
+        best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def doubt(self, texts: Sequence[str]) -> str:
-        """Return why the text or texts of a row cannot be judged, or only in part; empty if they can."""
-        if not any(text.strip() for text in texts):
-            return "no text"
-        tokenizer = self._kind.tokenizer
-        ids = tokenizer(*texts, add_special_tokens=True)["input_ids"]
-        unknown = sum(each == tokenizer.unk_token_id for each in ids)
-        if unknown > _UNKNOWN * max(1, len(ids) - tokenizer.num_special_tokens_to_add(len(texts) > 1)):
-            return "most of it is unknown to the tokenizer"
-        return f"cut at {self._kind.max_length} tokens" if len(ids) > self._kind.max_length else ""
 
-    def save(self, folder: str | Path) -> None:
-        """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
-        check_is_fitted(self, "network_")
-        known = {"classes": self.classes_.tolist(), "columns": self.columns_, "temperature": self.temperature_}
-        setattr(self.network_.config, _KEY, {**known, "max_length": self._kind.max_length})
-        with replaced_folder(Path(folder)) as new:
-            self.network_.save_pretrained(new)
-            self._kind.tokenizer.save_pretrained(new)
+class TextRegressor(RegressorMixin, TextModel):
+    """Train the best predictor of numbers from texts, such as ratings: as :class:`TextClassifier` for classes.
 
-    @classmethod
-    def load(cls, folder: str | Path, device: str | None = None) -> TextClassifier:
-        """Load what :meth:`save` has written."""
-        import transformers
+    The best is chosen by ``"pearson"`` (the default), Pearson's correlation of predictions and labels, or by
+    ``"spearman"``, that of their ranks. The other arguments, and attributes, are those of :class:`TextClassifier`.
 
-        place = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
-        if (place / SETUP).is_file():
-            raise InputError(f"The fit in {folder} has not finished: repeat its `attnreg fit` command to continue it.")
-        try:
-            config = transformers.AutoConfig.from_pretrained(place)
-        except (OSError, ValueError) as error:
-            raise InputError(f"No model in {place}: {error}") from error
-        if (known := getattr(config, _KEY, None)) is None:
-            raise InputError(f"The model in {place} was not made by `attnreg fit`: use `attnreg evaluate`.")
-        made = cls(str(place), max_length=known["max_length"], device=device)
-        made.classes_, made.columns_ = np.array(known["classes"]), known["columns"]
-        made.temperature_ = known["temperature"]
-        made._load(str(place))
-        made.network_.to(made._device)
-        return made
+    Example:
+        >>> import tempfile
+        >>> from attnreg.experiments.tasks import get_task, load_model
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for part in load_model(get_task("agreement")):
+        ...     _ = part.save_pretrained(folder.name)
+        >>> texts = [f"the {noun}" + " sees the girl" * more for noun in ("boy", "girl", "boys") for more in range(8)]
+        >>> regressor = TextRegressor(folder.name, budget="1s").fit(texts, [len(text) / 7 for text in texts])
+        >>> regressor.predict(["the boy laughs"]).shape
+        (1,)
+        >>> folder.cleanup()
+    """
 
-    def other_settings(self, folder: Path, rows: Rows) -> str | None:
-        """Return how the fit in a folder differs from this one to rows; ``None`` if it does not, or there is none."""
-        place = OutputFolder(folder, "fit", SETUP)
-        there = place.read()
-        names = [name for name, value in self._setup(rows).items() if there and there.get(name) != value]
-        others = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
-        return "other files" if place.has_other_files else others
+    _numbers = True
 
-    def _setup(self, rows: Rows) -> dict[str, Any]:
-        names = ("metric", "seed", "max_length")
-        return {"model": str(self.model), **{name: getattr(self, name) for name in names}, "rows": rows.content()}
-
-    def _folds(self, folder: Path, rows: Rows) -> Path:
-        """Make the folder of what is trained on folds; refuse one that keeps another fit."""
-        if others := self.other_settings(folder, rows):
-            raise InputError(f"{folder} holds a fit with {others}: give another folder.")
-        folder.mkdir(parents=True, exist_ok=True)
-        OutputFolder(folder, "fit", SETUP).write(self._setup(rows))
-        (folder / "folds").mkdir(exist_ok=True)
-        return folder / "folds"
-
-    def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[int]) -> Dataset:
-        """Return texts and class numbers as rows of the task."""
-        columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
-        return Dataset.from_dict({**columns, "label": [self._kind.task.labels[number] for number in labels]})
-
-    def _load(self, model: str) -> None:
-        """Load the pretrained model, and the kind that encodes its rows."""
-        disable_progress_bars()
-        self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
-        self._pools, names = False, tuple(map(str, self.classes_))
-        columns = COLUMNS[: len(self.columns_)]
-        task = replace(TASKS["custom"], columns=columns, labels=names, metrics=("accuracy",))
-        loaded = load_pretrained(task, model)
-        if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
-            loaded = load_pretrained(task, model, pooling="own")
-            self._pools = pool_mean(loaded.model)
-            if not self._pools:
-                what = f"{type(loaded.model).__name__} of {model}"
-                warnings.warn(
-                    f"The {what} cannot read the mean of its tokens, for which it was made.", AttnRegWarning, 2
-                )
-        length = longest_input(loaded.model, self.max_length, task.max_length)
-        self.network_ = loaded.model.float()
-        self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+    def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return a number for each row, ``(n,)``."""
+        return self.outputs(X)[:, 0]

@@ -1,0 +1,120 @@
+"""What rows are labelled with, classes or numbers: how predictions of them are made, scored and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnreg.errors import InputError
+from attnreg.experiments.tasks.columns import number_of
+
+OF_CLASSES = ("accuracy", "macro_f1")  # metrics; the first is the default
+OF_NUMBERS = ("pearson", "spearman")
+_STRATA = 10  # of numbers, at most
+Values = NDArray[Any]  # class numbers, or numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The labels of rows: classes, or numbers, which are standardized for training.
+
+    Called with labels and predictions, it returns their score, of which 1 is the best.
+    """
+
+    metric: str
+    classes: NDArray[Any] | None = None  #: the classes, sorted; ``None`` for numbers
+    center: float = 0.0  #: mean of the numbers
+    scale: float = 1.0  #: their standard deviation
+
+    @classmethod
+    def of(cls, metric: str | None, classes: NDArray[Any] | None, numbers: Sequence[float] = ()) -> Answers:
+        """Return the answers of these classes, or of these numbers; raise if the metric is not for them."""
+        known = OF_NUMBERS if classes is None else OF_CLASSES
+        if metric is not None and metric not in known:
+            what = "numbers" if classes is None else "classes"
+            raise InputError(
+                f"Expected `metric` to be one of {', '.join(known)}, as labels are {what}, got {metric!r}."
+            )
+        if classes is not None:
+            return cls(metric or known[0], classes)
+        return cls(metric or known[0], None, float(np.mean(numbers)), float(np.std(numbers)))
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network has for a row."""
+        return 1 if self.classes is None else len(self.classes)
+
+    @property
+    def name(self) -> str:
+        """The metric in words."""
+        words = {"pearson": "of 1 in Pearson's correlation", "spearman": "of 1 in Spearman's rank correlation"}
+        return words.get(self.metric, self.metric.replace("_", " "))
+
+    def __call__(self, labels: Values, predictions: Values) -> float:
+        """Return the score of predictions."""
+        return score_of(self.metric, labels, predictions, self.outputs)
+
+    def score_of_data(self, outputs: Values, labels: Sequence[Any]) -> float:
+        """Return the score of a network's outputs, given labels as they are in the data; a new class is never right."""
+        if self.classes is None:
+            given = np.array(numbers_in(labels))
+        else:
+            numbers = {str(name): number for number, name in enumerate(self.classes)}
+            given = np.array([numbers.get(str(each), len(numbers)) for each in labels])
+        return score_of(self.metric, given, self.predicted(outputs), self.outputs + 1)
+
+    def predicted(self, logits: Values) -> Values:
+        """Return the classes, or numbers, of logits ``(..., outputs)``."""
+        return logits[..., 0] if self.classes is None else logits.argmax(-1)
+
+    def strata(self, labels: Values) -> Values:
+        """Return the classes of rows, or which numbers are alike: no fold lacks high ones, or low ones."""
+        if self.classes is not None:
+            return labels
+        order: Values = np.argsort(np.argsort(labels, kind="stable"))
+        return order * min(_STRATA, len(labels) // 10) // len(labels)
+
+    def trivial(self, labels: Values) -> tuple[str, Values]:
+        """Return what always predicts the same, and its predictions."""
+        if self.classes is None:
+            return "mean of all labels", np.full(len(labels), labels.mean())
+        return "majority class", np.full(len(labels), np.bincount(labels).argmax())
+
+    def real(self, numbers: Values) -> Values:
+        """Return standardized numbers as those of the data."""
+        return numbers * self.scale + self.center
+
+    def shown(self, score: float) -> str:
+        """Return a score as text."""
+        return f"{score:.2f}" if self.classes is None else f"{score:.1%}"
+
+
+def numbers_in(labels: Sequence[Any]) -> list[float]:
+    """Return labels as numbers; raise if one is none."""
+    found = [number_of(each) for each in labels]
+    for row, (each, number) in enumerate(zip(labels, found, strict=True)):
+        if number is None:
+            raise InputError(f"Expected a number as the label of each row, got {each!r} in row {row}.")
+    return [number for number in found if number is not None]
+
+
+def score_of(metric: str, labels: Values, predictions: Values, classes: int) -> float:
+    """Return a metric of the classes, or numbers, that are predicted."""
+    # Late: a command that is refused needs none of them.
+    from scipy import stats
+
+    from attnreg.experiments.tasks.metrics import CONFUSION
+
+    if metric in OF_NUMBERS:
+        sides = (labels, predictions) if metric == "pearson" else (stats.rankdata(labels), stats.rankdata(predictions))
+        a, b = (side - side.mean() for side in sides)
+        size = float(np.sqrt((a @ a) * (b @ b)))
+        return float(a @ b) / size if size > 1e-12 * len(labels) else 0.0  # all equal
+    if metric == "accuracy":
+        return float((labels == predictions).mean())
+    counts = np.bincount(labels * classes + predictions, minlength=classes**2)
+    return float(CONFUSION[metric](counts.reshape(classes, classes)))
