@@ -259,15 +259,13 @@ class RunFolder:
                 self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
-        """Write ``model/`` and ``provider/``, both atomically. All processes of a sharded model must call it."""
-        from attnreg.experiments.tasks.models.lora import save_model  # late: they import torch
-        from attnreg.sharding import is_sharded, whole_state
+        """Write ``model/`` and ``provider/``, both atomically."""
+        from attnreg.experiments.tasks.models.lora import save_model  # late: it imports torch
 
-        weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
         with replaced_folder(self.path / "model") as new:
-            save_model(model, new, weights)
+            save_model(model, new)
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
