@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from attnreg._files import write_text
-from attnreg.errors import InputError, UsageError, one_line
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
@@ -23,8 +23,6 @@ _OPTIONS = (
            help="Folder with validation or test, or one file (default: the run's)."),
     option("--split", group=DATA, type=click.Choice(["validation", "test"]),
            help="Split to score (default: validation)."),
-    option("--class", "classes", group=DATA, multiple=True, metavar="LABEL=CLASS",
-           help="The model's class for a label of the data, such as pos=positive; repeatable."),
     option("--max-length", group=DATA, type=click.IntRange(min=4),
            help="Maximum tokens per input; longer inputs are cut (default: the run's)."),
     option("--name", group=OUTPUT,
@@ -43,7 +41,6 @@ EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-
 def evaluate(
     run: Path,
     split: str | None,
-    classes: tuple[str, ...],
     name: str | None,
     **options: Any,
 ) -> None:
@@ -54,8 +51,6 @@ def evaluate(
     non-entailment.
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
-    if len(renamed := dict(map(_pair, classes))) < len(classes):
-        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     check_run(run)
     if shared["data_dir"] is not None:
         folder_with_data(Path(shared["data_dir"]), ())
@@ -63,18 +58,11 @@ def evaluate(
 
     saved = SavedModel(run, options, **shared)
     split = split or "validation"
-    path, result = saved.score(split, name, renamed)
+    path, result = saved.score(split, name)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")
     click.echo(f"Scores saved to {path}")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    label, sign, name = text.partition("=")
-    if not (label and sign and name):
-        raise UsageError(f"Expected --class LABEL=CLASS, such as --class pos=positive, got {text!r}.")
-    return label, name
 
 
 def check_run(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,13 @@ from attnreg.experiments.compare.planned import PlannedRun
 class Scoring:
     """Further data, on which finished networks are also scored.
 
-    ``name`` is for files and tables; ``None`` stands for what the comparison has; ``classes`` gives the class of the
-    model per class of the data, where names differ.
+    ``name`` is for files and tables; ``None`` stands for what the comparison has.
     """
 
     name: str
     task: str | None = None
     data_dir: str | None = None
     split: str = "validation"
-    classes: Mapping[str, str] = field(default_factory=dict)
     max_length: int | None = None
 
     @staticmethod
@@ -45,8 +43,7 @@ class Scoring:
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
         path = run.folder / "evaluations" / f"{self.file}.json"
-        names = ("data_dir", "split", "max_length", "classes")
-        asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
+        asked = request({"task": self.task}, self.data_dir, self.split, self.max_length)
         try:
             if not path.is_file():
                 return None
@@ -62,7 +59,7 @@ class Scoring:
 
         try:
             saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
-            saved.score(self.split, self.file, self.classes)
+            saved.score(self.split, self.file)
         except InputError as error:
             return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"
         return None

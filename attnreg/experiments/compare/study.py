@@ -28,7 +28,7 @@ _KEYS = {
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _SWITCHES = {option.name for option in OPTIONS if isinstance(option.default, bool)}
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
-_SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
+_SCORING = {"name", "task", "data_dir", "split", "max_length"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -310,14 +310,9 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
     made = list[Scoring]()
     for entry in entries:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
-        given = _mapping(entry.get("classes"), "`classes`")
-        words = [*(entry.get("classes") or ()), *given.values()]
-        _check(not any(isinstance(word, bool) for word in words), "classes", "words, no and yes in quotes", words)
-        classes = {theirs: str(ours) for theirs, ours in given.items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
-        data = entry.get("task"), entry.get("data_dir")
-        made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
+        made.append(Scoring(Scoring.usual_name(entry), entry.get("task"), entry.get("data_dir"), split, length))
         if made[-1].file in (item.file for item in made[:-1]):
             raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].file} twice.")
     return made
