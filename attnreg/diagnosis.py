@@ -91,9 +91,9 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: boo
     try:
         model.zero_grad(set_to_none=True)
         with restored(model), put_back((*model.parameters(), *model.buffers())):
-            found = _Found(model, inputs)
-            faults += found.faults()
-            rows, notes = found.rows(), [*found.notes(), *(_compiled(model, inputs) if compiled else ())]
+            passes = _Passes(model, inputs)
+            faults += passes.faults()
+            rows, notes = passes.rows(), [*passes.notes(), *(_compiled(model, inputs) if compiled else ())]
     finally:
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
@@ -150,11 +150,12 @@ class _Recorder(TorchDispatchMode):
 
 
 def _bits(output: Any) -> int:
-    found = 0
+    checksum = 0
     for each in tree_leaves(output):
         if isinstance(each, Tensor):
-            found = zlib.crc32(each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes(), found)
-    return found
+            content = each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            checksum = zlib.crc32(content, checksum)
+    return checksum
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class _Backward:
         return [name for name, gap in (self.gaps or {}).items() if gap > _ROUNDING]
 
 
-class _Found:
+class _Passes:
     """The passes of a model, and what they show."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -379,7 +380,7 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def _equal(a: _Pass, b: _Pass) -> bool:
-    outputs = [[each.nan_to_num() for each in found.outputs] for found in (a, b)]
+    outputs = [[each.nan_to_num() for each in one.outputs] for one in (a, b)]
     return len(outputs[0]) == len(outputs[1]) and all(map(torch.equal, *outputs))
 
 
