@@ -7,12 +7,14 @@ Usage: python docs/results/overview.py
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from published import FOLDER, Row, comparisons, write
+from published import FOLDER, SHORT, FloatArray, Row, comparisons, paired, settings, write
+from scipy import stats
 
 from attnreg.experiments.compare.contrast import LEVEL, p_cell
 from attnreg.experiments.compare.statistics import holm
@@ -33,59 +35,12 @@ SAME = {
     "attention-dropout": "scores dropout",
 }  # on the board
 SAME |= {"random": "random masks", "low": "AD-DROP, lowest attributions", "attention": "AD-DROP, highest attention"}
-# The first picture: study, data, rows, method and baselines of each row.
-DRAWN = (
-    ("AD-DROP, 500 rows of SST-2\n(phrases → sentences), 24 seeds", "mechanism", "sst2", 500, "high", (
-        "plain", "plain for 15 epochs", "random", "low", "attention")),
-    ("... 500 sentences of SST-2, each\narm tuned, 24 seeds, on test", "controls", "sst2_sentences", 500, "high", (
-        "plain", "random", "low", "attention")),
-    ("... 500 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", 500, "high", (
-        "plain for 15 epochs", "plain", "random")),
-    ("... 500 rows of Subj, with these\nvalues, 12 seeds, on test", "replication", "subj", 500, "high", (
-        "plain for 15 epochs", "plain", "random")),
-    ("... 500 rows of TREC, with these\nvalues, 12 seeds, on test", "replication", "trec", 500, "high", (
-        "plain for 15 epochs", "plain", "random")),
-    ("... 500 sentences of SST-2, where\nvalues were tuned, 12 fresh seeds", "replication", "sst2_sentences", 500,
-        "high", ("plain for 15 epochs", "plain", "random")),
-    ("... CR, Subj, TREC and SST-2\nsentences, pooled", "replication", "pooled", 500, "high", ("plain for 15 epochs",)),
-    ("... 100 rows of CR, with these\nvalues, 12 seeds, on test", "replication", "cr", 100, "high", (
-        "plain for 15 epochs", "plain", "random")),
-    ("... 100 rows of Subj", "replication", "subj", 100, "high", ("plain for 15 epochs", "plain", "random")),
-    ("... 100 rows of TREC", "replication", "trec", 100, "high", ("plain for 15 epochs", "plain", "random")),
-    ("... 100 sentences of SST-2", "replication", "sst2_sentences", 100, "high", (
-        "plain for 15 epochs", "plain", "random")),
-    ("... 100 rows of each, pooled", "replication", "pooled", 100, "high", ("plain for 15 epochs",)),
-    ("AD-DROP, 500 rows of TREC, other\nvalues, 12 seeds, on test", "ladder", "trec", 500, "AD-DROP", (
-        "plain", "SetFit")),
-    ("... from the first token", "ladder", "trec", 500, "AD-DROP from the first token", ("first token",)),
-    ("AD-DROP on LP-FT, the best by search\non 500 rows of CR, 12 seeds, on test", "ladder", "cr", 500,
-        "AD-DROP on LP-FT", ("LP-FT for 7 epochs", "LP-FT", "plain")),
-    ("AD-DROP on plain fine-tuning, the best\non 500 sentences of SST-2, 12 seeds", "ladder", "sst2_sentences", 500,
-        "AD-DROP", ("plain for 15 epochs", "plain")),
-    ("AD-DROP on few-sample fine-tuning, the\nbest on 500 rows of Subj, 12 seeds", "ladder", "subj", 500,
-        "AD-DROP on few-sample", ("few-sample for 15 epochs", "few-sample")),
-    ("AD-DROP on plain fine-tuning, the best\non 100 rows of TREC, 12 seeds", "ladder", "trec", 100, "AD-DROP", (
-        "plain for 15 epochs", "plain")),
-    ("AD-DROP on LP-FT, the best by search\non 100 rows of CR, 12 seeds, on test", "ladder", "cr", 100,
-        "AD-DROP on LP-FT", ("LP-FT for 15 epochs", "LP-FT", "plain")),
-    ("... 100 sentences of SST-2", "ladder", "sst2_sentences", 100, "AD-DROP on LP-FT", (
-        "LP-FT for 7 epochs", "LP-FT")),
-    ("... 100 rows of Subj", "ladder", "subj", 100, "AD-DROP on LP-FT", ("LP-FT for 15 epochs", "LP-FT")),
-    ("AttendOut as its paper states it,\nCoLA, 8 seeds", "attendout", "cola", 7551, "AttendOut (the paper's game)", (
-        "plain", "the game without masks")),
-    ("... SST-2 sentences", "attendout", "sst2_sentences", 6920, "AttendOut (the paper's game)", (
-        "plain for 6 epochs", "plain", "the game without masks")),
-    ("... MRPC, F1", "attendout", "mrpc", 3668, "AttendOut (the paper's game)", (
-        "plain for 6 epochs", "plain", "the game without masks")),
-)  # fmt: skip
-SHOWN = {"plain": "minus plain", "plain for 15 epochs": "minus plain, as many passes", "random": "minus random masks"}
-SHOWN |= {"low": "minus lowest attributions", "attention": "minus highest attention", "SetFit": "minus SetFit"}
-SHOWN |= {"LP-FT": "minus LP-FT", "LP-FT for 7 epochs": "minus LP-FT, as many passes"}
-SHOWN |= {"LP-FT for 15 epochs": "minus LP-FT, as many passes"}
-SHOWN |= {"few-sample": "minus few-sample", "few-sample for 15 epochs": "minus few-sample, as many passes"}
-SHOWN |= {"plain for 6 epochs": "minus plain, as many passes"}
-SHOWN |= {"first token": "minus plain from the first token", "the game without masks": "minus itself without masks"}
-LEFT = -2  # the end of the axis; what lies beyond it is written
+# Data sets in the picture and in the table of on-average.
+NAMES = {
+    "sst2_sentences": "SST-2's sentences", "mr": "MR (films)", "cr": "CR (products)", "subj": "Subj (films)",
+    "trec": "TREC (questions)", "mrpc": "MRPC (pairs)", "banking77": "BANKING77 (intents)",
+    "clinc150": "CLINC150 (intents)",
+}  # fmt: skip
 
 
 def interval(row: Row) -> str:
@@ -163,6 +118,25 @@ def board(rows: Sequence[Row]) -> str:
     return "\n\n".join(texts)
 
 
+def averaged(rows: Sequence[Row]) -> tuple[Row, dict[tuple[str, str], FloatArray]]:
+    """Return the comparison over data sets and models, and by data set and model the scores ``(2, seeds)`` of both."""
+    whole = next(row for row in rows if row["study"] == "on-average" and row["planned"] == "primary")
+    setting = next(each for each in settings() if each["study"] == "on-average")
+    _, pairs = paired([whole["scores"], whole["baseline_scores"]], setting, whole["setting"])
+    places = [(data, model) for data, model in (task.split("-model=") for task in setting["pooled"])]
+    return whole, dict(zip(places, pairs, strict=True))
+
+
+def data_sets(rows: Sequence[Row]) -> str:
+    """Return the table of mean scores on each data set and model."""
+    whole, scores = averaged(rows)
+    cells = []
+    for data, model in sorted(scores, key=lambda place: [*NAMES].index(place[0])):
+        mine, other = scores[data, model].mean(1)
+        cells.append([NAMES[data], SHORT[model], f"{other:.3f}", f"{mine:.3f}", f"{100 * (mine - other):+.1f}"])
+    return markdown(["data set", "model", whole["baseline"], whole["method"], "difference, points"], 2, cells)
+
+
 def rank(row: Row) -> tuple[bool, bool, int]:
     """Return what decides between comparisons on the board: fresh seeds, then added ones, then their number."""
     return bool(row["extension"]), row["extension"] != "added", -row["seeds"]
@@ -181,10 +155,11 @@ def matching(label: str, numbers: Sequence[str], rows: Sequence[Row]) -> Row:
 
 def renewed(text: str, rows: Sequence[Row]) -> str:
     """Return a page with p and p (Holm) of its tables made anew, and what stands between marks."""
-    if MARK.format("board") in text:
-        for name, made in (("board", board), ("comparisons", all_table)):
-            before, after = text.split(mark := MARK.format(name))
+    for name, made in MADE.items():
+        if (mark := MARK.format(name)) in text:
+            before, after = text.split(mark)
             text = f"{before}{mark}\n\n{made(rows)}\n\n{END}{after.split(END, 1)[1]}"
+    if MARK.format("board") in text:
         return text
     lines, heads = text.split("\n"), list[str]()
     for number, line in enumerate(lines):
@@ -202,6 +177,10 @@ def renewed(text: str, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+#: What stands between marks, by their name.
+MADE = {"board": board, "comparisons": all_table, "data sets": data_sets}
+
+
 def pages() -> list[Path]:
     """Return the pages whose tables have results of our own, without those that tests.tables makes."""
     return [FOLDER.parent / "results.md", *sorted(FOLDER.glob("*/README.md"))]
@@ -213,40 +192,47 @@ def shown_on(page: Path, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw the differences of DRAWN with their intervals."""
-    names = ("study", "data", "train_size", "method", "baseline")
-    found = {tuple(row[name] for name in names): row for row in reversed(rows)}  # of several, the first
-    look, ticks, at = next(styles()), dict[float, str](), 0.0
-    height = sum(len(others) + 1.3 for *_, others in DRAWN)
-    bold: dict[str, Any] = {
-        "fontsize": 8,
-        "weight": "bold",
-        "va": "center",
-        "bbox": {"fc": "white", "ec": "white", "pad": 1},
-    }
-    with picture(path, width=5.2, height=0.8 + 0.24 * height) as (axes,):  # to be read on a phone
-        for title, *arm, others in DRAWN:
-            at += 0.5
-            axes.text(0.02, at, title, **bold, transform=axes.get_yaxis_transform())
-            at += 1.4
-            for other in others:
-                row = found[(*arm, other)]
-                mean, low, high = (100 * row[name] for name in ("difference", "low", "high"))
-                filled = look.color if row["p_holm"] < LEVEL else "white"
-                bar = {"fmt": "o", "color": look.color, "mfc": filled, "capsize": 3, "ms": 5}
-                if mean < LEFT:
-                    text = f"◂ {'●' if row['p_holm'] < LEVEL else '○'} {mean:.1f} [{low:.1f}, {high:.1f}], off the axis"
-                    axes.text(LEFT + 0.02, at, text, **{**bold, "weight": "normal"}, color=look.color)
-                else:
-                    axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], **bar)
-                ticks[at] = SHOWN[other]
-                at += 1
+    """Draw the differences on each data set and model, their mean, and what a new data set and model may expect."""
+    whole, scores = averaged(rows)
+    gaps = {place: 100 * (mine - other) for place, (mine, other) in scores.items()}
+    places = {data: number for number, data in enumerate(data for data in NAMES if data in {d for d, _ in gaps})}
+    models = dict.fromkeys(model for _, model in gaps)
+    earlier = [row for row in rows if row["study"] == "replication" and row["train_size"] == 500]
+    longer = {row["data"]: row for row in earlier if row["planned"] == "primary"}
+    with picture(path, width=5.2, height=1.6 + 0.42 * len(places), grid="x") as (axes,):  # to be read on a phone
+        for number, (model, look) in enumerate(zip(models, itertools.islice(styles(), 1, None), strict=False)):
+            found = [(data, points) for (data, name), points in gaps.items() if name == model]
+            shift = 0.18 * (2 * number - 1)
+            for label, (data, points) in zip([SHORT[model], *[None] * len(found)], found, strict=False):
+                half = 0.0 if len(points) < 2 else spread(points)
+                axes.errorbar(points.mean(), places[data] + shift, xerr=half, fmt=look.marker, color=look.color,
+                              capsize=3, ms=6, label=label)  # fmt: skip
+        label: str | None = "MiniLM, 12 other seeds, float32"
+        for data, row in longer.items():
+            if data in places:
+                low, mean, high = (100 * row[name] for name in ("low", "difference", "high"))
+                axes.errorbar(mean, places[data], xerr=[[mean - low], [high - mean]], fmt="x", color="#888888",
+                              capsize=3, ms=4, label=label)  # fmt: skip
+                label = None
+        at = len(places) + 0.3
+        low, high, mean = (100 * whole[name] for name in ("low", "high", "difference"))
+        axes.plot([100 * whole["new_low"], 100 * whole["new_high"]], [at, at], color="#000000", lw=1)
+        axes.plot([low, high], [at, at], color="#000000", lw=4, solid_capstyle="butt")
+        axes.plot(mean, at, "D", color="#000000", mfc="white", ms=7)
         axes.axvline(0, color="#888888", lw=0.8)
-        axes.set_yticks([*ticks], [*ticks.values()], fontsize=8)
-        axes.set_ylim(at - 0.3, -0.3)
-        axes.set_xlim(LEFT, 2)
-        unit = "points (SST-2 phrases: on dev; CoLA:\nMatthews' correlation), mean and 95 % interval"
-        axes.set_xlabel(f"{unit}\nfilled: holds after correction", fontsize=8)
+        axes.axhline(len(places) - 0.35, color="#888888", lw=0.8)
+        axes.set_yticks([*places.values(), at], [*(NAMES[data] for data in places), "mean; thin: a new data set"],
+                        fontsize=8)  # fmt: skip
+        axes.set_ylim(at + 0.6, -0.6)
+        axes.set_xlabel(
+            "AD-DROP minus plain fine-tuning of as many passes, points of accuracy", fontsize=8, loc="right"
+        )
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.35, 1.14), ncols=3, columnspacing=1)
+
+
+def spread(points: Any) -> float:
+    """Return half of the 95 % interval of a mean, by Student's t."""
+    return float(stats.t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / len(points) ** 0.5)
 
 
 def main() -> None:

@@ -96,11 +96,13 @@ def crossed(gaps: Mapping[tuple[str, str], FloatArray]) -> tuple[Difference, tup
 
     ``gaps`` has the differences of the seeds of each ``(data set, model)``. Data set, model and their interaction are
     random; their variances are estimated by restricted maximum likelihood, those of the means of seeds are known
-    (Hartung, Knapp and Sinha, Statistical Meta-Analysis with Applications, 2008, Chapter 7). Intervals and p are by
-    Student's t with as many degrees of freedom as there are data sets, less one.
+    (Hartung, Knapp and Sinha, Statistical Meta-Analysis with Applications, 2008, Chapter 7). With one seed of each,
+    what seeds change is a part of the interaction. Intervals and p are by Student's t with as many degrees of freedom
+    as there are data sets, less one.
     """
     places = [*gaps]
-    means, within = np.array([(each.mean(), each.var(ddof=1) / len(each)) for each in gaps.values()]).T
+    known = [(each.mean(), each.var(ddof=1) / len(each) if len(each) > 1 else 0.0) for each in gaps.values()]
+    means, within = np.array(known).T
     alike = [np.array([[float(a[k] == b[k]) for b in places] for a in places]) for k in (0, 1)]
     unit = within.mean() + means.var()  # so that the optimizer's steps suit all scales
 
@@ -112,8 +114,10 @@ def crossed(gaps: Mapping[tuple[str, str], FloatArray]) -> tuple[Difference, tup
         loss = (means - mean) @ inverse @ (means - mean) + np.log(weight) - np.linalg.slogdet(inverse)[1]
         return float(loss), float(mean), float(1 / weight)
 
-    starts = [np.array(each) for each in itertools.product((0.0, 0.5), repeat=3)]
-    tries = [optimize.minimize(lambda b: fitted(b)[0], start, bounds=[(0, None)] * 3) for start in starts]
+    least = (0.0, 0.0, 0.0 if within.all() else 1e-6)  # else a covariance would be singular
+    bounds = [(each, None) for each in least]
+    starts = [np.maximum(each, least) for each in itertools.product((0.0, 0.5), repeat=3)]
+    tries = [optimize.minimize(lambda b: fitted(b)[0], start, bounds=bounds) for start in starts]
     between = min(tries, key=lambda each: float(each.fun)).x
     _, mean, variance = fitted(between)
     free = len({data_set for data_set, _ in places}) - 1
@@ -182,13 +186,27 @@ def environment(formulas: list[str], setting: Row) -> Row:
     return {name: "; ".join(found) or setting.get(name, "") for name, found in told.items()}
 
 
+def of_cells(setting: Row, gaps: Sequence[FloatArray]) -> dict[tuple[str, str], FloatArray]:
+    """Return the differences of each ``(data set, model)``: the mean of data sets that count as one."""
+    cells: dict[tuple[str, str], list[FloatArray]] = {}
+    for task, each in zip(setting["pooled"], gaps, strict=True):
+        data, model = task.split("-model=")
+        cells.setdefault((setting["crossed"].get(data, data), model), []).append(each)
+    return {place: np.mean(each, axis=0) for place, each in cells.items()}
+
+
 def comparison(setting: Row, contrast: str) -> Row:
     """Return one line of the file of all comparisons, without what is corrected over all."""
     method, baseline = contrast.split(" - ")
     formulas = [formula(setting, name) for name in (method, baseline)]
     seeds, pairs = paired(formulas, setting, contrast)
     gaps = [mine - other for mine, other in pairs]
-    if len(pairs) > 1:
+    new = (np.nan, np.nan)
+    if "crossed" in setting:
+        cells = of_cells(setting, gaps)
+        (found, new), units = crossed(cells), len({data for data, _ in cells})
+        deviation = (found.high - found.low) / 2 / float(stats.t.ppf(0.975, units - 1)) * units**0.5
+    elif len(pairs) > 1:
         (found, deviation), units = pooled(gaps), len(pairs)
     else:
         found, deviation, units = paired_difference(*pairs[0]), float(gaps[0].std(ddof=1)), len(seeds)
@@ -211,6 +229,8 @@ def comparison(setting: Row, contrast: str) -> Row:
         "difference": found.mean,
         "low": found.low,
         "high": found.high,
+        "new_low": new[0],
+        "new_high": new[1],
         "p": found.p,
         "p_holm": np.nan,
         "detectable": detectable(deviation, units),
@@ -238,8 +258,11 @@ def names(setting: Row) -> list[str]:
 
 def write(rows: list[Row], path: Path = ALL) -> None:
     """Write the file of all comparisons."""
-    shown = [{name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()} for row in rows]
+
+    def shown(cell: Any) -> Any:
+        return cell if not isinstance(cell, float) else "" if np.isnan(cell) else f"{cell:.6g}"
+
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(shown)
+        writer.writerows({name: shown(cell) for name, cell in row.items()} for row in rows)
