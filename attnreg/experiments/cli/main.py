@@ -15,7 +15,7 @@ from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError,
 from attnreg.experiments.cli.built_in import copy, list_, recipe
 from attnreg.experiments.cli.compare import compare
 from attnreg.experiments.cli.fit import fit, predict
-from attnreg.experiments.cli.look import doctor, evaluate, plot
+from attnreg.experiments.cli.look import evaluate, plot
 from attnreg.experiments.options.files import place_of, recipe_files
 
 
@@ -77,5 +77,5 @@ def main() -> None:
     """Attention regularizers for fine-tuning Transformers."""
 
 
-for command in (fit, predict, recipe, compare, evaluate, plot, list_, copy, doctor):
+for command in (fit, predict, recipe, compare, evaluate, plot, list_, copy):
     main.add_command(command)
