@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import Self
@@ -31,6 +34,8 @@ MOST = 4  # modules to name in a sentence
 UNSEEDED = "Python's", "numpy's"  # generators that torch does not seed
 SEEDED = "from the seed of the pass"
 _SEEDS = 0, 1
+_ROUNDING = 0.1  # a gradient's relative error in bfloat16, at most
+_SMALL = 1e-3  # a gradient below this share of the largest may be rounding, as that of a bias of keys
 
 
 class Diagnosis(Report):
@@ -48,15 +53,16 @@ class Diagnosis(Report):
         return made
 
 
-def doctor(model: Any, inputs: Mapping[str, Any] | None = None) -> Diagnosis:
+def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: bool = False) -> Diagnosis:
     """Find what is random in a model, and measure what of it repeats.
 
-    Makes five forward passes (two in eval mode) and a backward pass, and leaves the model, its gradients and all random
-    states as they were.
+    Makes six forward passes (two in eval mode) and two backward passes, and leaves the model, its gradients and all
+    random states as they were.
 
     Args:
         model: a model, in the mode in which it is about to run; or a Trainer of transformers.
         inputs: keyword arguments of its forward, with at least two rows; by default made for it, if that is possible.
+        compiled: also compile it, and compare its predictions in eval mode; slow.
 
     Returns:
         A table, which a notebook shows as HTML: of each module that draws random numbers, the operations, the rate and
@@ -85,9 +91,9 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None) -> Diagnosis:
     try:
         model.zero_grad(set_to_none=True)
         with restored(model), put_back((*model.parameters(), *model.buffers())):
-            passes = _Passes(model, inputs)
-            faults += passes.faults()
-            rows, notes = passes.rows(), [*passes.notes()]
+            found = _Found(model, inputs)
+            faults += found.faults()
+            rows, notes = found.rows(), [*found.notes(), *(_compiled(model, inputs) if compiled else ())]
     finally:
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
@@ -144,12 +150,11 @@ class _Recorder(TorchDispatchMode):
 
 
 def _bits(output: Any) -> int:
-    checksum = 0
+    found = 0
     for each in tree_leaves(output):
         if isinstance(each, Tensor):
-            content = each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            checksum = zlib.crc32(content, checksum)
-    return checksum
+            found = zlib.crc32(each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes(), found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,21 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Backward:
-    """A backward pass: how many draws it repeats, and the modules that then draw others."""
+    """A backward pass: how many draws it repeats, and the modules that then draw others.
+
+    With checkpoints, ``gaps`` has the distance of each parameter's gradient to the one without them.
+    """
 
     draws: int
     others: Sequence[str]
+    gaps: Mapping[str, float] | None
+
+    def changed(self) -> list[str]:
+        """Return the parameters whose gradients differ by more than rounding."""
+        return [name for name, gap in (self.gaps or {}).items() if gap > _ROUNDING]
 
 
-class _Passes:
+class _Found:
     """The passes of a model, and what they show."""
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
@@ -204,19 +217,42 @@ class _Passes:
         return _Pass(recorder.draws, recorder.returned, outputs, others)
 
     def _backward(self) -> _Backward | None:
-        """Make a pass forward and backward."""
+        """Make a pass forward and backward, and another without checkpoints."""
         recorder = _Recorder()
-        set_seed(_SEEDS[0])
         with recorder.naming(self.model), recorder:
-            outputs = [each for each in _floats(self.model(**self.inputs)) if each.requires_grad]
-            if not outputs:
+            losses = self._losses()
+            if not losses:
                 return None
             left = Counter((draw.operation, draw.bits) for draw in recorder.draws)
             recorder.draws = []
-            torch.stack([each.float().square().mean() for each in outputs]).sum().backward()
+            torch.stack(losses).sum().backward()
         left.subtract((draw.operation, draw.bits) for draw in recorder.draws)
         others = [draw.module or "the model" for draw in recorder.draws if left[draw.operation, draw.bits] < 0]
-        return _Backward(len(recorder.draws), list(dict.fromkeys(others)))
+        return _Backward(len(recorder.draws), list(dict.fromkeys(others)), self._gaps())
+
+    def _losses(self) -> list[Tensor]:
+        set_seed(_SEEDS[0])
+        outputs = [each for each in _floats(self.model(**self.inputs)) if each.requires_grad]
+        return [each.float().square().mean() for each in outputs]
+
+    def _gaps(self) -> dict[str, float] | None:
+        """Return how far each parameter's gradient is from the one without checkpoints, as a share of this one."""
+        repeated = self._gradients()
+        self.model.zero_grad(set_to_none=True)
+        with _without_checkpoints() as skipped:
+            torch.stack(self._losses()).sum().backward()
+        if not skipped:
+            return None
+        plain = self._gradients()
+        sizes = {name: float(each.abs().max()) for name, each in plain.items()}
+        least = _SMALL * max(sizes.values(), default=0.0) or 1.0
+        return {
+            name: float((repeated[name] - each).abs().max()) / max(sizes[name], least) for name, each in plain.items()
+        }
+
+    def _gradients(self) -> dict[str, Tensor]:
+        weights = ((name, each) for name, each in self.model.named_parameters() if each.requires_grad)
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for n, p in weights}
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return a row for each module that is random or depends on the mode."""
@@ -244,11 +280,22 @@ class _Passes:
         config = getattr(self.model, "config", None)
         if kernel := getattr(config, "_attn_implementation", None):
             yield f"Attention runs in {kernel}."
-        yield f"Two passes of one seed in training mode {'are equal' if _equal(self.train, self.again) else 'differ'}."
+        same = _equal(self.train, self.again)
+        yield f"Two passes of one seed in training mode {'are equal' if same else 'differ'}."
         if self.repeated is None:
             yield "No gradient flows from the outputs, so no backward pass was made."
-        elif self.repeated.draws:
-            yield f"The backward pass repeats {self.repeated.draws} draws (gradient checkpointing)."
+        elif self.repeated.gaps is not None:
+            kinds = [vars(each).get("_gradient_checkpointing_func") for each in self.model.modules()]
+            given = next((getattr(each, "keywords", {}) for each in kinds if each is not None), {})
+            shown = "".join(f", {name}={value}" for name, value in given.items())
+            yield f"The backward pass repeats {self.repeated.draws} draws (gradient checkpointing{shown})."
+            if same:  # or gradients differ from pass to pass anyway
+                most = max(self.repeated.gaps.values(), default=0.0)
+                yield f"Its gradients differ by {most:.1%} at most from those without gradient checkpointing."
+        weights = [[*each.parameters(recurse=False)] for each in self.model.modules()]
+        frozen = sum(not any(p.requires_grad for p in some) for some in weights if some)
+        if frozen:
+            yield f"Of {sum(map(bool, weights))} modules with weights, {frozen} are frozen."
         first = [each.outputs[0].float() for each in (self.train, self.eval) if each.outputs]
         if len(first) == 2 and first[0].dim() > 1 and first[0].shape == first[1].shape:
             gap = (first[0].log_softmax(-1) - first[1].log_softmax(-1)).abs()
@@ -276,6 +323,11 @@ class _Passes:
                 f"Gradient checkpointing draws other numbers when it repeats {listed(found, MOST)}, so gradients are "
                 "wrong. Remove `preserve_rng_state=False`."
             )
+        elif self.repeated is not None and _equal(self.train, self.again) and (found := self.repeated.changed()):
+            yield (
+                f"Gradient checkpointing changes the gradients of {listed(found, MOST)}: what it repeats keeps a "
+                "state, draws from elsewhere, asks whether gradients are on, or gets no input with gradients."
+            )
         yield from self.frozen
 
 
@@ -295,12 +347,39 @@ def _frozen_statistics(model: nn.Module) -> Iterator[str]:
             yield f"Frozen, but running statistics move in training mode: {listed(found, MOST)}. Keep it in eval mode."
 
 
+@contextmanager
+def _without_checkpoints() -> Iterator[list[object]]:
+    """Let torch's gradient checkpointing run what it is given, once, within the block; the list has its functions."""
+    given: list[object] = []
+
+    def once(function: object, *_: object, **__: object) -> Iterator[None]:
+        given.append(function)
+        yield
+
+    def apply(function: Any, preserve: object, *args: object) -> Any:
+        given.append(function)
+        return function(*args)
+
+    names = (f"_checkpoint_without_reentrant_generator{end}" for end in ("_impl", ""))  # the first since torch 2.14
+    generator: dict[str, Any] = {next(name for name in names if hasattr(checkpoint, name)): once}
+    with mock.patch.multiple(checkpoint, CheckpointFunction=SimpleNamespace(apply=apply), **generator):
+        yield given
+
+
+def _compiled(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Say how far a compiled model differs in eval mode."""
+    with undisturbed(model), torch.no_grad():
+        pairs = zip(_floats(model(**inputs)), _floats(torch.compile(model)(**inputs)), strict=True)
+        gap = max(float((a - b).abs().max()) for a, b in pairs)
+    yield f"Compiled and eager outputs in eval mode differ by {gap:.2g} at most."
+
+
 def _floats(output: Any) -> list[Tensor]:
     return [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point()]
 
 
 def _equal(a: _Pass, b: _Pass) -> bool:
-    outputs = [[each.nan_to_num() for each in one.outputs] for one in (a, b)]
+    outputs = [[each.nan_to_num() for each in found.outputs] for found in (a, b)]
     return len(outputs[0]) == len(outputs[1]) and all(map(torch.equal, *outputs))
 
 

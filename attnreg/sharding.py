@@ -1,10 +1,47 @@
-"""Models whose parameters are spread over several processes."""
+"""States of models that FSDP2 shards over processes, as those of whole models."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
+from torch.optim import Optimizer
 
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether a module's parameters are spread over several processes: by FSDP2, or by tensor parallelism."""
     return any(type(parameter).__name__ == "DTensor" for parameter in module.parameters())
+
+
+def whole_state(part: Any, model: nn.Module) -> dict[str, Any]:
+    """Return the state dict of a model, of its optimizer, or of another part of its training.
+
+    Of a sharded model and its optimizer, the first process gets the whole state and the others get nothing. All of them
+    must call this at the same time.
+    """
+    if not (is_sharded(model) and (part is model or isinstance(part, Optimizer))):
+        state: dict[str, Any] = part.state_dict()
+        return state
+    from torch.distributed.checkpoint import state_dict as dcp  # late: it is slow to import
+
+    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    if part is model:
+        return dcp.get_model_state_dict(model, options=options)
+    inner: Any = getattr(part, "optimizer", part)  # accelerate wraps it
+    return dict(dcp.get_optimizer_state_dict(model, inner, options=options))
+
+
+def load_whole_state(part: Any, model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what :func:`whole_state` returned; of a sharded model, what it returned in the first process counts."""
+    if not (is_sharded(model) and (part is model or isinstance(part, Optimizer))):
+        part.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    options = dcp.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    if part is model:
+        dcp.set_model_state_dict(model, dict(state), options=options)
+    else:
+        inner: Any = getattr(part, "optimizer", part)
+        dcp.set_optimizer_state_dict(model, inner, dict(state), options=options)

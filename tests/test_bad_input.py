@@ -111,13 +111,40 @@ BAD = [
     bad("compare", "finetune", "--task", "nothing", code=2, says="Expected a task among"),
     bad("compare", "finetune --seed 3", code=2, says="--seed must be the same for all methods"),
     bad("compare", "finetune", "--validation-rows", 9, code=2, says="No such option '--validation-rows'. To score on rows of train, use --folds N, or `validation_rows: N` for a task of"),
+    bad("search", "--space", "options: {learning-rate: 1e-5..1e-3}", "--data-dir", "nowhere", says="got nowhere: no such folder or file"),
     bad("compare", "finetune", "--jobs", 2, "--launcher", "commands", code=2, says="--jobs and --launcher exclude each other, because only"),
+    bad("search", "--runs", 2, "--seeds", 3, code=2, says=r"Expected --runs of at least --seeds \(3\), got 2"),
+    bad("search", "--space", "options: {lr-warmup: [no, 0.3]}", says="Expected --lr-warmup in the search space as a number"),
+    *(
+        bad("search", "--space", space, code=2 if "options:" in space else 1, says=says)
+        for space, says in {
+            "nothing.yaml": "Cannot read the search space",
+            "{}": "The search space is empty: give `options`, `providers`, or both.",
+            "DropHead": "Expected the search space to map names to values, got 'DropHead'",
+            "provider: {}": "Unknown key 'provider' in the search space. Did you mean providers",
+            "providers: [DropHead]": "Expected `providers` of the search space to map names to values",
+            "providers: {DropHeads: {}}": "No provider is named 'DropHeads'.* Did you mean DropHead",
+            "providers: {DropHead: {rate: 0.1..0.5}}": "Expected the arguments of DropHead",
+            "providers: {DropHead: {p: 0.1..1.5}}": "Expected `p` to be a probability .*, got 1.5",
+            "providers: {DropHead: {p: 0.5..0.1}}": "DropHead p in the search space as a range from low",
+            "providers: {DropHead: {p: 0.1..0.5 lin}}": "DropHead p in the search space as a range",
+            "providers: {DropHead: {p: []}}": "DropHead p in the search space as a range",
+            "providers: {DropHead: {layers: middle}}": "Expected `layers` .* got 'middle'",
+            "{providers: {DropHead: {}}, most: 0}": "Expected `most` in the search space",
+            "options: {learning-rate: -1..1}": "Invalid value for '--learning-rate'",
+            "options: {q: 0.1..0.5}": "No such option",
+            "options: {train-size: 10..50}": "--train-size cannot be in the search space",
+            "{recipe: nothing, options: {epochs: 1..2}}": "Expected a recipe among",
+        }.items()
+    ),
     bad("plot", "nowhere", says="Run folder nowhere not found"),
     *(bad("recipe", PROBE, "--q", text, code=2, says="expected probabilities such as 0,0.5,1, got") for text in ("x", "0,2", "-1", "nan")),
     bad("recipe", "ad-drop", "--layers", "0,3", says=r"Expected layers among .0, 1, 2. in AttributionProvider, got .3.:"),
     bad("recipe", "finetune", "--reinit-layers", 4, says="BertForSequenceClassification has 3 blocks, too few to re-initialize 4"),
     bad("recipe", "pretrain", "--task", "agreement-words", "--shots", 1, code=2, says="--shots is for classification, but agreement-words is a masked-lm task"),
     bad("compare", "--study", "attendout-table9", code=2, says="Did you mean attendout-table"),
+    bad("compare", "finetune", "best=@nowhere", says="Expected the folder of a search after @, got nowhere"),
+    bad("compare", "finetune", "@nowhere", code=2, says="Give the winner of a search a name, as in best=@now"),
 ]  # fmt: skip
 
 
@@ -128,9 +155,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(cli, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_holds_something_else_is_left_alone(cli, tmp_path):
+@pytest.mark.parametrize(("args", "what"), [(("compare", "finetune"), "comparison"), (("search",), "search")])
+def test_an_output_folder_that_holds_something_else_is_left_alone(cli, tmp_path, args, what):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    says = "--output-dir full holds files but no comparison"
-    assert_sentence(cli("compare", "finetune", "--output-dir", "full"), 1, says)
+    assert_sentence(cli(*args, "--output-dir", "full"), 1, f"--output-dir full holds files but no {what}")
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]

@@ -15,12 +15,17 @@ from attnreg.experiments.setup import rows as data_checks
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.tasks import agreement, choose_task, get_task, load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.kinds.language import check_conversations
 from attnreg.training.objective import disagreement
 from tests.helpers import task_data as made
 from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.method_cases import step_of_r_drop
 from tests.helpers.repository import ROOT
 
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] }} : {{ m['content'] }} {{ eos_token }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
 OWN = ["--task", "custom", "--kind", "causal-lm", "--device", "cpu", "--max-length", 24, "--epochs", 1]
 
 
@@ -164,31 +169,61 @@ def test_rewards_and_r_drop_look_at_the_positions_that_predict(trained):
     assert loss == pytest.approx(float(first.loss + other.loss + 2 * shifted) / 2, abs=1e-5)
 
 
-def test_a_chat_template_is_not_used_and_the_run_says_so(trained):
-    plain = trained[1].tokenizer
-    with_template = hf.PreTrainedTokenizerFast(
-        tokenizer_object=plain.backend_tokenizer, chat_template="{{ messages }}", **plain.special_tokens_map
+def with_template(tokenizer):
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template=TEMPLATE, **tokenizer.special_tokens_map
     )
-    row = rows_of({"prompt": "the boy", "completion": "sleeps"})
-    assert kind_of(with_template).encode(row)[0] == kind_of(plain).encode(row)[0]
-    assert "without the chat template" in kind_of(with_template).remarks[0]
-    assert not kind_of(plain).remarks
+    tokenizer.add_tokens(["user", "assistant"])
+    return tokenizer
+
+
+def test_messages_are_written_by_the_template_without_a_second_beginning(trained):
+    kind = kind_of(with_template(trained[1].tokenizer), text_columns="messages")
+    turns = [("user", "the boy"), ("assistant", "sleeps"), ("user", "the boys"), ("assistant", "sleep")]
+    row = kind.encode(rows_of({"messages": [{"role": role, "content": text} for role, text in turns]}))[0]
+    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS] user : the boys [EOS] assistant : sleep [EOS]"
+    assert words(kind, row["input_ids"]) == text.split()
+    assert words(kind, [label for label in row["labels"] if label != -100]) == ["sleep", "[EOS]"]
+    assert row["reference"] == "sleep"
+
+
+def test_prompt_and_completion_are_written_by_the_template(trained):
+    kind = kind_of(with_template(trained[1].tokenizer))
+    row = kind.encode(rows_of({"prompt": "the boy", "completion": "sleeps"}))[0]
+    text = "[BOS] user : the boy [EOS] assistant : sleeps [EOS]"
+    assert words(kind, row["input_ids"]) == text.split()
+    assert kind.remarks == ["Prompts and completions are written by the chat template of the model's tokenizer."]
+    assert not trained[1].remarks
+    messages = [{"role": "user", "content": "the boy"}], [{"role": "assistant", "content": "sleeps"}]
+    both = rows_of({"prompt": messages[0], "completion": messages[1]})
+    assert kind.encode(both)[0] == row
+
+
+def test_templates_that_do_not_fit_are_one_sentence(trained):
+    messages = rows_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    tokenizer = with_template(trained[1].tokenizer)
+    for template, says in (
+        (None, "The data holds messages, but the model's tokenizer has no chat template"),
+        ("{{ raise_exception('no such role') }}", "does not take the messages .*: no such role"),
+        ("{{ messages | length }}", "writes a prompt in another way when an answer follows"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match=says):
+            kind_of(tokenizer, text_columns="messages").encode(messages)
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("columns", "says"),
     [
-        ({"prompt": 1, "completion": "b"}, "Expected text in column prompt, got 1 in row 1 of here"),
-        ({"prompt": "a", "completion": None}, "Expected text in column completion, got None in row 1 of here"),
-        (
-            {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
-            "Expected text in column prompt, got .*role",
-        ),
+        ({"prompt": ["a", 1], "completion": ["b", "b"]}, "Expected text in column prompt, got 1 in row 2 of here"),
+        ({"messages": [[{"role": "user"}]]}, r"Expected a list of .* in column messages, got .* in row 1 of here"),
+        ({"messages": [[{"role": "user", "content": "a"}]]}, "to be of the role assistant, after others, got the role user"),
+        ({"messages": [[]]}, "to be of the role assistant, after others, got the role of none in row 1 of here"),
     ],
-)
-def test_rows_of_another_form_are_one_sentence(trained, row, says):
+)  # fmt: skip
+def test_rows_of_another_form_are_one_sentence(columns, says):
     with pytest.raises(InputError, match=says):
-        kind_of(trained[1].tokenizer).check(rows_of(row), "here")
+        check_conversations(columns, "here")
 
 
 def test_models_that_see_the_future_are_refused(tmp_path):
@@ -253,6 +288,23 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
         "c",
     )
     assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
+
+
+def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
+    model, kind, _ = trained
+    larger = hf.GPT2LMHeadModel(hf.GPT2Config(**{**model.config.to_dict(), "vocab_size": 60}))
+    made.save(decoder, larger, with_template(kind.tokenizer))
+
+    def conversation(number):
+        row = agreement.completions("train")[number]
+        turns = zip(("user", "assistant"), (row["prompt"], row["completion"]), strict=True)
+        return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+    folder = write(tmp_path / "chats", conversation)
+    args = ["--data-dir", folder, "--model", decoder, "--text-columns", "messages", "--output-dir", "out"]
+    ran(cli("recipe", "finetune", *OWN, *args))
+    scores = json.loads((tmp_path / "out" / "result.json").read_text())["dev"]
+    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
 
 
 @pytest.mark.slow

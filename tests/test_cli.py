@@ -21,7 +21,7 @@ QUICK = ["--epochs", 1, "--train-size", 64, "--device", "cpu"]
 
 
 def test_importing_the_package_help_and_lists_do_not_wait_for_torch():
-    pages = [[], ["recipe"], ["recipe", "attendout"], ["compare"], ["plot"], ["evaluate"]]
+    pages = [[], ["recipe"], ["recipe", "attendout"], ["compare"], ["search"], ["plot"], ["evaluate"]]
     calls = [["list", "recipes"], ["list", "tasks"], ["list", "providers"], *([*page, "--help"] for page in pages)]
     code = (
         "import sys, attnreg; from attnreg.experiments.cli.main import main\n"

@@ -156,7 +156,7 @@ launch.subprocess = started_by(Warm("fork"))
 main(sys.argv[1:])
 """
 
-NO_OTHER_RUN_AFTER_ONE = "launch.telling = lambda *given: lambda run: os.kill(os.getpid(), signal.SIGSTOP)"
+NO_OTHER_RUN_AFTER_ONE = "launch.Board.ended = lambda *ended: os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def test_killed_and_started_again(finished, undrawn, cli, warm, tmp_path):

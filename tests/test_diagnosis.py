@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import attnreg
 from tests.helpers.cases import BERT, MODELS, keep_few_activations, sample
-from tests.helpers.own_dropout_cases import Drawing
+from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.own_dropout_cases import SOUND, Drawing
 
 
 class Awake(nn.Dropout):
@@ -50,6 +51,20 @@ class Forgetful(nn.Module):
         )
 
 
+class Switching(nn.Module):
+    """Computes something else while gradients are on, so that a reentrant checkpoint repeats another function."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def run(self, x):
+        return self.inner(x) * (2 if torch.is_grad_enabled() else 1)
+
+    def forward(self, x):
+        return checkpoint(self.run, x, use_reentrant=True) if self.training else self.inner(x)
+
+
 GENERATOR = torch.Generator()
 OWN_GENERATOR = Drawing(lambda x: x * torch.rand(x.shape, generator=GENERATOR))
 FAULTS = {
@@ -61,6 +76,7 @@ FAULTS = {
     "numpy": (Drawing(lambda x: x * float(np.random.rand())), ["Numbers come from numpy's generator"]),
     "counting": (Counting(), ["Two passes in eval mode differ, first in 1"]),
     "forgetful": (Forgetful(), ["Gradient checkpointing draws other numbers when it repeats 1.inner.1"]),
+    "switching": (Switching(), ["Gradient checkpointing changes the gradients of 0."]),
     "frozen": (nn.BatchNorm1d(4).requires_grad_(False), ["Frozen, but running statistics move in training mode: 1"]),
 }
 X = {"input": torch.randn(4, 4, generator=torch.Generator().manual_seed(0))}
@@ -115,6 +131,18 @@ def test_clean_models_have_no_fault(case, change):
     assert ("draws (gradient checkpointing" in report) == repeats
 
 
+def test_gradients_that_a_checkpoint_loses_are_a_fault():
+    model = MODELS[0].build().train()
+    model.bert.embeddings.requires_grad_(False)
+    keep_few_activations(model, {"use_reentrant": True})
+    model.disable_input_require_grads()
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
+        (found,) = attnreg.doctor(model).faults
+    assert found.startswith("Gradient checkpointing changes the gradients of bert.encoder.layer.0")
+    model.enable_input_require_grads()
+    assert attnreg.doctor(model).faults == []
+
+
 def test_only_checkpoints_are_blamed_for_what_they_do():
     model = around(Forgetful()).train()
     model[1].forward = lambda x: checkpoint(model[1].inner[0], x, use_reentrant=False)
@@ -123,6 +151,13 @@ def test_only_checkpoints_are_blamed_for_what_they_do():
     report = attnreg.doctor(model, {"input": X["input"]})
     (found,) = report.faults
     assert found.startswith("Two passes of one seed differ, first in 3")
+    assert "from those without gradient checkpointing" not in report
+
+
+def test_sparse_gradients_under_checkpointing():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), Forgetful()).train()
+    model[1].forward = lambda x: checkpoint(model[1].inner[0], x, use_reentrant=False)
+    assert attnreg.doctor(model, {"input": torch.ones(2, 3, dtype=torch.long)}).faults == []
 
 
 def test_the_table():
@@ -173,3 +208,31 @@ def test_a_trainer(tmp_path):
     model = MODELS[0].build()
     trainer = hf.Trainer(model, hf.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     assert attnreg.doctor(trainer).faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch itself
+def test_compiled():
+    report = attnreg.doctor(MODELS[0].build().train(), compiled=True)
+    assert "Compiled and eager outputs in eval mode differ by" in report
+
+
+def test_the_command(cli, tmp_path):
+    MODELS[0].build().save_pretrained(tmp_path / "model")
+    assert "No fault was found." in ran(cli("doctor", tmp_path / "model")).output
+    sound = hf.Wav2Vec2Config(**SOUND, mask_time_prob=0.5, mask_time_length=2)  # SpecAugment draws from numpy
+    hf.Wav2Vec2ForCTC(sound).save_pretrained(tmp_path / "sound")
+    done = cli("doctor", tmp_path / "sound")
+    assert done.exit_code == 1
+    assert FAULTS["numpy"][1][0] in done.output
+    assert_sentence(
+        cli("doctor", tmp_path / "other"),
+        1,
+        "No model .*other: there is no such folder",
+    )
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    assert_sentence(
+        cli("doctor", tmp_path / "run"), 1, "Expected MODEL to be .* got .*run, the folder of a run: give .*run.model"
+    )
+    (tmp_path / "model/model.safetensors").write_bytes(b"damaged")
+    assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from")

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 import transformers as hf
+from safetensors.torch import load_file
 
 from attnreg.experiments.tasks import get_task, load_model
 from tests.helpers.commands import assert_close, assert_sentence, read_lines
@@ -99,10 +102,68 @@ def test_attendout_with_chance_is_stopped_and_goes_on_in_two_processes(warm, tmp
     assert_same_records(tmp_path / "part", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
-def test_a_sharded_model_is_refused(cli, tmp_path, monkeypatch, name):
+SHARDED = Path(__file__).with_name("fsdp_on_cpus.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("finetune", ["--gradient-accumulation", 2]),
+        ("ad-drop", []),
+        ("regularize", ["--provider", "AttentionDropout(0.2) & LayerDrop(0.3)"]),
+        ("attention-dropout", []),
+        ("attention-layerdrop", []),
+        ("scheduled-bernoulli", []),
+    ],
+)
+def test_fsdp2_is_data_parallelism(warm, tmp_path, name, own):
+    args = ["recipe", name, *own, "--epochs", 2, "--train-size", 256, "--learning-rate", 1e-3, "--select", "best", *CPU]
+    for words, folder in ((["-m", "attnreg"], "copied"), ([SHARDED], "sharded")):
+        code, output = warm.run(*words, *args, "--output-dir", folder, cwd=tmp_path, timeout=200, processes=2)
+        assert code == 0, output
+    one, two = (tmp_path / folder for folder in ("copied", "sharded"))
+    assert_same_records(one, two)
+    weights, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (one, two))
+    assert weights.keys() == theirs.keys()
+    for key, weight in weights.items():
+        torch.testing.assert_close(weight, theirs[key], rtol=0, atol=1e-5)
+    trained, _ = load_model(get_task("agreement"), str(two / "model"))
+    assert type(trained) is hf.BertForSequenceClassification
+
+
+@pytest.mark.slow
+def test_fsdp2_is_stopped_and_goes_on(tmp_path):
+    words = [SHARDED, "recipe", "ad-drop", "--epochs", 4, "--train-size", 200, *CPU]
+    code, output = start(tmp_path, *words, "--output-dir", "whole")
+    assert code == 0, output
+    stop(tmp_path, *words)
+    assert not (tmp_path / "part" / "result.json").exists()
+    code, output = start(tmp_path, *words, "--output-dir", "part", "--resume")
+    assert code == 0, output
+    assert_same_records(tmp_path / "part", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["attendout", "--ema", 0.9, "--mixed-precision", "bf16"], "not for --mixed-precision, --ema, recipe attendout."),
+        (["finetune", "--task", "agreement-completion", "--wise-ft", 0.5], "not for --wise-ft, a task whose answers are"),
+        (["regularize", "--provider", "ConcreteDropout()"], "ConcreteDropout learns parameters, which accelerate does not"),
+    ],
+)  # fmt: skip
+def test_what_fsdp2_would_get_wrong_is_refused(tmp_path, words, what):
+    code, output = start(tmp_path, SHARDED, "recipe", *words, *CPU, "--epochs", 1, "--output-dir", "out")
+    assert code == 1
+    assert what in output, output[-3000:]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "named"), [("FSDP", "FSDP1, or FSDP2 on CPUs,"), ("DEEPSPEED", "DEEPSPEED")])
+def test_a_sharded_model_is_refused(cli, tmp_path, monkeypatch, name, named):
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
-    says = f"Recipes do not support {name}, because they copy and inspect whole models. Use data parallelism"
+    says = f"Recipes do not support {named}, because they copy and inspect whole models. Use data parallelism"
     assert_sentence(cli("recipe", "finetune"), 1, says)
     assert list(tmp_path.iterdir()) == []
 

@@ -73,6 +73,7 @@ MISTAKES = {
         ["compare", "finetune", "ad-drop --q {0.1,0.2}", *OWN[2:], "--search-rows", "60"],
         "Holding out 60 rows needs at least 61 training rows, got 60: lower --search-rows, for example to 12.",
     ),
+    "rows to score trials on": (["search", *OWN[2:]], "Holding out 500 rows needs at least 501 training rows, got 60"),
     "a tracker": (["recipe", "finetune", "--report-to", "tensorbord"], "Did you mean tensorboard?"),
     "a tracker of all": (["compare", "finetune", "--report-to", "mine"], "an installed tracker (tensorboard), got mine"),
     "a model": (["recipe", "finetune", "--model", "./nowhere"], "No model ./nowhere: there is no such folder"),

@@ -114,7 +114,7 @@ def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "Expected a provider such as"),
+        (" ", "Expected a provider such as"),
         ("AttentionDropout(0.1", r"was never closed\.$"),
         ("AttentionDropout(0.1) | AttentionLayerDrop()", "Expected provider calls joined by &"),
         ("attnreg.AttentionLayerDrop()", "Expected provider calls joined by &"),

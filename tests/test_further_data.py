@@ -27,8 +27,8 @@ def test_scores_of_rows_that_have_changed_are_made_again(tmp_path):
     rows, run = tmp_path / "other" / "validation.jsonl", SimpleNamespace(folder=tmp_path / "run")
     write_rows(rows, [{"sentence": "red", "label": 1}])
     scoring, place = Scoring("mine", data_dir=str(tmp_path / "other")), run.folder / "evaluations" / "mine.json"
-    asked = saved_model.request({"task": None}, scoring.data_dir, "validation", None)
-    content = {"metrics": {"accuracy": 0.5}, "request": asked}
+    asked = {"data_dir": scoring.data_dir, "split": "validation", "max_length": None, "classes": {}}
+    content = {"metrics": {"accuracy": 0.5}, "request": saved_model.request({"task": None}, **asked)}
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps(content))
     assert scoring.of(run) == {"accuracy": 0.5}
@@ -43,14 +43,14 @@ def test_scores_of_rows_that_have_changed_are_made_again(tmp_path):
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))
     rows = load_data(get_task("agreement"))[1]["test"].to_list()[:40]
-    named = [{**row, "label": ["unacceptable", "acceptable"][row["label"]]} for row in rows]
+    named = [{**row, "label": ["bad", "good"][row["label"]]} for row in rows]
     write_rows(tmp_path / "other" / "validation.jsonl", named)
     changes = {
         "methods": ["finetune", "sam"], "baseline": None, "primary": None, "tasks": [{"train_size": [64, 96]}],
         "options": {"epochs": 1, "device": "cpu"}, "seeds": 1,
         "score_on": [
             {"split": "test"},
-            {"data-dir": "other", "max-length": 30},
+            {"data-dir": "other", "classes": {"bad": "unacceptable", "good": "acceptable"}, "max-length": 30},
         ],
     }  # fmt: skip
     path = file_of(tmp_path, **changes)
@@ -64,24 +64,35 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     run = tmp_path / "runs" / "mine" / "agreement-train_size=64" / "finetune" / "seed7"
     evaluation = json.loads((run / "evaluations" / "other.json").read_text())
     assert evaluation["max_length"] == 30
-    direct = ran(cli("evaluate", run, "--data-dir", "other", "--name", "again")).output
+    classes = ["--class", "bad=unacceptable", "--class", "good=acceptable"]
+    direct = ran(cli("evaluate", run, "--data-dir", "other", "--name", "again", *classes)).output
     assert f"accuracy {evaluation['metrics']['accuracy']:.4f}" in direct
+    assert_sentence(cli("evaluate", run, "--data-dir", "other", "--class", "x=y"), 1, "No row has the label 'x'")
+    assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
+    assert_sentence(
+        cli("evaluate", run, *classes, "--class", "bad=acceptable"), 2, "Expected one --class for each label"
+    )
     again = ran(cli("compare", "--study", path, "--jobs", 2)).output
     assert ", seed 7:" not in again  # nothing is made or scored again
     length = changes["score_on"][1].pop("max-length")
     without = cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2)
     assert_sentence(without, 1, "finetune, seed 7, on other: .* with other options: choose another name")
-    changes["score_on"][1]["max-length"] = length
-    swapped = [{**row, "label": ["acceptable", "unacceptable"][row["label"]]} for row in rows]
-    write_rows(tmp_path / "other" / "validation.jsonl", swapped)
+    other_way = {"good": "unacceptable", "bad": "acceptable"}
+    changes["score_on"][1] |= {"name": "swapped", "max-length": length, "classes": other_way}
     ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
-    now = json.loads((run / "evaluations" / "other.json").read_text())["metrics"]
-    assert now["accuracy"] == pytest.approx(1 - evaluation["metrics"]["accuracy"])
+    swapped = json.loads((run / "evaluations" / "swapped.json").read_text())["metrics"]
+    assert swapped["accuracy"] == pytest.approx(1 - evaluation["metrics"]["accuracy"])
+    write_rows(
+        tmp_path / "other" / "validation.jsonl", [{**row, "label": ["good", "bad"][row["label"]]} for row in rows]
+    )
+    ran(cli("compare", "--study", file_of(tmp_path, **changes), "--jobs", 2))
+    back = json.loads((run / "evaluations" / "swapped.json").read_text())["metrics"]
+    assert back["accuracy"] == pytest.approx(evaluation["metrics"]["accuracy"])
 
 
 def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypatch, undrawn):
     def local(jobs, threads):
-        def start(runs, ended):
+        def start(runs, watcher):
             for run in runs[:2]:
                 run.prepare()
                 write(run, 0.5)

@@ -126,7 +126,8 @@ def test_other_commands_read_the_adapter(cli, finished, places, undrawn):
     assert metrics["loss"] == pytest.approx(dev["loss"], abs=1e-6)
     assert "attention.png" in ran(cli("plot", finished)).output
     again = cli("recipe", "finetune", *finetune(places, model=finished / "model"), "--output-dir", "again")
-    assert_sentence(again, 1, r"holds an adapter, not a whole model: merge it \(`merge_and_unload` of peft\)")
+    for used in (again, cli("doctor", finished / "model")):
+        assert_sentence(used, 1, r"holds an adapter, not a whole model: merge it \(`merge_and_unload` of peft\)")
 
 
 def test_an_adapter_without_its_model(cli, finished, places, tmp_path):

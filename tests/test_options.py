@@ -62,7 +62,7 @@ def test_defaults_and_ranges_are_those_of_the_class():
     assert ranges > 10
 
 
-@pytest.mark.parametrize("command", [["recipe", "ad-drop"], ["compare"]])
+@pytest.mark.parametrize("command", [["recipe", "ad-drop"], ["compare"], ["search"]])
 def test_help_names_the_options_of_every_run_and_help_all_describes_them(cli, command):
     short, whole = (cli(*command, flag).output for flag in ("--help", "--help-all"))
     assert "--gradient-accumulation" in short.replace("-\n", "-")

@@ -13,7 +13,7 @@ from tests.helpers.repository import MODULES, ROOT, imports
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 #: imported where they are needed, with a sentence if they are missing
-OPTIONAL = {"peft", "setfit", "sentence-transformers"}
+OPTIONAL = {"peft", "optuna", "setfit", "sentence-transformers"}
 BROUGHT = {"triton"}  # by torch, where it can run
 
 

@@ -165,8 +165,9 @@ def test_a_run_that_is_being_started_as_a_comparison_is_stopped(tmp_path, monkey
 
     process = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
     monkeypatch.setattr(launch, "subprocess", process)
+    watcher = SimpleNamespace(started=lambda run: None, ended=lambda run: None)
     with pytest.raises(KeyboardInterrupt):
-        launch.local(1, 1)([run(0), run(1)], lambda run: None)
+        launch.local(1, 1)([run(0), run(1)], watcher)
     assert [child.returncode for child in started] == [-signal.SIGTERM]
 
 

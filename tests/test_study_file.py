@@ -77,6 +77,10 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
             "--folds and --validation-rows both say which rows of train the methods are scored on",
         ),
         (
+            {"score_on": [{"classes": {False: "bad"}}]},
+            "Expected `classes` to be words, no and yes in quotes, got",
+        ),
+        (
             {"methods": {"a b": "finetune"}, "baseline": None, "primary": None},
             "with dashes between, as a name, got 'a b'",
         ),
@@ -158,7 +162,7 @@ def test_a_report_may_compare_scores_on_further_data(tmp_path):
     further = {"score_on": [{"split": "test"}], "report_on": "test", "primary": ["high", "plain"]}
     tasks = [{"name": "a", "validation_rows": 9}, {"name": "b"}]
     study = read_study(file_of(tmp_path, tasks=tasks, seeds=2, **further), tmp_path / "out")
-    asked = saved_model.request({"task": None}, None, "test", None)
+    asked = saved_model.request({"task": None}, data_dir=None, split="test", max_length=None, classes={})
     assert study.comparisons["a"].runs()[0].settings.validation_rows == 9
     runs = [run for comparison in study.comparisons.values() for run in written(comparison, 0.5).runs()]
     assert "No run has a score on test yet: repeat the command." in reported_study(study)

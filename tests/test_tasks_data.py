@@ -170,14 +170,16 @@ def test_a_class_that_the_data_names_may_be_absent_from_train(tmp_path):
     assert load_data(choose_task("custom", text_columns="text"), folder)[0].labels == ("x", "y", "z")
 
 
-def test_a_number_that_no_class_has_is_refused(tmp_path):
+def test_a_number_that_no_class_has_is_refused_also_where_classes_are_renamed(tmp_path):
     rows = datasets.Dataset.from_list(
         [{"text": text, "label": label} for text, label in zip("abc", (0, 1, -1), strict=True)]
     )
     rows = rows.cast_column("label", datasets.ClassLabel(names=["x", "y"]))
     folder = made.write_splits(tmp_path, train=rows, validation=rows.select([0, 1]))
     task = choose_task("custom", text_columns="text")
-    with pytest.raises(InputError, match=r"^Expected a class of x, y, got label -1 in row 3 of split train of"):
+    with pytest.raises(InputError, match=r"^Expected a class of x, y, got label -1 in row 3 of split train\.$"):
+        load_data(task, folder, classes={"x": "bad"})
+    with pytest.raises(InputError, match=r"got label -1 in row 3 of split train of"):
         load_data(task, folder)
 
 
@@ -211,7 +213,7 @@ def test_parts_of_a_split_that_declare_other_class_names_are_refused(tmp_path):
         load_data(choose_task("custom", text_columns="text"), tmp_path)
 
 
-def test_tags_are_matched_by_the_names_that_each_file_declares(tmp_path):
+def test_tags_are_matched_by_the_names_that_each_file_declares_and_can_be_renamed(tmp_path):
     def tagged(names):
         rows = datasets.Dataset.from_list(labelled(["O", "B-X"], ["B-X", "O"]))
         feature = datasets.List(datasets.ClassLabel(names=names))
@@ -223,6 +225,10 @@ def test_tags_are_matched_by_the_names_that_each_file_declares(tmp_path):
     task = replace(task, labels=("B-Y", "O"))
     with pytest.raises(InputError, match=r"Expected labels 0 \(B-Y\), 1 \(O\), got 'B-X' in row 1 of split validation"):
         load_data(task, folder)
+    renamed = load_data(task, folder, classes={"B-X": "B-Y"})[1]["validation"]
+    assert kind_class("tokens")(task).gold(renamed) == [[1, 0], [0, 1]]
+    with pytest.raises(InputError, match=r"No row has the label 'B-Z' .*: column label has B-X, O\.$"):
+        load_data(task, folder, classes={"B-Z": "B-Y"})
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])

@@ -8,7 +8,6 @@ from typing import Any, TypedDict
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,7 +20,7 @@ from attnreg.injection import AttachHandle, attach, undisturbed
 from attnreg.injection.running.rates import Sums, added
 from attnreg.outputs import LossFunction, a_batch, check_one_mean, loss_of, rows_of, terms_of
 from attnreg.regularizer.base import Regularizer, a_regularizer, described
-from attnreg.sharding import is_sharded
+from attnreg.sharding import load_whole_state, whole_state
 from attnreg.training.method import (
     Batch,
     StepResult,
@@ -36,7 +35,6 @@ from attnreg.training.method import (
 from attnreg.training.objective import ForwardPass, ObjectiveFunction, check_objective, title_of
 
 Provided = Regularizer | AttachHandle | None
-_SHARDING = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
 
 class Shared(TypedDict, total=False):
@@ -75,8 +73,7 @@ class FineTuning(TrainingMethod):
 
     Raises:
         InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the
-            ``loss_function``, the objective or ``micro_batches``, or the model is sharded. In a step: without a loss,
-            or if it cannot be split.
+            ``loss_function``, the objective or ``micro_batches``. In a step: without a loss, or if it cannot be split.
 
     Example:
         >>> import torch
@@ -102,11 +99,6 @@ class FineTuning(TrainingMethod):
         objective: ObjectiveFunction | None = None,
         micro_batches: Count = 1,
     ) -> None:
-        if is_sharded(model) or (accelerator is not None and accelerator.distributed_type in _SHARDING):
-            raise InputError(
-                f"{type(self).__name__} does not train sharded parameters (FSDP, DeepSpeed): use data parallelism, or "
-                "shard in a loop of your own."
-            )
         self.accelerator = accelerator
         self.loss_function = loss_function
         self.objective = objective
@@ -127,6 +119,11 @@ class FineTuning(TrainingMethod):
         trained = [parameter for parameter in (*model.parameters(), *learned) if parameter.requires_grad]
         if trained and not held_by(optimizer, trained):
             raise InputError(f"The optimizer holds no parameter that {type(model).__name__} trains: make a new one.")
+        if learned and accelerator is not None and accelerator.is_fsdp2:
+            raise InputError(
+                f"{type(self.provider).__name__} learns parameters, which accelerate does not train under FSDP2: use "
+                "data parallelism, or FSDP2 in a loop of your own."
+            )
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer, self._model = model, optimizer, model
         if accelerator is not None:
@@ -260,13 +257,13 @@ class FineTuning(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {name: {} if part is None else part.state_dict() for name, part in self._parts.items()}
+        return {name: {} if part is None else whole_state(part, self.model) for name, part in self._parts.items()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, part in self._parts.items():
             if part is not None:
-                part.load_state_dict(state[name])
+                load_whole_state(part, self.model, state[name])
 
 
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
 from attnreg.arguments import NotNegative, not_negative
+from attnreg.errors import InputError
 from attnreg.injection import draws_repeated, put_back
+from attnreg.sharding import is_sharded
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.method import Batch, StepResult, held_by
+
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 
 
 class SAM(FineTuning):
@@ -33,7 +38,7 @@ class SAM(FineTuning):
         shared: further arguments of :class:`FineTuning`.
 
     Raises:
-        InputError: if ``rho`` is out of range.
+        InputError: if ``rho`` is out of range, or the model's parameters are sharded (FSDP, DeepSpeed).
 
     Reference:
         SAM (Foret et al., ICLR 2021, arXiv 2010.01412), Algorithm 1; for language models, arXiv 2110.08529.
@@ -57,6 +62,10 @@ class SAM(FineTuning):
         **shared: Unpack[Shared],
     ) -> None:
         self.rho = not_negative("rho", rho)
+        accelerator = shared.get("accelerator")
+        sharded = accelerator is not None and accelerator.distributed_type in _SHARDED
+        if sharded or is_sharded(model):
+            raise InputError("SAM does not support sharded parameters (FSDP, DeepSpeed): use data parallelism.")
         super().__init__(model, optimizer, provider, **shared)
         self._weights = held_by(self.optimizer, self.model.parameters())
 

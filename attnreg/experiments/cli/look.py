@@ -1,4 +1,4 @@
-"""``attnreg evaluate RUN`` and ``attnreg plot RUN``: look at what is there."""
+"""``attnreg evaluate RUN``, ``attnreg plot RUN`` and ``attnreg doctor MODEL``: look at what is there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from attnreg._files import write_text
-from attnreg.errors import InputError
+from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
 from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.loading.files import folder_with_data
+from attnreg.experiments.tasks.models.place import check_there
 
 _OPTIONS = (
     option("--task", group=DATA, shell_complete=names_like(lambda: TASKS),
@@ -22,6 +23,8 @@ _OPTIONS = (
            help="Folder with validation or test, or one file (default: the run's)."),
     option("--split", group=DATA, type=click.Choice(["validation", "test"]),
            help="Split to score (default: validation)."),
+    option("--class", "classes", group=DATA, multiple=True, metavar="LABEL=CLASS",
+           help="The model's class for a label of the data, such as pos=positive; repeatable."),
     option("--max-length", group=DATA, type=click.IntRange(min=4),
            help="Maximum tokens per input; longer inputs are cut (default: the run's)."),
     option("--name", group=OUTPUT,
@@ -40,6 +43,7 @@ EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-
 def evaluate(
     run: Path,
     split: str | None,
+    classes: tuple[str, ...],
     name: str | None,
     **options: Any,
 ) -> None:
@@ -50,6 +54,8 @@ def evaluate(
     non-entailment.
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
+    if len(renamed := dict(map(_pair, classes))) < len(classes):
+        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
     check_run(run)
     if shared["data_dir"] is not None:
         folder_with_data(Path(shared["data_dir"]), ())
@@ -57,11 +63,18 @@ def evaluate(
 
     saved = SavedModel(run, options, **shared)
     split = split or "validation"
-    path, result = saved.score(split, name)
+    path, result = saved.score(split, name, renamed)
     scores = "  ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
     click.echo(f"{result['task']}, {split}, {result['rows']} rows: {scores}")
     click.echo(f"Network: {result['network']['select']} (epoch {result['network']['epoch']}).")
     click.echo(f"Scores saved to {path}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    label, sign, name = text.partition("=")
+    if not (label and sign and name):
+        raise UsageError(f"Expected --class LABEL=CLASS, such as --class pos=positive, got {text!r}.")
+    return label, name
 
 
 def check_run(folder: Path) -> None:
@@ -100,3 +113,33 @@ def plot(run: Path, layer: int, tokens: str | None) -> None:
         page.parent.mkdir(exist_ok=True)
         write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{shown._repr_html_()}\n')
         click.echo(f"{shown}\n{page}")
+
+
+@click.command("doctor", cls=GroupedCommand, epilog="Example: attnreg doctor runs/finetune-agreement-seed0/model")
+@click.argument("model")
+@option("--compile", "compiled", is_flag=True, help="Also compile the model and compare its predictions.")
+@click.pass_context
+def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
+    """Show what is random in a model, and measure whether it repeats.
+
+    MODEL is a folder with a model of transformers, or its name. Its head is that of its configuration. The exit code is
+    1 if there is a fault.
+    """
+    place = check_there(model, "MODEL")
+    import transformers as hf  # late, as all these: they import torch
+    from safetensors import SafetensorError
+
+    import attnreg
+    from attnreg.experiments.tasks.models.lora import adapter_base
+
+    if adapter_base(model) is not None:
+        raise InputError(f"MODEL {model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft).")
+    try:
+        config = hf.AutoConfig.from_pretrained(model)
+        head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)
+        network = head.from_pretrained(model)
+    except (ImportError, OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"Cannot load a model of transformers from {model} ({place}): {one_line(error)}") from error
+    report = attnreg.doctor(network.train(), compiled=compiled)
+    click.echo(report)
+    ctx.exit(1 if report.faults else 0)

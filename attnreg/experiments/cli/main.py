@@ -13,9 +13,9 @@ import click
 from attnreg import __version__
 from attnreg.errors import AttnRegWarning, InputError, StoppedError, UsageError, one_line
 from attnreg.experiments.cli.built_in import copy, list_, recipe
-from attnreg.experiments.cli.compare import compare
 from attnreg.experiments.cli.fit import fit, predict
-from attnreg.experiments.cli.look import evaluate, plot
+from attnreg.experiments.cli.look import doctor, evaluate, plot
+from attnreg.experiments.cli.many import compare, search
 from attnreg.experiments.options.files import place_of, recipe_files
 
 
@@ -77,5 +77,5 @@ def main() -> None:
     """Attention regularizers for fine-tuning Transformers."""
 
 
-for command in (fit, predict, recipe, compare, evaluate, plot, list_, copy):
+for command in (fit, predict, recipe, compare, search, evaluate, plot, list_, copy, doctor):
     main.add_command(command)

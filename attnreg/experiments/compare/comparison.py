@@ -9,20 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
-from attnreg.experiments.compare.planned import PlannedRun, Role
+from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, Trial, best
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import COMPARE, check_pairs, flag_of
 
 EQUAL_TIME_FROM = 1.1
-FIRST_SEARCH_SEED = 1000  # so that no method is reported on a seed that chose its values
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,10 @@ class Comparison:
         slugs = [method.slug for method in self.methods]
         if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
-        searched = range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + self.search_seeds)
-        if any(method.candidates for method in self.methods) and {*searched} & {*self._seeds}:
+        searches = [self.search_seeds for method in self.methods if method.candidates]
+        most = max([0, *searches, *(method.winner.seeds for method in self.methods if method.winner is not None)])
+        searched = range(FIRST_SEED, FIRST_SEED + most)
+        if any(seed in searched for seed in self._seeds):
             raise UsageError(
                 f"The seeds {self._seeds[0]} to {self._seeds[-1]} include some of the search's ({searched[0]} to "
                 f"{searched[-1]}), so the chosen values would be tested on the runs that chose them: give another "
@@ -104,37 +104,29 @@ class Comparison:
             runs += self.final_runs(longer, "equal time")
         return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
 
-    def search_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs that select a method's values in braces, on rows held out from train."""
-        options = {**self.options, "validation_rows": self.search_rows}
-        seeds = range(FIRST_SEARCH_SEED, FIRST_SEARCH_SEED + self.search_seeds)
-        return [
-            PlannedRun(one, "search", seed, options, self.folder / "search" / one.slug / f"seed{seed}")
-            for one in method.candidates
-            for seed in seeds
-        ]
+    @property
+    def _held_out(self) -> HeldOut:
+        return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
 
-    def trials(self, method: Method) -> dict[Method, list[float]]:
-        """Map each combination of a method's values in braces to its scores so far; empty if there are no braces."""
-        scores: dict[Method, list[float]] = {candidate: [] for candidate in method.candidates}
-        for run in self.search_runs(method):
-            scores[run.method] += [run.score] if run.finished else []
-        return scores
+    def search_runs(self, method: Method) -> list[PlannedRun]:
+        """Return the runs that select a method's values."""
+        return [run for variant in method.candidates for run in self._held_out.runs(variant)]
+
+    def trials(self, method: Method) -> list[Trial]:
+        """Return a trial per combination of a method's values in braces; none if there are no braces."""
+        return self._held_out.grid(method.candidates)
 
     def chosen(self, method: Method) -> Method | None:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
         if not (trials := self.trials(method)):
             return method.variants[0]
-        if any(len(scores) < self.search_seeds for scores in trials.values()):
-            return None
-        return max(trials, key=lambda candidate: rank(fmean(trials[candidate])))
+        first = best(trials) if all(trial.state == "complete" for trial in trials) else None
+        return None if first is None else first.method
 
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
         methods = [method for method in self.methods if method.name in names and self.chosen(method) is not None]
-        scores = {
-            method.name: max(rank(fmean(scores)) for scores in self.trials(method).values()) for method in methods
-        }
+        scores = {method.name: max(rank(trial.mean) for trial in self.trials(method)) for method in methods}
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
     def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:

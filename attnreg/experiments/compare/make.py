@@ -15,6 +15,7 @@ from statistics import fmean
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.comparison import Comparison
@@ -28,7 +29,6 @@ from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.runs.stopping import interruptible
 
 STOPPED = "Stopped. Repeat the command to continue."
-Ended = Callable[[PlannedRun], None]  # is told of each run that ends
 
 
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
@@ -79,11 +79,11 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
         if not runs:
             break
         tried.update(run.folder for run in runs)  # a run that fails is not made again, until the command is repeated
-        say(console, f"{len(runs)} runs to make; what they print is in .log files in {comparison.folder}.")
-        try:
-            start(runs, telling(known, console))
-        except KeyboardInterrupt:
-            return STOPPED
+        with Board(known, console) as board:
+            try:
+                start(runs, board)
+            except KeyboardInterrupt:
+                return STOPPED
         comparison.decide()
     failed = [run for run in comparison.runs() if run.failure is not None]
     if not failed:
@@ -112,22 +112,64 @@ def describe(study: Study) -> None:
     say(console, f"{total} runs in all{left}.")
 
 
-def telling(runs: Sequence[PlannedRun], console: Console) -> Ended:
-    """Return a function that prints a line about a run that has ended, how many of all runs have, and the time left."""
-    before, began = sum(run.finished for run in runs), time.monotonic()
+class Board:
+    """Print a line per run that ends, and show what runs, and how much time is left, in a bar.
 
-    def tell(run: PlannedRun) -> None:
+    ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], console: Console, *, total: int | None = None) -> None:
+        self._runs, self._total, self._console = runs, total or len(runs), console
+        self._running: dict[Path, str] = {}
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._bar = Progress(*columns, console=console, transient=True)
+        self._before, self._began = self._done, time.monotonic()
+        self._task = self._bar.add_task("", total=self._total, completed=self._done)
+
+    @property
+    def _done(self) -> int:
+        return sum(run.finished for run in self._runs)
+
+    def started(self, run: PlannedRun) -> None:
+        """Note that a run has started."""
+        self._running[run.folder] = _named(run)
+        self._update()
+
+    def ended(self, run: PlannedRun) -> None:
+        """Note that a run has ended, with a result or without."""
+        self._running.pop(run.folder, None)
         ended = f"{run.failure or 'no result'} (see {run.log})"
         if run.finished:
             ended = f"{run.score:.4f} ({run.seconds:.0f} s)"
-        done, left = sum(run.finished for run in runs), ""
-        if before < done < len(runs):
-            seconds = (time.monotonic() - began) / (done - before) * (len(runs) - done)
+        done, left = self._done, ""
+        if self._before < done < self._total:
+            seconds = (time.monotonic() - self._began) / (done - self._before) * (self._total - done)
             left = f", about {duration(seconds)} left"
-        role = "" if run.role == "final" else f" ({run.role})"
-        say(console, f"{run.method.name}{role}, seed {run.seed}: {ended}; {done} of {len(runs)} runs done{left}")
+        say(self._console, f"{_named(run)}: {ended}; {done} of {self._total} runs done{left}")
+        self._update()
 
-    return tell
+    def _update(self) -> None:
+        self._bar.update(self._task, completed=self._done, description=" | ".join([*self._running.values()]))
+
+    def __enter__(self) -> Board:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+def _named(run: PlannedRun) -> str:
+    role = "" if run.role == "final" else f" ({run.role})"
+    return f"{run.method.name}{role}, seed {run.seed}"
+
+
+Launcher = Callable[[Sequence[PlannedRun], Board], None]
 
 
 def _make(words: Sequence[str], log: Path, threads: int, stopped: Sequence[object]) -> None:
@@ -155,19 +197,20 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
     return max(1, min(4, (os.cpu_count() or 1) // threads))
 
 
-def local(jobs: int, threads: int) -> Callable[[Sequence[PlannedRun], Ended], None]:
+def local(jobs: int, threads: int) -> Launcher:
     """Return a launcher that runs several processes at a time on this machine, each with so many threads."""
 
-    def launch(runs: Sequence[PlannedRun], ended: Ended) -> None:
+    def launch(runs: Sequence[PlannedRun], board: Board) -> None:
         broken: set[Method] = set()  # if a method's first run fails, its others probably would
 
         def make(run: PlannedRun) -> None:
             if run.method in broken or stopped:
                 return
+            board.started(run)
             run.prepare()
             _make(run.command_line(), run.log, threads, stopped)
             run.tidy()
-            ended(run)
+            board.ended(run)
             if not any(other.finished for other in runs if other.method == run.method):
                 broken.add(run.method)
 

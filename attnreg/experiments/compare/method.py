@@ -1,17 +1,19 @@
-"""A method of a comparison: a recipe with its options, some of some of which may be searched."""
+"""A method of a comparison: a recipe with its options, some of which may be searched, or the winner of a search."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from attnreg.errors import UsageError
+from attnreg._files import write_text
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.files import recipe_files
 from attnreg.experiments.options.option import flag_of
 from attnreg.experiments.options.settings import TASK_OPTIONS
@@ -22,6 +24,7 @@ OF_ALL = {  # options that cannot be of a single method
     *("train_size", "stratified", "shots", "folds", "validation_rows"),
     *("seed", "output_dir", "resume", "device"),
 }
+WINNER = "winner.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NAME = r"[A-Za-z0-9]\w*(?:-\w+)*"
 _ALIAS = re.compile(rf"({_NAME})=(?=\S)")
@@ -29,18 +32,51 @@ _FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
 
 
 @dataclass(frozen=True)
+class Winner:
+    """The best method of a search, its mean score over seeds (from 1000) on held-out rows, and what finding it took."""
+
+    method: str
+    score: float
+    task: str
+    trials: int
+    runs: int
+    seeds: int
+    rows: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Winner:
+        """Read the winner from the folder of a search."""
+        path = folder / WINNER
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise InputError(
+                f"Expected the folder of a search after @, got {folder}: it has no {WINNER}; see `attnreg search`."
+            ) from None
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"Cannot read the winner of a search from {path}: {error}.") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the winner to the folder of its search."""
+        write_text(folder / WINNER, json.dumps(asdict(self), indent=2))
+
+
+@dataclass(frozen=True)
 class Method:
     """A recipe and its options, as typed after ``attnreg recipe``; values in braces are searched on held-out rows.
 
-    ``alias`` is a short name for reports and folders.
+    ``alias`` is a short name for reports and folders, ``folder`` that of the search that the method won, if any.
     """
 
     text: str
     alias: str | None = None
+    folder: str | None = None
 
     @classmethod
     def parse(cls, typed: str) -> Method:
-        """Read ``RECIPE --options`` or ``NAME=RECIPE --options``."""
+        """Read ``RECIPE --options``, ``NAME=RECIPE --options`` or ``NAME=@FOLDER``, the winner of a search."""
+        if typed.startswith("@"):
+            raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
         if len(words := typed.split()) > 1 and {*words} <= recipe_files().keys():
             raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
         named = _ALIAS.match(typed)
@@ -49,7 +85,7 @@ class Method:
         alias, text = named[1], typed[named.end() :]
         if alias in _FOLDERS:
             raise UsageError(f"A comparison has a folder {alias}: choose another name than in {typed!r}.")
-        return cls(text, alias)
+        return cls(Winner.read(Path(text[1:])).method, alias, text[1:]) if text[0] == "@" else cls(text, alias)
 
     @property
     def name(self) -> str:
@@ -59,7 +95,18 @@ class Method:
     @property
     def typed(self) -> str:
         """The method as on the command line."""
-        return self.text if self.alias is None else f"{self.alias}={self.text}"
+        text = self.text if self.folder is None else f"@{self.folder}"
+        return text if self.alias is None else f"{self.alias}={text}"
+
+    @property
+    def winner(self) -> Winner | None:
+        """The search that the method won, if any."""
+        return None if self.folder is None else Winner.read(Path(self.folder))
+
+    @property
+    def tries(self) -> int:
+        """The number of methods of which this one was chosen."""
+        return len(self.variants) if self.winner is None else self.winner.trials
 
     @property
     def words(self) -> list[str]:

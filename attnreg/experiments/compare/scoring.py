@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from attnreg.experiments.compare.planned import PlannedRun
 class Scoring:
     """Further data, on which finished networks are also scored.
 
-    ``name`` is for files and tables; ``None`` stands for what the comparison has.
+    ``name`` is for files and tables; ``None`` stands for what the comparison has; ``classes`` gives the class of the
+    model per class of the data, where names differ.
     """
 
     name: str
     task: str | None = None
     data_dir: str | None = None
     split: str = "validation"
+    classes: Mapping[str, str] = field(default_factory=dict)
     max_length: int | None = None
 
     @staticmethod
@@ -43,7 +45,8 @@ class Scoring:
         from attnreg.experiments.results.saved_model import request  # late: it imports torch
 
         path = run.folder / "evaluations" / f"{self.file}.json"
-        asked = request({"task": self.task}, self.data_dir, self.split, self.max_length)
+        names = ("data_dir", "split", "max_length", "classes")
+        asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
         try:
             if not path.is_file():
                 return None
@@ -59,7 +62,7 @@ class Scoring:
 
         try:
             saved = SavedModel(run.folder, {"task": self.task}, self.data_dir, self.max_length, device=device)
-            saved.score(self.split, self.file)
+            saved.score(self.split, self.file, self.classes)
         except InputError as error:
             return f"{run.method.name}, seed {run.seed}, on {self.name}: {error}"
         return None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from attnreg.arguments import one_of, true_or_false, whole_number
-from attnreg.errors import InputError, UsageError, did_you_mean, one_line
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.comparison import DESIGN, Comparison
 from attnreg.experiments.compare.method import Method, default_baseline, texts_of
 from attnreg.experiments.compare.scoring import Scoring
+from attnreg.experiments.compare.yaml_file import check_switches, load_yaml, mapping
 from attnreg.experiments.options.option import as_typed, flag_of
 from attnreg.experiments.options.settings import OPTIONS, SHARED
 from attnreg.experiments.tasks.built_in import get_task
@@ -28,20 +27,7 @@ _KEYS = {
 _OPTIONS = {*SHARED, "validation_rows"}  # without dev, rows of train stand in for it
 _SWITCHES = {option.name for option in OPTIONS if isinstance(option.default, bool)}
 _OF_TASK = {"name", "score_on", "published", "measured"}  # besides options
-_SCORING = {"name", "task", "data_dir", "split", "max_length"}
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML keeps the last."""
-
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set[str]()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if (name := key.value.replace("-", "_")) in seen and name != "<<":
-                raise InputError(f"the key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
-            seen.add(name)
-        return node
+_SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 
 @dataclass(frozen=True)
@@ -101,10 +87,7 @@ def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any
 
     ``changed`` are options as in :func:`change`.
     """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError(f"Cannot read the study {path}: {one_line(error)}") from error
+    content = load_yaml(path, f"the study {path}")
     try:
         whole, notes = change(_checked(content), changed or {})
         place = folder or Path(whole.get("output_dir") or f"runs/{path.stem}")
@@ -129,20 +112,19 @@ def typed_study(
 
 def _checked(content: Any) -> dict[str, Any]:
     """Return the content of a study file, whose keys are known; those of a search are named as its options are."""
-    whole = _mapping(content, "the study", _KEYS)
+    whole = mapping(content, "the study", _KEYS)
     tasks = _list(whole, "tasks") or [{}]
-    whole["tasks"] = [_mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
-    whole["options"] = _mapping(whole.get("options"), "`options`", _OPTIONS)
+    whole["tasks"] = [mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
+    whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
     for options in (whole["options"], *whole["tasks"]):
-        for name in options.keys() & _OPTIONS - _SWITCHES:
-            _check_no_switch(name, options[name])
+        check_switches({name: options[name] for name in options.keys() & _OPTIONS}, _SWITCHES, "the study")
         for name in ("text_columns", "choice_columns"):  # a list of other values makes a comparison for each
             columns = options.get(name)
             _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
     for entry in (whole, *whole["tasks"]):
-        scored = [_mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
+        scored = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
         entry |= {"score_on": scored} if scored else {}
-    search = _mapping(whole.pop("search", None), "`search`", _SEARCH)
+    search = mapping(whole.pop("search", None), "`search`", _SEARCH)
     return whole | {f"search_{name}": value for name, value in search.items()}
 
 
@@ -252,7 +234,7 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     metrics: dict[str, str] = {}
     for number, task in enumerate(whole["tasks"], 1):
         scorings = _scorings([*whole.get("score_on", []), *task.get("score_on", [])])
-        of_paper = _mapping(task.get("published"), "`published`")
+        of_paper = mapping(task.get("published"), "`published`")
         for name in of_paper:
             named("published", name)
         for name, options in _expanded(task, whole["options"], f"task {number}"):
@@ -310,32 +292,14 @@ def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
     made = list[Scoring]()
     for entry in entries:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
+        given = mapping(entry.get("classes"), "`classes`")
+        words = [*(entry.get("classes") or ()), *given.values()]
+        _check(not any(isinstance(word, bool) for word in words), "classes", "words, no and yes in quotes", words)
+        classes = {theirs: str(ours) for theirs, ours in given.items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
-        made.append(Scoring(Scoring.usual_name(entry), entry.get("task"), entry.get("data_dir"), split, length))
+        data = entry.get("task"), entry.get("data_dir")
+        made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
         if made[-1].file in (item.file for item in made[:-1]):
             raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].file} twice.")
     return made
-
-
-def _mapping(content: Any, what: str, known: Collection[str] | None = None) -> dict[str, Any]:
-    """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys."""
-    if content is not None and not isinstance(content, dict):
-        raise InputError(f"Expected {what} to map names to values, got {content!r}.")
-    named = {str(key): value for key, value in (content or {}).items()}
-    if known is None:
-        return named
-    for key in named:
-        if key.replace("-", "_") not in known:
-            raise InputError(f"Unknown key {key!r} in {what}.{did_you_mean(key, known)}")
-    return {key.replace("-", "_"): value for key, value in named.items()}
-
-
-def _check_no_switch(name: str, value: Any) -> None:
-    """Raise for true or false, as which YAML reads ``yes`` and ``no``, as a value of an option that is no switch."""
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, bool):
-            raise InputError(
-                f"Expected {name} in the study as a number or text, got {item}, as YAML reads yes, no, on and off: "
-                "write a number, or put the word in quotes."
-            )

@@ -99,13 +99,18 @@ class Selection:
         """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
         is_returned = self.returned(records) is records[-1]
         if is_returned and self.returns_best:
-            self.weights = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+            from attnreg.sharding import whole_state  # late: it imports torch
+
+            weights = whole_state(network, network)
+            self.weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
         return is_returned
 
     def give_back(self, network: nn.Module) -> None:
         """Give a network the weights of the best evaluation, if that is the one to return."""
         if self.returns_best:
-            network.load_state_dict(self.weights)
+            from attnreg.sharding import load_whole_state  # late: it imports torch
+
+            load_whole_state(network, network, self.weights)
 
 
 def biased(scored_on: str) -> str:

@@ -259,13 +259,15 @@ class RunFolder:
                 self.write_text(file.name, "".join(lines[:count]))
 
     def save_model(self, model: Any, tokenizer: Any, provider: Any) -> None:
-        """Write ``model/`` and ``provider/``, both atomically."""
-        from attnreg.experiments.tasks.models.lora import save_model  # late: it imports torch
+        """Write ``model/`` and ``provider/``, both atomically. All processes of a sharded model must call it."""
+        from attnreg.experiments.tasks.models.lora import save_model  # late: they import torch
+        from attnreg.sharding import is_sharded, whole_state
 
+        weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
         with replaced_folder(self.path / "model") as new:
-            save_model(model, new)
+            save_model(model, new, weights)
             tokenizer.save_pretrained(new)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
@@ -273,7 +275,7 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder of a comparison or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
+    """The folder of a comparison, a search or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
 
     path: Path
     kind: str

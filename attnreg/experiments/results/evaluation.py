@@ -30,15 +30,18 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     training = network.training
     network.eval()
     mine = []
-    for number in range(rank, len(labelled.batches), processes):
-        batch = labelled.batches[number]
+    # Each process makes the same number of passes, the last one in vain if need be: sharded, they need each other.
+    for number in range(rank, -(-len(labelled.batches) // processes) * processes, processes):
+        batch = labelled.batches[number % len(labelled.batches)]
         if kind.reading is None:
             output = network(**batch)
             weight = terms_of(network, batch)
         else:  # labels number the task's classes, which differ from the network's
             output, weight = network(**{name: tensor for name, tensor in batch.items() if name != "labels"}), 0
         loss = float(output.loss) * weight if weight else 0.0
-        mine.append((number, loss, weight, kind.answers(network, batch, output)))
+        answers = kind.answers(network, batch, output)
+        if number < len(labelled.batches):
+            mine.append((number, loss, weight, answers))
     network.train(training)
     shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
     _, losses, weights, parts = zip(*shared, strict=True)

@@ -66,18 +66,20 @@ class SavedModel:
                 warnings.warn(f"Files in {here} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
         self._place = choose_device(self.device)
 
-    def score(self, split: str = "validation", name: str | None = None) -> tuple[Path, dict[str, Any]]:
+    def score(
+        self, split: str = "validation", name: str | None = None, classes: Mapping[str, str] | None = None
+    ) -> tuple[Path, dict[str, Any]]:
         """Score the network and write the scores to the run's ``evaluations``; return the file and its content.
 
         The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` is that of the written
-        file, without suffix.
+        file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
         """
         folder = self._folder
         # Evaluation needs no training split; the classes come from the model, and integers in other data are not
         # their numbers, because who wrote them knows no order of these.
         labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
         wanted = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
-        task, splits = load_data(wanted, folder, needs_validation=split == "validation")
+        task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)
         rows_of = "validation" if split not in splits and _is_validation(split, task, folder) else split
         if rows_of not in splits:
             raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
@@ -90,12 +92,13 @@ class SavedModel:
                 sets[further.removeprefix("validation_")] = rows
         what: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
         given = {option: value for option, value in self.options.items() if value is not None and option != "task"}
-        what |= {"max_length": kind.max_length, "renamed": {}, "options": given}
+        what |= {"max_length": kind.max_length, "renamed": dict(classes or {}), "options": given}
         path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
+        asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
             **what,
             "network": RunReader(self.run).result["returned"],
-            "request": request(self.options, self.data_dir, split, self.max_length),
+            "request": request(self.options, **asked),
             "rows": len(splits[rows_of] if kind.has_windows else sets[""].references),
             "metrics": evaluate_all(model, sets, kind),
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
@@ -203,14 +206,12 @@ def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
         return False
 
 
-def request(
-    options: Mapping[str, str | None], data_dir: str | None, split: str, max_length: int | None
-) -> dict[str, Any]:
+def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
     """Return the request to score a model, for the file of the scores."""
     given = {name: value for name, value in options.items() if value is not None}
-    content = None if data_dir is None else checksum(data_dir)
-    place = {"data_dir": absolute(data_dir), "content": content}
-    return {"options": given, **place, "split": split, "max_length": max_length, "classes": {}}  # 0.1.0 could rename
+    folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
+    content = None if folder is None else checksum(folder)
+    return {"options": given, **asked, "data_dir": folder, "classes": classes, "content": content}
 
 
 def absolute(folder: str | None) -> str | None:

@@ -33,6 +33,11 @@ from attnreg.training.method import Batch, add_learned
 from attnreg.training.start import adamw, noisy_tune, reinitialize_top
 
 WARNING = "Warning: "  # begins a remark
+_ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
+_SHARDED = (
+    "Recipes do not support {}, because they copy and inspect whole models. Use data parallelism (`torchrun`, "
+    "`accelerate launch --multi_gpu`), on GPUs FSDP2 (`--use_fsdp --fsdp_version 2`), or shard in a loop of your own."
+)
 
 
 class Setup:
@@ -60,6 +65,8 @@ class Setup:
         self.remarks: list[str] = [*self._adapt()]
         max_length = longest_input(self.model, settings.max_length, self.task.max_length)
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
+        if self.accelerator.is_fsdp2:
+            self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         whole = {name: splits[name] for name in ("train", "validation") if name in splits}
@@ -153,6 +160,22 @@ class Setup:
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
         return held
+
+    def _check_sharded(self) -> None:
+        """Refuse under FSDP2 what was not compared with a whole model, or cannot be right on a part of one."""
+        options = ("lora_rank", "mixed_precision", "ema", "linear_probe")
+        flags = [self.settings.flag(name) for name in options if getattr(self.settings, name)]
+        if self.settings.wise_ft != 1.0:
+            flags.append("--wise-ft")
+        if self.kind.generates:
+            flags.append("a task whose answers are generated")
+        if self.settings.recipe not in _ON_SHARDS:
+            flags.append(f"recipe {self.settings.recipe}")
+        if flags:
+            raise InputError(
+                f"FSDP2 is for recipes {', '.join(_ON_SHARDS)}, on whole models in float32, and not for "
+                f"{', '.join(flags)}. Use data parallelism (`torchrun`, `accelerate launch --multi_gpu`)."
+            )
 
     def _split(self, rows: Any, size: int, flag: str | None = None) -> tuple[Any, Any]:
         """Split off the last rows; a few more where that would divide the windows of one."""
@@ -273,12 +296,9 @@ class Setup:
 def make_accelerator(settings: Settings) -> Accelerator:
     """Make the accelerator of a run; refuse what it cannot do here."""
     device = choose_device(settings.device)
-    for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+    for name in ("DEEPSPEED", "MEGATRON_LM"):
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
-            raise InputError(
-                f"Recipes do not support {name}, because they copy and inspect whole models. Use data parallelism "
-                "(`torchrun`, `accelerate launch --multi_gpu`), or shard in a loop of your own."
-            )
+            raise InputError(_SHARDED.format(name))
     try:
         accelerator = Accelerator(
             # Without an accelerator device this must be explicit, or several processes would each train alone.
@@ -299,6 +319,8 @@ def make_accelerator(settings: Settings) -> Accelerator:
         )
     if accumulation > share:
         raise InputError(f"Expected --gradient-accumulation of at most {share}, a batch's rows, got {accumulation}.")
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and not accelerator.is_fsdp2:
+        raise InputError(_SHARDED.format("FSDP1, or FSDP2 on CPUs,"))
     return accelerator
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, did_you_mean, listed
@@ -106,7 +107,7 @@ class Classes:
 
     def __str__(self) -> str:
         if not self._numbered:
-            return f"{listed(self.labels, 20)} (spell the labels of the data so)"
+            return f"{listed(self.labels, 20)} (give the class of another one by --class LABEL=CLASS)"
         return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
 
 
@@ -172,7 +173,9 @@ def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
             raise InputError(f"Expected a class of {listed(names, 20)}, got label {value} in row {row} of {place}.")
         return names[value] if isinstance(value, int) else value
 
-    return [
-        [name_of(row, item) for item in value] if isinstance(value, list) else name_of(row, value)
-        for row, value in enumerate(values, 1)
-    ]
+    return [of_each(value, partial(name_of, row)) for row, value in enumerate(values, 1)]
+
+
+def of_each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the change of a label, or of each label in a list."""
+    return [change(item) for item in value] if isinstance(value, list) else change(value)

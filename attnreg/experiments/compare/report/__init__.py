@@ -1,1 +1,1 @@
-"""The reports of comparisons and study files: their tables, figures and text."""
+"""The reports of comparisons, study files and searches: their tables, figures and text."""

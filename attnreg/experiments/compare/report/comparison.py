@@ -177,13 +177,19 @@ def _stopped(group: Group) -> Iterator[str]:
 
 
 def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
-    counts = {method.name: len(method.variants) for method in comparison.methods}
+    counts = {method.name: method.tries for method in comparison.methods}
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
         yield Paragraph(f"The methods did not have the same number of tries: {tried}.")
     seen = "Dev was not used."
     if groups[0].own_rows is not None:
         seen = "The scored rows are of train: some may have taken part in this choice, which would bias scores upward."
+    for method in comparison.methods:
+        if (won := method.winner) is not None:
+            yield Paragraph(
+                f"{method.name} is the winner of the search in {method.folder}: {_count(won.trials, 'trial')} in "
+                f"{_count(won.runs, 'run')} on {won.task}, scored on {won.rows} rows held out from train. {seen}"
+            )
     if (searched := tables.tries(comparison)) is not None:
         yield Paragraph(
             f"Values in braces were selected by the mean score on {comparison.search_rows} rows held out from train, "

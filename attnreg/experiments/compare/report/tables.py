@@ -7,9 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
-from attnreg.experiments.compare.comparison import FIRST_SEARCH_SEED, Comparison
+from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast
 from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.planned import FIRST_SEED, score_cells
 from attnreg.experiments.options.option import as_typed
 from attnreg.experiments.options.settings import NO_OPTIONS
 from attnreg.experiments.results.document import Table
@@ -21,12 +22,11 @@ def scores(groups: Sequence[Group], baseline: Group) -> Table:
     known += [] if baseline.trivial is None else [(baseline.trivial[0], baseline.runs, baseline.trivial[1])]
     rows, seeds = [], [run.seed for group in groups for run in group.runs]
     for name, runs, values in known:
+        mean, _ = score_cells(values)
         deviation = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "1 seed"  # `stdev` takes no nan
         of_seed = {run.seed: f"{value:.3f}" for run, value in zip(runs, values, strict=True)}
         shown = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
-        rows.append(
-            {"method": name, "mean": f"{fmean(values):.4f}", "SD": deviation, f"seeds, from {min(seeds)}": shown}
-        )
+        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": shown})
     return Table.of(rows, texts=(0, 3))
 
 
@@ -91,8 +91,9 @@ def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
         values = {**{name: config[name] for name in not_common(groups)}, **config["own"]}
         flag = group.runs[0].settings.flag
         typed = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
+        tries = str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
         given = {"as given": method.text} if has_aliases else {}
-        rows.append({"method": method.name, **given, "options": typed or "none", "tries": str(len(method.variants))})
+        rows.append({"method": method.name, **given, "options": typed or "none", "tries": tries})
     return Table.of(rows, texts=(0, 1, 2) if has_aliases else (0, 1))
 
 
@@ -108,9 +109,8 @@ def tries(comparison: Comparison) -> Table | None:
     rows = []
     for method in comparison.methods:
         chosen = comparison.chosen(method)
-        for candidate, scores in comparison.trials(method).items():
-            mean = f"{fmean(scores):.4f}" if scores else "none"
-            row = {"tried": candidate.name, "mean on held-out rows": mean}
-            row[f"seeds, from {FIRST_SEARCH_SEED}"] = "  ".join(f"{score:.3f}" for score in scores) or "none"
-            rows.append({**row, "choice": "chosen" if candidate == chosen else "no"})
+        for trial in comparison.trials(method):
+            mean, scores = score_cells(trial.scores)
+            row = {"tried": trial.method.name, "mean on held-out rows": mean, f"seeds, from {FIRST_SEED}": scores}
+            rows.append({**row, "choice": "chosen" if trial.method == chosen else "no"})
     return Table.of(rows, texts=(0, 3)) if rows else None

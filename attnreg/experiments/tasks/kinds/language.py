@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.columns import column_of
 from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, Splits, kept, labelled
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
+ANSWERS = "assistant"
 TRIES = 100  # of hiding tokens, until there is one to predict
 
 
 class CausalLM(Kind):
     """Text that a decoder predicts token by token. Only the tokens of the completion have a label.
 
-    Rows are a prompt and its completion, or plain text in one column, whose tokens are all predicted. Prompt and
-    completion are tokenized separately and joined as they are, without a space or a chat template. The tokenizer's
-    end-of-text token is added.
+    Rows are a prompt and its completion, a list of messages, or plain text in one column, whose tokens are all
+    predicted. Prompt and completion are tokenized separately and joined as they are, without a space. The tokenizer's
+    end-of-text token is added. Messages, and prompts and completions if the tokenizer has a chat template, are written
+    by the template; the last message is the completion.
 
     Accuracy and perplexity are over the labelled tokens, each predicted from the right ones before it. For exact match,
     a completion is generated greedily from the prompt, with at most as many tokens as the right one.
@@ -56,11 +58,12 @@ class CausalLM(Kind):
     def remarks(self) -> list[str]:
         if self.task.label in self.task.columns or not self.tokenizer.chat_template:
             return []
-        return ["Prompts and completions are joined as they are, without the chat template of the model's tokenizer."]
+        return ["Prompts and completions are written by the chat template of the model's tokenizer."]
 
     @override
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
-        if self.task.label not in self.task.columns:
+        labels = (value for rows in splits.values() for value in self.labels_in(rows))
+        if self.task.label not in self.task.columns or all(isinstance(value, list) for value in labels):
             self.task = replace(self.task, metrics=tuple(dict.fromkeys((*self.task.metrics, "exact_match"))))
         elif "exact_match" in self.task.metrics:
             raise InputError(
@@ -69,8 +72,13 @@ class CausalLM(Kind):
         return splits
 
     @override
+    def check(self, rows: Dataset, place: str) -> None:
+        columns = dict.fromkeys((*self.task.columns, self.task.label))
+        check_conversations({name: column_of(rows, name) for name in columns}, place)
+
+    @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        return [None] * len(rows) if self.task.label in self.task.columns else super().gold(rows, place)
+        return [None] * len(rows) if self.task.label in self.task.columns else self.labels_in(rows)
 
     @override
     def check_model(self, model: nn.Module, name: str) -> None:
@@ -99,21 +107,28 @@ class CausalLM(Kind):
         rows = [self._row(value, completion) for value, completion in zip(column_of(batch, column), gold, strict=True)]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    def _row(self, value: str, completion: str | None) -> dict[str, Any]:
+    def _row(self, value: Any, completion: Any) -> dict[str, Any]:
         """Return the token ids of a row, their labels and, if there is a prompt, the text to generate."""
         eos = self.tokenizer.eos_token_id
-        prompt, ids = ([], self._tokens(value)) if completion is None else map(self._tokens, (value, completion))
-        ids = ids if ids[-1:] == [eos] else [*ids, eos]
-        added, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
-        beginning = next((added[:at] for at in range(len(added)) if added[at : at + len(bare)] == bare), [])
-        if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
-            prompt = [*beginning, *prompt]
+        has_prompt = isinstance(value, list) or completion is not None
+        if isinstance(value, str) and has_prompt and self.tokenizer.chat_template:
+            value, completion = [{"role": "user", "content": value}], [{"role": ANSWERS, "content": completion}]
+        if isinstance(value, list):  # the template writes the special tokens
+            prompt, ids = (self._tokens(text) for text in in_template(self.tokenizer, [*value, *(completion or ())]))
+            ids = ids[: len(ids) - ids[::-1].index(eos)] if eos in ids else [*ids, eos]
+        else:
+            prompt, ids = self._tokens(value) if has_prompt else [], self._tokens(completion if has_prompt else value)
+            ids = ids if ids[-1:] == [eos] else [*ids, eos]
+            added, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
+            beginning = next((added[:at] for at in range(len(added)) if added[at : at + len(bare)] == bare), [])
+            if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
+                prompt = [*beginning, *prompt]
         whole, first = [*prompt, *ids], max(1, len(prompt))  # no token before the first one predicts it
         labels = [IGNORED] * first + whole[first:]
         return {
             "input_ids": whole[: self.max_length],
             "labels": labels[: self.max_length],
-            REFERENCE: None if completion is None else self._text(whole[first:]),
+            REFERENCE: self._text(whole[first:]) if has_prompt else None,
         }
 
     def _tokens(self, text: str) -> list[int]:
@@ -201,6 +216,53 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
         group.append(row)
     if group:
         yield group
+
+
+def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
+    """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
+    first = next((values[0] for values in columns.values() if values), None)
+    form, wanted = (list, 'a list of {"role": ..., "content": ...}') if isinstance(first, list) else (str, "text")
+    for row, values in enumerate(zip(*columns.values(), strict=True), 1):
+        for name, value in zip(columns, values, strict=True):
+            if not isinstance(value, form) or (form is list and not all(map(_is_message, value))):
+                raise InputError(f"Expected {wanted} in column {name}, got {value!r} in row {row} of {place}.")
+        roles = [message["role"] for value in values for message in value] if form is list else ["user", ANSWERS]
+        if len(roles) < 2 or roles[-1] != ANSWERS:
+            raise InputError(
+                f"Expected the last message of column {' and '.join(columns)} to be of the role {ANSWERS}, after "
+                f"others, got the role {roles[-1] if roles else 'of none'} in row {row} of {place}."
+            )
+
+
+def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Write a conversation by the tokenizer's chat template, which adds all special tokens, or raise.
+
+    Returns the prompt, which ends where the answer begins, and the completion, which is the last message.
+    """
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise InputError(
+            "The data holds messages, but the model's tokenizer has no chat template to write them: choose another "
+            "model, or give a prompt and a completion in columns of text."
+        )
+    try:
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    except (TemplateError, TypeError, KeyError) as error:
+        reason = one_line(error).rstrip(".")
+        shown = str(messages)[:200]
+        raise InputError(f"The tokenizer's chat template does not take the messages {shown}: {reason}.") from error
+    if not whole.startswith(prompt):
+        raise InputError(
+            "The tokenizer's chat template writes a prompt in another way when an answer follows, so the answer cannot "
+            f"be told from it: {prompt[-100:]!r} is not in {whole[-200:]!r}."
+        )
+    return prompt, whole[len(prompt) :]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 class MaskedLM(Kind):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks import agreement, columns
@@ -41,6 +41,7 @@ def load_data(
     data_dir: str | Path | None = None,
     *,
     needs_validation: bool = True,
+    classes: Mapping[str, str] | None = None,
     check_rows: Callable[[int], None] | None = None,
 ) -> tuple[Task, dict[str, datasets.Dataset]]:
     """Load the splits of a task and check them: columns, labels, no empty split.
@@ -52,6 +53,7 @@ def load_data(
             Data that is not divided into splits, such as a single file, is ``train``, or ``validation`` for an
             evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.
+        classes: other names for classes, by their labels in the data.
         check_rows: a check of the number of training rows, made as soon as it is known.
 
     Returns:
@@ -83,6 +85,8 @@ def load_data(
             del splits["test"]  # GLUE's test labels are not public
         else:
             _check_columns(task, splits["test"].column_names, len(splits["test"]), places["test"])
+    if classes:
+        splits = _renamed(task, splits, classes)
     splits = dict(kind.plain(splits, places))
     if task.name == "custom" and kind.has_classes and not task.labels:
         _check_classes(kind, splits, places)
@@ -189,3 +193,26 @@ def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: M
                 f"Label {strange[0]!r} in column {column} of {places[name]} does not occur in split train: spell "
                 "classes alike in all splits, and remove the rows of classes that train lacks."
             )
+
+
+def _renamed(
+    task: Task, splits: Mapping[str, datasets.Dataset], names: Mapping[str, str]
+) -> dict[str, datasets.Dataset]:
+    """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
+    renamed, met = {}, set[str]()
+    names = {str(columns.plain_label(label)): name for label, name in names.items()}
+
+    def renaming(value: Any) -> str:
+        met.add(label := str(columns.plain_label(value)))
+        return names.get(label, label)
+
+    for split, rows in splits.items():
+        if task.label not in rows.column_names:
+            raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
+        labels = columns.named_labels(rows, task.label, f"split {split}")
+        labels = [columns.of_each(value, renaming) for value in labels]
+        renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
+    if strange := [label for label in names if label not in met]:
+        known = ", ".join(sorted(met)[:20])
+        raise InputError(f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has {known}.")
+    return renamed

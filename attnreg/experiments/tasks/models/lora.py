@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from attnreg.errors import InputError, did_you_mean, one_line
 
@@ -103,14 +105,17 @@ def with_adapter(model: Any, folder: str) -> Any:
         raise InputError(f"Cannot load the adapter in {folder}: {one_line(error)}") from error
 
 
-def save_model(model: Any, folder: Path) -> None:
-    """Save a model as transformers does; of a model of peft, the adapter and the model's configuration."""
+def save_model(model: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Save a model as transformers does; of a model of peft, the adapter and the model's configuration.
+
+    ``weights`` is the state dict of a sharded model.
+    """
     if is_adapted(model):
         # Embeddings are never resized here; to find that out, peft would ask the hub.
         model.save_pretrained(folder, save_embedding_layers=False)
         model.get_base_model().config.save_pretrained(folder)
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
 
 
 def is_adapted(model: Any) -> bool:

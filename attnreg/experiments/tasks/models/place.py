@@ -35,25 +35,27 @@ def offline_if_unreachable() -> None:
             sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
 
-def located(folder: Path) -> str:
-    """Say whether a model is in a folder or on the hub; raise if the folder holds none or a run."""
+def located(folder: Path, name: str) -> str:
+    """Say whether a model is in a folder or on the hub; raise if the folder, given as ``name``, holds none or a run."""
     if not folder.is_dir():
         offline_if_unreachable()
         return "no such folder, so a hub name"
     if not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
         inner = folder / "model"
         what = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected --model to be the folder of a model, got {folder}, {what}.")
+        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {what}.")
     return "a folder"
 
 
-def check_there(model: str, *, asked: bool = True) -> None:
-    """Raise if a model is in no folder, not in the local cache, and the hub does not answer.
+def check_there(model: str, name: str = "--model", *, asked: bool = True) -> str:
+    """Say where a model is, or raise if it is in no folder, not in the local cache, and the hub does not answer.
 
-    ``asked`` says whether it was given, and is not the default of its task.
+    ``asked`` says whether it was given, as ``name``, and is not the default of its task.
     """
-    if (Path(model) / "adapter_config.json").is_file() or located(Path(model)) == "a folder":
-        return
+    if (Path(model) / "adapter_config.json").is_file():
+        return "an adapter"
+    if (where := located(Path(model), name)) == "a folder":
+        return where
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -69,3 +71,4 @@ def check_there(model: str, *, asked: bool = True) -> None:
             f"Without --model, this task uses {model} from the hub, which is {why}: give the folder of a model with "
             "--model."
         )
+    return where

@@ -84,7 +84,7 @@ def load_pretrained(
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
         return _load_adapted(task, base, name, dropout, pooling)
-    place = located(Path(name))
+    place = located(Path(name), "--model")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)

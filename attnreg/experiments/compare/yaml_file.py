@@ -1,0 +1,56 @@
+"""What people write as YAML: study files and search spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnreg.errors import InputError, did_you_mean, one_line
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML keeps the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (name := key.value.replace("-", "_")) in seen and name != "<<":
+                raise InputError(f"the key {key.value!r} is there twice, again in line {key.start_mark.line + 1}")
+            seen.add(name)
+        return node
+
+
+def load_yaml(source: Path | str, what: str) -> Any:
+    """Read YAML from a file, or from a text."""
+    try:
+        return yaml.load(source.read_text(encoding="utf-8") if isinstance(source, Path) else source, _Loader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"Cannot read {what}: {one_line(error)}") from error
+
+
+def mapping(content: Any, what: str, known: Collection[str] | None = None) -> dict[str, Any]:
+    """Return a copy of a mapping; known keys may be written with dashes. What is left empty has no keys."""
+    if content is not None and not isinstance(content, dict):
+        raise InputError(f"Expected {what} to map names to values, got {content!r}.")
+    named = {str(key): value for key, value in (content or {}).items()}
+    if known is None:
+        return named
+    for key in named:
+        if key.replace("-", "_") not in known:
+            raise InputError(f"Unknown key {key!r} in {what}.{did_you_mean(key, known)}")
+    return {key.replace("-", "_"): value for key, value in named.items()}
+
+
+def check_switches(options: Mapping[str, Any], switches: Collection[str], what: str) -> None:
+    """Raise for true or false, as which YAML reads ``yes`` and ``no``, as a value of another option than a switch."""
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, bool) and name not in switches:
+                raise InputError(
+                    f"Expected {name} in {what} as a number or text, got {item}, as YAML reads yes, no, on and off: "
+                    "write a number, or put the word in quotes."
+                )
