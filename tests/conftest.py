@@ -68,6 +68,17 @@ def spawn(warm, tmp_path):
         yield start
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The folder of a tiny BERT."""
+    from attnreg.experiments.tasks import get_task, load_model
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    for each in load_model(get_task("agreement")):
+        each.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made but not drawn: their files are stubs."""

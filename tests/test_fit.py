@@ -21,18 +21,9 @@ from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import choose_columns
 from attnreg.experiments.fit.tries import Bench, Try
-from attnreg.experiments.tasks import get_task, load_data, load_model
+from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
 from tests.helpers.commands import assert_sentence, ran, read_csv
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """The folder of a tiny BERT."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    for each in load_model(get_task("agreement")):
-        each.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -49,8 +49,8 @@ class Answers:
         return 1 if self.classes is None else len(self.classes)
 
     @property
-    def name(self) -> str:
-        """The metric in words."""
+    def in_words(self) -> str:
+        """The metric, as it goes on after a score."""
         words = {"pearson": "of 1 in Pearson's correlation", "spearman": "of 1 in Spearman's rank correlation"}
         return words.get(self.metric, self.metric.replace("_", " "))
 
@@ -58,10 +58,13 @@ class Answers:
         """Return the score of predictions."""
         return score_of(self.metric, labels, predictions, self.outputs)
 
-    def score_of_data(self, outputs: Values, labels: Sequence[Any]) -> float:
-        """Return the score of a network's outputs, given labels as they are in the data; a new class is never right."""
+    def score_of_data(self, outputs: Values, labels: Sequence[Any], places: Sequence[int]) -> float:
+        """Return the score of a network's outputs, given labels and places of rows in the data.
+
+        A class that is new is never right; a label that is no number raises.
+        """
         if self.classes is None:
-            given = np.array(numbers_in(labels))
+            given = np.array(numbers_in(labels, places))
         else:
             numbers = {str(name): number for number, name in enumerate(self.classes)}
             given = np.array([numbers.get(str(each), len(numbers)) for each in labels])
@@ -93,27 +96,28 @@ class Answers:
         return f"{score:.2f}" if self.classes is None else f"{score:.1%}"
 
 
-def numbers_in(labels: Sequence[Any]) -> list[float]:
-    """Return labels as numbers; raise if one is none."""
-    found = [number_of(each) for each in labels]
-    for row, (each, number) in enumerate(zip(labels, found, strict=True)):
-        if number is None:
-            raise InputError(f"Expected a number as the label of each row, got {each!r} in row {row}.")
-    return [number for number in found if number is not None]
+def numbers_in(labels: Sequence[Any], places: Sequence[int]) -> list[float]:
+    """Return labels as numbers; raise if one is none, with its place in the data."""
+    numbers = list[float]()
+    for place, each in zip(places, labels, strict=True):
+        if (number := number_of(each)) is None:
+            raise InputError(f"Expected a number as the label of each row, got {each!r} in row {place}.")
+        numbers.append(number)
+    return numbers
 
 
 def score_of(metric: str, labels: Values, predictions: Values, classes: int) -> float:
-    """Return a metric of the classes, or numbers, that are predicted."""
+    """Return a metric of the classes, or numbers, that are predicted; a correlation is 0 if all of a side are equal."""
     # Late: a command that is refused needs none of them.
-    from scipy import stats
+    from scipy.stats import rankdata
 
     from attnreg.experiments.tasks.metrics import CONFUSION
 
-    if metric in OF_NUMBERS:
-        sides = (labels, predictions) if metric == "pearson" else (stats.rankdata(labels), stats.rankdata(predictions))
-        a, b = (side - side.mean() for side in sides)
-        size = float(np.sqrt((a @ a) * (b @ b)))
-        return float(a @ b) / size if size > 1e-12 * len(labels) else 0.0  # all equal
+    if metric in OF_NUMBERS:  # scipy's own functions take ten times as long, and a bootstrap asks thousands of times
+        a, b = (labels, predictions) if metric == "pearson" else map(rankdata, (labels, predictions))
+        if any(np.ptp(side) <= 1e-12 * np.abs(side).max() for side in (a, b)):
+            return 0.0
+        return float(np.corrcoef(a, b)[0, 1])
     if metric == "accuracy":
         return float((labels == predictions).mean())
     counts = np.bincount(labels * classes + predictions, minlength=classes**2)

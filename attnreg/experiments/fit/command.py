@@ -13,7 +13,7 @@ from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.estimators import SETUP, TextClassifier, TextModel, TextRegressor
 from attnreg.experiments.fit.report import Report
-from attnreg.experiments.fit.table import Table, named_columns, read_table, text_column, texts_of_rows, with_labels
+from attnreg.experiments.fit.table import FittedRows, named_columns, read_table, text_column, texts_of_rows, with_labels
 from attnreg.experiments.folder.run_folder import OutputFolder, RunReader, free_folder
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
@@ -21,7 +21,7 @@ from attnreg.experiments.results.saved_model import SavedModel
 _MOST_COLUMNS = 20  # of probabilities
 
 
-def fit_and_report(data: Path, table: Table, output_dir: Path | None, threads: int | None, **options: Any) -> None:
+def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threads: int | None, **options: Any) -> None:
     """Fit in a folder, where a fit with the same rows and options goes on, and write model and report."""
     if threads:
         torch.set_num_threads(threads)
@@ -111,5 +111,5 @@ def _tested(data: Path, fitted: TextModel, label: str) -> str:
     if label not in columns:
         return ""
     rows = with_labels(columns, fitted.columns_, label)
-    score = fitted.answers_.score_of_data(fitted.outputs(rows.texts), rows.labels)
+    score = fitted.answers_.score_of_data(fitted.outputs(rows.texts), rows.labels, rows.places)
     return f" On the {len(rows.labels)} rows of the test split, it scores {fitted.answers_.shown(score)}."

@@ -15,7 +15,7 @@ from sklearn.calibration import calibration_curve
 
 from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS, score_of
 from attnreg.experiments.fit.estimators import TextModel
-from attnreg.experiments.fit.table import Table as Fitted
+from attnreg.experiments.fit.table import FittedRows
 from attnreg.experiments.results.document import Block, Contents, Heading, Paragraph, Picture, Table, duration
 from attnreg.experiments.results.plots.style import COLORS, picture
 from attnreg.experiments.tasks.metrics import BINS, calibration_error
@@ -28,7 +28,7 @@ _SURE = 0.9  # a probability
 class Report:
     """The blocks of the report of a fitted classifier or regressor, whose rows come from a file."""
 
-    def __init__(self, model: TextModel, table: Fitted, folder: Path, tested: str) -> None:
+    def __init__(self, model: TextModel, table: FittedRows, folder: Path, tested: str) -> None:
         self.model, self.table, self.folder, self.found = model, table, folder, model.outcome_
         self.tested = tested  #: a sentence on test rows, or nothing
         self.answers = model.answers_
@@ -56,7 +56,7 @@ class Report:
         no_more = ", no less: nothing was learned that this metric shows" * (trivial >= score)
         return (
             f"Chosen: **{found.best}**. On new rows like these it will score **{self.shown(score)}** "
-            f"{self.answers.name} (95 % interval {self.shown(low)} to {self.shown(high)}). The {simplest} scores "
+            f"{self.answers.in_words} (95 % interval {self.shown(low)} to {self.shown(high)}). The {simplest} scores "
             f"{self.shown(trivial)}{no_more}; {beside}."
         )
 

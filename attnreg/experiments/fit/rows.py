@@ -157,7 +157,7 @@ def _numbers(
     labels: NDArray[Any], metric: str | None, units: Numbers, what: str
 ) -> tuple[Answers, NDArray[np.float64]]:
     """Return what is known of labels that are numbers, and these standardized; raise if there are too few."""
-    found = numbers_in(labels.tolist())
+    found = numbers_in(labels.tolist(), range(len(labels)))
     numbers = np.array(found)
     if np.ptp(numbers) == 0:
         raise InputError(f"All {len(numbers)} rows have the label {numbers[0]:g}: there is nothing to learn.")

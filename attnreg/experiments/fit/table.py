@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
-from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS
+from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS, numbers_in
 from attnreg.experiments.fit.rows import Rows, is_missing
 from attnreg.experiments.tasks.columns import number_of, plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
@@ -22,7 +22,7 @@ _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
 
 
-class Labelled(NamedTuple):
+class LabelledTexts(NamedTuple):
     """The rows of a file that have text and label."""
 
     texts: list[tuple[str, ...]]
@@ -31,12 +31,12 @@ class Labelled(NamedTuple):
     left_out: dict[str, list[int]]  #: places of other rows, by the reason
 
 
-class Table(NamedTuple):
+class FittedRows(NamedTuple):
     """The rows of a file that are fitted, and where they come from."""
 
     rows: Rows
     label: str  #: the column of labels
-    given: Labelled
+    given: LabelledTexts
 
 
 def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
@@ -109,7 +109,7 @@ def text_column(columns: Columns, others: Collection[str] = ()) -> str:
 
 def labelled_rows(
     data: Path, text_columns: str | None, label_column: str | None, group: str | None, metric: str | None
-) -> Table:
+) -> FittedRows:
     """Read the rows to fit; say which columns are taken for what, and which rows are left out."""
     if not (columns := read_table(data)):
         raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
@@ -120,12 +120,14 @@ def labelled_rows(
     print(f"{len(given.texts)} rows: texts in {', '.join(texts)}, {what} in {label}.", flush=True)
     for why, places in given.left_out.items():
         print(f"Left out, with {why}: {len(places)} (row {listed([*map(str, places)], 5)}).", flush=True)
+    if numbers:
+        numbers_in(given.labels, given.places)  # says which row of the file has another label
     groups = None if group is None else [str(columns[group][place - 1]) for place in given.places]
     rows = Rows.checked(given.texts, given.labels, groups, metric=metric, numbers=numbers)
-    return Table(replace(rows, columns=texts), label, given)
+    return FittedRows(replace(rows, columns=texts), label, given)
 
 
-def with_labels(columns: Columns, texts: Sequence[str], label: str) -> Labelled:
+def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledTexts:
     """Return the rows that have text and label, and the places of the others."""
     kept, left_out = list[int](), dict[str, list[int]]()
     of_rows = texts_of_rows(columns, texts)
@@ -137,7 +139,7 @@ def with_labels(columns: Columns, texts: Sequence[str], label: str) -> Labelled:
         else:
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
-    return Labelled([of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out)
+    return LabelledTexts([of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out)
 
 
 def are_amounts(values: Sequence[Any]) -> bool:
