@@ -293,3 +293,10 @@ def test_the_page_of_fit_has_the_scores_of_its_runs():
     gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in runs if run["method"] == "fit"])
     mean, error = map(float, re.search(r"test\*\*, over.*: ([+-]\d\.\d) points.*\s(\d\.\d)\.", page).groups())
     assert (mean, error) == pytest.approx((gaps.mean(), gaps.std(ddof=1) / len(gaps) ** 0.5), abs=0.0501)
+    fits = [run for run in runs if run["method"] == "fit"]
+    names = ("CR", "MR", "BANKING77", "CLINC150")
+    means = [gaps[[run["data"] == name.lower() for run in fits]].mean() for name in names]
+    said = re.search("By data set: " + r" ([+-]\d\.\d)[,;] ".join(names) + r" ([+-]\d\.\d);.*\s(\d\.\d), so", page)
+    assert [*map(float, said.groups())] == pytest.approx([*means, np.std(means, ddof=1) / 2], abs=0.0501)
+    inside = sum(float(run["low"]) <= float(run["score"]) <= float(run["high"]) for run in fits)
+    assert f"In {inside} of {len(fits)} the test score lies" in page
