@@ -171,6 +171,22 @@ def test_a_race_that_fine_tuning_loses_ends_early(monkeypatch):
     assert spent < 500
 
 
+@pytest.mark.parametrize(
+    "learns",
+    [lambda which: which.epochs > 15, lambda which: which.learning_rate < 1e-4],
+    ids=["more epochs", "a lower rate"],
+)
+def test_fine_tuning_that_lost_comes_back_as_what_may_help_it(learns, monkeypatch):
+    def right(which):
+        if which.is_probe:
+            return 0.85
+        return 0.4 if not which.fits_head else 0.99 if learns(which) else 0.5
+
+    found, _ = raced(400, right, monkeypatch)
+    assert found.best.fits_head
+    assert learns(found.best)
+
+
 def test_temperature_and_decay():
     draw = np.random.default_rng(0)
     logits = draw.normal(size=(4000, 3))

@@ -35,11 +35,16 @@ PART = 0.2  # of the time, that a fine-tuning on all rows takes at most; and tha
 _RATE, _WIDTH = 1e-4, 384  # learning rate, which suits states of this width; wider models need a lower one
 _PARTS = (0.5, 0.7, 1.0)  # of the rows of a fold, for the learning curve, whose last piece counts
 
-#: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
-LATER: Sequence[Callable[[Try], Mapping[str, Any]]] = (
-    lambda leader: {"ad_drop": leader.epochs > 1},
+Change = Callable[[Try], Mapping[str, Any]]
+#: What may help fine-tuning that a linear probe has beaten: time may have been short for it, or its steps too long.
+REMEDIES: Sequence[Change] = (
     lambda leader: {"epochs": 2 * leader.epochs},
     lambda leader: {"learning_rate": leader.learning_rate / 2},
+)
+#: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
+LATER: Sequence[Change] = (
+    lambda leader: {"ad_drop": leader.epochs > 1},
+    *REMEDIES,
     lambda leader: {"r_drop": True},
 )
 
@@ -125,11 +130,15 @@ class Race:
                 break
             for each in self.alive:
                 self.train(each, (repeat, fold))
+            leader = self.leader(self.tuned)
             for each in self._losing():
                 self.drop(each)
-            while self.tuned and later:
+            if self.tuned:
                 leader = self.leader(self.tuned)
-                if self.join(replace(leader, **later.pop(0)(leader))):
+            else:
+                later = [change for change in later if change in REMEDIES]
+            while later:
+                if self.join(replace(leader, **later.pop(0)(leader)), number + 1):
                     break
         return self._conclude(probe, ended)
 
@@ -144,10 +153,9 @@ class Race:
         self.clock.tell(f"dropped {which}: {self.answers.shown(self.dropped[which])}")
         self.alive.remove(which)
 
-    def join(self, which: Try) -> bool:
-        """Let a new try make up for the folds that others have done, if there is time for that and for a next fold."""
-        places = [*self.done[self.tuned[0]]]
-        following = self.places[len(places) : len(places) + 1]
+    def join(self, which: Try, folds: int) -> bool:
+        """Let a new try make up for the first folds, if there is time for that and for a next fold."""
+        places, following = self.places[:folds], self.places[folds : folds + 1]
         jobs = [*itertools.product([which], places), *itertools.product([which, *self.tuned], following)]
         if which in self.done or not self.is_time_for(jobs):
             return False
