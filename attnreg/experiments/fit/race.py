@@ -72,18 +72,19 @@ class Outcome:
     curve: dict[int, float]  #: scores of a linear probe by the number of rows
     since: dict[Try, float]  #: seconds before each try was first trained
     seconds: float  #: of the race
+    in_bfloat16: bool  #: whether networks computed in it while they were trained
     ended: str  #: why the race ended, as a sentence
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
-        numbers = ("temperature", "decay", "certain_decay", "trained_on", "trainings", "seconds", "curve", "ended")
+        others = ("temperature", "decay", "certain_decay", "trained_on", "trainings", "seconds", "in_bfloat16", "curve")
         return {
             "best": str(self.best),
             "score": self.estimate._asdict(),
             "in_folds": self.in_folds._asdict(),
             "tries": {str(which): score for which, score in zip(self.tries, self.scores, strict=True)},
             "dropped": {str(which): score for which, score in self.dropped.items()},
-            **{name: getattr(self, name) for name in numbers},
+            **{name: getattr(self, name) for name in (*others, "ended")},
         }
 
 
@@ -280,7 +281,7 @@ class Race:
         return Outcome(
             tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
             temperature, decay, certain, share, self.trainings, curve, self.since,
-            self.clock.spent, ended,
+            self.clock.spent, self.bench.in_bfloat16, ended,
         )  # fmt: skip
 
     def _filled(self, which: Try, rows: Numbers, best: Values) -> Values:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
 from scipy import special
@@ -31,6 +32,7 @@ from attnreg.training.start import adamw
 _WARMUP = 0.1  # of the steps
 _AHEAD = 64  # rows of a batch that is only read
 _MEASURED = 5  # steps
+_FASTER = 1.15  # times, by which bfloat16 must be faster
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
 
@@ -75,6 +77,7 @@ class Bench:
     """A pretrained model and rows, encoded once, on which tries are trained. The model itself stays as it is."""
 
     seconds = math.nan  #: of a row in an epoch of plain fine-tuning, measured
+    in_bfloat16 = False  #: whether networks compute in it while they train; their weights stay in float32
 
     def __init__(
         self, model: Any, kind: Kind, rows: Dataset, batch_size: int, accelerator: Accelerator, seed: int
@@ -125,6 +128,7 @@ class Bench:
             self._fit_head(network, which.penalty, train)
         if which.is_probe:
             return network.eval()
+        self._set_precision(network)
         rows, began = self.rows.select(train), Clock.now()
         batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
         optimizer, steps = adamw(network, which.learning_rate), which.epochs * len(batches)
@@ -142,6 +146,7 @@ class Bench:
                 tick()
         if method.handle is not None:
             method.handle.detach()
+        vars(network).pop("forward", None)  # others compute in float32
         now = (Clock.now() - began) / (which.passes * len(train))
         self.seconds = now if math.isnan(self.seconds) else (self.seconds + now) / 2  # machines are busy at times
         return network.eval()
@@ -151,9 +156,10 @@ class Bench:
         return logits_of(network, to_score(rows, _AHEAD, self.kind, self.accelerator.device), self.kind)
 
     def measure(self) -> None:
-        """Measure the seconds of a row in training, and choose the number of threads that takes the fewest.
+        """Measure the seconds of a row in training, and choose the number of threads, and precision, of the fewest.
 
-        Small batches gain little from many threads, and on a busy machine they wait for each other.
+        Small batches gain little from many threads, and on a busy machine they wait for each other. Some processors
+        multiply bfloat16 twice as fast, others much slower.
         """
         most = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
         batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
@@ -161,8 +167,11 @@ class Bench:
         seconds = {1: self._measured(some, 1)}
         for threads in {(most + 1) // 2, most} - {1}:
             seconds[threads] = self._measured(some, threads, slowest=min(seconds.values()))
-        torch.set_num_threads(min(seconds, key=seconds.__getitem__))
-        self.seconds = min(seconds.values())
+        self.seconds, fewest = min((each, threads) for threads, each in seconds.items())
+        self.in_bfloat16 = True
+        in_bfloat16 = self._measured(some, fewest, slowest=self.seconds)
+        self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
+        self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
 
     def _measured(self, batches: list[Batch], threads: int, slowest: float = math.inf) -> float:
         """Measure the seconds of a row with some threads, by a step on each batch; infinite if it is the slowest.
@@ -171,6 +180,7 @@ class Bench:
         """
         torch.set_num_threads(threads)
         network = copy.deepcopy(self.model)
+        self._set_precision(network)
         method = FineTuning(network, adamw(network, 1e-5))
         float(method.step(batches[-1]).loss)
         began, rows = Clock.now(), sum(len(batch["labels"]) for batch in batches)
@@ -179,6 +189,12 @@ class Bench:
             if Clock.now() - began > slowest * rows:
                 return math.inf
         return (Clock.now() - began) / rows
+
+    def _set_precision(self, network: nn.Module) -> None:
+        """Let a network compute in bfloat16, and return numbers in float32, if that is faster."""
+        if self.in_bfloat16:
+            autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
+            network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
     def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
         fitted = self.probed(penalty, train)
