@@ -21,6 +21,7 @@ from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import choose_columns
 from attnreg.experiments.fit.tries import Bench, Try
+from attnreg.experiments.setup.batches import TrainBatches
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
 from tests.helpers.commands import assert_sentence, ran, read_csv
@@ -331,6 +332,17 @@ def test_bfloat16_is_taken_where_it_is_faster(times, taken, bench, monkeypatch):
     monkeypatch.setattr(Bench, "_measured", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (taken, times if taken else 1.0)
+
+
+def test_the_longest_texts_do_not_measure_the_time_of_all(bench, monkeypatch):
+    widths = [
+        batch["input_ids"].shape[1] for batch in TrainBatches(bench.rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
+    ]
+    measured = []
+    monkeypatch.setattr(Bench, "_measured", lambda self, batches, *more, **options: measured.append(batches) or 1.0)
+    bench.measure()
+    assert [batch["input_ids"].shape[1] for batch in measured[0]] == widths[1:]
+    assert widths[0] == max(widths)
 
 
 def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, cli):
