@@ -32,6 +32,7 @@ from attnreg.training.start import adamw
 _WARMUP = 0.1  # of the steps
 _AHEAD = 64  # rows of a batch that is only read
 _MEASURED = 5  # steps
+_SIDE = 384  # of matrices
 _FASTER = 1.15  # times, by which bfloat16 must be faster
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
@@ -169,10 +170,22 @@ class Bench:
         for threads in {(most + 1) // 2, most} - {1}:
             seconds[threads] = self._measured(some, threads, slowest=min(seconds.values()))
         self.seconds, fewest = min((each, threads) for threads, each in seconds.items())
+        torch.set_num_threads(fewest)
+        if self._of_product(torch.bfloat16) > 2 * self._of_product(torch.float32):
+            return  # without instructions for it, a step would take minutes
         self.in_bfloat16 = True
         in_bfloat16 = self._measured(some, fewest, slowest=self.seconds)
         self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
         self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
+
+    def _of_product(self, dtype: torch.dtype) -> float:
+        """Measure the seconds of a product of matrices."""
+        matrix, seconds = torch.ones(_SIDE, _SIDE, dtype=dtype, device=self.accelerator.device), list[float]()
+        for _ in range(_MEASURED):
+            began = Clock.now()
+            (matrix @ matrix).sum().item()
+            seconds.append(Clock.now() - began)
+        return min(seconds)
 
     def _measured(self, batches: list[Batch], threads: int, slowest: float = math.inf) -> float:
         """Measure the seconds of a row with some threads, by a step on each batch; infinite if it is the slowest.
