@@ -182,9 +182,11 @@ def test_fine_tuning_that_lost_comes_back_as_what_may_help_it(learns, monkeypatc
             return 0.85
         return 0.4 if not which.fits_head else 0.99 if learns(which) else 0.5
 
-    found, _ = raced(400, right, monkeypatch)
+    found, _ = raced(1000, right, monkeypatch)
     assert found.best.fits_head
     assert learns(found.best)
+    assert any(which.ad_drop for which in [*found.tries, *found.dropped])  # of what came back, not of what had lost
+    assert all(learns(which) for which in [*found.tries, *found.dropped] if which.ad_drop)
 
 
 def test_temperature_and_decay():

@@ -134,12 +134,10 @@ class Race:
             leader = self.leader(self.tuned)
             for each in self._losing():
                 self.drop(each)
-            if self.tuned:
-                leader = self.leader(self.tuned)
-            else:
-                later = [change for change in later if change in REMEDIES]
-            while later:
-                if self.join(replace(leader, **later.pop(0)(leader)), number + 1):
+            leader = self.leader(self.tuned) if self.tuned else leader
+            for change in [each for each in later if self.tuned or each in REMEDIES]:
+                later.remove(change)
+                if self.join(replace(leader, **change(leader)), number + 1):
                     break
         return self._conclude(probe, ended)
 
