@@ -41,6 +41,7 @@ class StandIn:
     time: list[float]
     seconds = 0.01
     width = 384
+    in_bfloat16 = False
 
     def measure(self) -> None:
         """Leave the made-up time as it is."""
