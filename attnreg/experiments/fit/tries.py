@@ -16,6 +16,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 from scipy import special
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from attnreg import ADDrop
 from attnreg.errors import InputError
@@ -31,7 +32,7 @@ from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
 _AHEAD = 64  # rows of a batch that is only read
-_MEASURED = 5  # steps
+_MEASURED = 5  # steps, or products
 _SIDE = 384  # of matrices
 _FASTER = 1.15  # times, by which bfloat16 must be faster
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
@@ -180,12 +181,9 @@ class Bench:
 
     def _of_product(self, dtype: torch.dtype) -> float:
         """Measure the seconds of a product of matrices."""
-        matrix, seconds = torch.ones(_SIDE, _SIDE, dtype=dtype, device=self.accelerator.device), list[float]()
-        for _ in range(_MEASURED):
-            began = Clock.now()
-            (matrix @ matrix).sum().item()
-            seconds.append(Clock.now() - began)
-        return min(seconds)
+        matrix = torch.ones(_SIDE, _SIDE, dtype=dtype, device=self.accelerator.device)
+        timer = Timer("(matrix @ matrix).sum().item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+        return float(timer.timeit(_MEASURED).mean)
 
     def _measured(self, batches: list[Batch], threads: int, slowest: float = math.inf) -> float:
         """Measure the seconds of a row with some threads, by a step on each batch; infinite if it is the slowest.
