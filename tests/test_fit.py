@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from accelerate import Accelerator
 from accelerate.state import GradientState
 
 import attnreg
@@ -20,8 +19,7 @@ from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import choose_columns
-from attnreg.experiments.fit.tries import Bench, Try
-from attnreg.experiments.setup.batches import TrainBatches
+from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
 from tests.helpers.commands import assert_sentence, ran, read_csv
@@ -295,62 +293,6 @@ def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_p
     result = cli("fit", tmp_path / "rows.jsonl", "--model", tiny, *options)
     assert result.exit_code != 0
     assert says in result.output
-
-
-@pytest.fixture
-def bench(tiny, rows):
-    classifier = attnreg.TextClassifier(tiny)
-    given = Rows.checked(*rows)
-    classifier.answers_, classifier.columns_ = given.answers, given.columns
-    classifier._load(str(tiny))
-    encoded = classifier._kind.encode(classifier._dataset(given.texts, given.labels))
-    return Bench(classifier.network_, classifier._kind, encoded, 16, Accelerator(cpu=True), 0)
-
-
-def test_a_probe_as_a_model_says_what_its_regression_says(bench):
-    train, held = np.arange(0, 80), np.arange(80, 120)
-    for which in (Try(penalty=0.1), Try(penalty=1.0)):
-        expected = bench.out_of_fold(which, train, held, 0, lambda: None)
-        found = bench.logits(bench.trained(which, train, 0, lambda: None), bench.rows.select(held))
-        np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-3)
-
-
-@pytest.mark.parametrize("more", [{}, {"fits_head": True}, {"ad_drop": True}, {"r_drop": True}], ids=str)
-def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
-    which, train, held = Try(2, 1e-3, **more), np.arange(0, 80), np.arange(80, 120)
-    exact = bench.out_of_fold(which, train, held, 0, lambda: None)
-    bench.in_bfloat16 = True
-    network = bench.trained(which, train, 0, lambda: None)
-    assert {weight.dtype for weight in network.parameters()} == {torch.float32}
-    assert "forward" not in vars(network)
-    rounded = bench.logits(network, bench.rows.select(held))
-    assert 1e-5 < np.abs(rounded - exact).max() < 0.2
-
-
-@pytest.mark.parametrize(("times", "taken"), [(0.5, True), (0.95, False), (np.inf, False)])
-def test_bfloat16_is_taken_where_it_is_faster(times, taken, bench, monkeypatch):
-    monkeypatch.setattr(Bench, "_measured", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0)
-    bench.measure()
-    assert (bench.in_bfloat16, bench.seconds) == (taken, times if taken else 1.0)
-
-
-def test_bfloat16_is_not_tried_where_it_is_very_slow(bench, monkeypatch):
-    monkeypatch.setattr(Bench, "_measured", lambda self, *given, **more: 0.1 if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0 if dtype == torch.float32 else 3.0)
-    bench.measure()
-    assert (bench.in_bfloat16, bench.seconds) == (False, 1.0)
-
-
-def test_the_longest_texts_do_not_measure_the_time_of_all(bench, monkeypatch):
-    widths = [
-        batch["input_ids"].shape[1] for batch in TrainBatches(bench.rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
-    ]
-    measured = []
-    monkeypatch.setattr(Bench, "_measured", lambda self, batches, *more, **options: measured.append(batches) or 1.0)
-    bench.measure()
-    assert [batch["input_ids"].shape[1] for batch in measured[0]] == widths[1:]
-    assert widths[0] == max(widths)
 
 
 def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, cli):
