@@ -283,12 +283,13 @@ def test_the_page_of_fit_has_the_scores_of_its_runs():
     with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
         runs = list(csv.DictReader(file))
     models = {"all-MiniLM-L6-v2": "MiniLM", "multilingual-e5-small": "e5-small"}
-    names = ("CR", "MR", "BANKING77", "CLINC150", "Subj", "TREC", "SST-2's sentences", "MRPC")
-    of_name = {name: name.lower().replace("-", "").replace("'s ", "_") for name in names}
+    names = {
+        "cr": "CR", "mr": "MR", "banking77": "BANKING77", "clinc150": "CLINC150",
+        "subj": "Subj", "trec": "TREC", "sst2_sentences": "SST-2's sentences", "mrpc": "MRPC",
+    }  # fmt: skip
     shown = 0
     for run in runs:
-        name = next(name for name in names if of_name[name] == run["data"])
-        row = table[name, models[run["model"]], run["seed"]]
+        row = table[names[run["data"]], models[run["model"]], run["seed"]]
         assert row[run["method"]] == f"{float(run['score']):.3f}"
         assert run["method"] != "fit" or row["promised"] == f"{float(run['promised']):.3f}"
         shown += 1 + (run["method"] == "fit")
@@ -297,8 +298,10 @@ def test_the_page_of_fit_has_the_scores_of_its_runs():
     mean, error = map(float, re.search(r"test\*\*, over.*: ([+-]\d\.\d) points.*\s(\d\.\d)\.", page).groups())
     assert (mean, error) == pytest.approx((gaps.mean(), gaps.std(ddof=1) / len(gaps) ** 0.5), abs=0.0501)
     fits = [run for run in runs if run["method"] == "fit"]
-    means = [gaps[[run["data"] == of_name[name] for run in fits]].mean() for name in names]
-    by_name = r" ([+-]\d\.\d)[,;]\s".join(names) + r" ([+-]\d\.\d);[^*]*\s([+-]\d\.\d),\sstandard\serror\s(\d\.\d)\."
+    means = [gaps[[run["data"] == name for run in fits]].mean() for name in names]
+    by_name = (
+        r" ([+-]\d\.\d)[,;]\s".join(names.values()) + r" ([+-]\d\.\d);[^*]*\s([+-]\d\.\d),\sstandard\serror\s(\d\.\d)\."
+    )
     said = map(float, re.search(r"By data set: " + by_name, page).groups())
     error = np.std(means, ddof=1) / len(means) ** 0.5
     assert [*said] == pytest.approx([*means, np.mean(means), error], abs=0.0501)
