@@ -77,14 +77,17 @@ class Outcome:
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
-        others = ("temperature", "decay", "certain_decay", "trained_on", "trainings", "seconds", "in_bfloat16", "curve")
+        others = (
+            "temperature", "decay", "certain_decay", "trained_on", "trainings",
+            "seconds", "in_bfloat16", "curve", "ended",
+        )  # fmt: skip
         return {
             "best": str(self.best),
             "score": self.estimate._asdict(),
             "in_folds": self.in_folds._asdict(),
             "tries": {str(which): score for which, score in zip(self.tries, self.scores, strict=True)},
             "dropped": {str(which): score for which, score in self.dropped.items()},
-            **{name: getattr(self, name) for name in (*others, "ended")},
+            **{name: getattr(self, name) for name in others},
         }
 
 
@@ -131,10 +134,10 @@ class Race:
                 break
             for each in self.alive:
                 self.train(each, (repeat, fold))
-            leader = self.leader(self.tuned)
+            raced = self.tuned
             for each in self._losing():
                 self.drop(each)
-            leader = self.leader(self.tuned) if self.tuned else leader
+            leader = self.leader(self.tuned or raced)
             for change in [each for each in later if self.tuned or each in REMEDIES]:
                 later.remove(change)
                 if self.join(replace(leader, **change(leader)), number + 1):
