@@ -71,9 +71,12 @@ def spawn(warm, tmp_path):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """The folder of a tiny BERT."""
+    import torch
+
     from attnreg.experiments.tasks import get_task, load_model
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
+    torch.manual_seed(0)
     for each in load_model(get_task("agreement")):
         each.save_pretrained(folder)
     return folder
