@@ -63,7 +63,7 @@ def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
 class MadeUp:
     """A bench on which tries take time and are right as often as told; nothing is trained."""
 
-    seconds, width, in_bfloat16 = 0.01, 384, False
+    seconds, width, in_bfloat16, threads = 0.01, 384, False, 1
 
     def __init__(self, rows, time, right):
         self.rows, self.time, self.right = rows, time, right

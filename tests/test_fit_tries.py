@@ -3,25 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 
-import attnreg
-from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
-from attnreg.experiments.tasks import get_task, load_data
+from tests.helpers.bench import tiny_bench
 
 
 @pytest.fixture
 def bench(tiny):
-    """120 sentences, and whether they begin with "the"."""
-    texts = list(dict.fromkeys(load_data(get_task("agreement"))[1]["train"]["sentence"][:]))[:120]
-    classifier = attnreg.TextClassifier(tiny)
-    given = Rows.checked(texts, [text.split()[0] == "the" for text in texts])
-    classifier.answers_, classifier.columns_ = given.answers, given.columns
-    classifier._load(str(tiny))
-    encoded = classifier._kind.encode(classifier._dataset(given.texts, given.labels))
-    return Bench(classifier.network_, classifier._kind, encoded, 16, Accelerator(cpu=True), 0)
+    return tiny_bench(tiny)
 
 
 def test_a_probe_as_a_model_says_what_its_regression_says(bench):
@@ -46,25 +36,22 @@ def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
 
 @pytest.mark.parametrize(("times", "taken"), [(0.5, True), (0.95, False), (np.inf, False)])
 def test_bfloat16_is_taken_where_it_is_faster(times, taken, bench, monkeypatch):
-    monkeypatch.setattr(Bench, "_measured", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
+    monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
     monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (taken, times if taken else 1.0)
 
 
 def test_bfloat16_is_not_tried_where_it_is_very_slow(bench, monkeypatch):
-    monkeypatch.setattr(Bench, "_measured", lambda self, *given, **more: 0.1 if self.in_bfloat16 else 1.0)
+    monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: 0.1 if self.in_bfloat16 else 1.0)
     monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0 if dtype == torch.float32 else 3.0)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (False, 1.0)
 
 
-def test_the_longest_texts_do_not_measure_the_time_of_all(bench, monkeypatch):
+def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
     widths = [
         batch["input_ids"].shape[1] for batch in TrainBatches(bench.rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
     ]
-    measured = []
-    monkeypatch.setattr(Bench, "_measured", lambda self, batches, *more, **options: measured.append(batches) or 1.0)
-    bench.measure()
-    assert [batch["input_ids"].shape[1] for batch in measured[0]] == widths[1:]
+    assert [batch["input_ids"].shape[1] for batch in bench._some] == widths[1:]
     assert widths[0] == max(widths)

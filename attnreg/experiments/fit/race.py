@@ -25,6 +25,7 @@ from attnreg.experiments.fit.choice import (
 )
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.rows import Numbers, Rows
+from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Bench, Logits, Try
 
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
@@ -49,6 +50,7 @@ LATER: Sequence[Change] = (
 )
 
 Place = tuple[int, int]  # a repeat and a fold of it
+Job = tuple[Try, Place]
 
 
 @dataclass
@@ -73,13 +75,14 @@ class Outcome:
     since: dict[Try, float]  #: seconds before each try was first trained
     seconds: float  #: of the race
     in_bfloat16: bool  #: whether networks computed in it while they were trained
+    at_a_time: int  #: trainings
     ended: str  #: why the race ended, as a sentence
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
         others = (
             "temperature", "decay", "certain_decay", "trained_on", "trainings",
-            "seconds", "in_bfloat16", "curve", "ended",
+            "seconds", "in_bfloat16", "at_a_time", "curve", "ended",
         )  # fmt: skip
         return {
             "best": str(self.best),
@@ -97,7 +100,7 @@ class Race:
     def __init__(self, bench: Bench, rows: Rows, clock: Clock, seed: int, folder: Path | None) -> None:
         self.bench, self.rows, self.clock, self.seed = bench, rows, clock, seed
         self.answers = rows.answers
-        self.folder, self.repeats = folder, list(rows.repeats(seed))
+        self.folder, self.repeats, self.processes = folder, list(rows.repeats(seed)), Processes(bench)
         self.places: list[Place] = [(r, fold) for r, folds in enumerate(self.repeats) for fold in range(len(folds))]
         self.done: dict[Try, dict[Place, Logits]] = {}
         self.since: dict[Try, float] = {}
@@ -107,19 +110,24 @@ class Race:
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
         began = self.clock.spent
+        probes = [Try(penalty=penalty) for penalty in PENALTIES]
         for fold in range(self.folds):
-            for penalty in PENALTIES:
-                self.train(Try(penalty=penalty), (0, fold))
+            self.train(itertools.product(probes, [(0, fold)]))
             if self.clock.spent - began > PART * self.clock.budget:
                 break
         self.alive = [*self.done]
         probe = self.leader(self.alive)
         self.clock.tell(f"{probe}: {self.answers.shown(self.scores([probe])[0])} out of fold")
         self.bench.measure()
+        self.processes.start(self.clock.left)
+        if self.processes.count > 1:
+            self.clock.tell(f"{self.processes.count} trainings at a time")
         self.alive += (entrants := self._entrants(probe))
         later = [*LATER]
         ended = f"All {len(self.places)} folds were used."
-        for number, (repeat, fold) in enumerate(self.places):
+        number = 0
+        while number < len(self.places):
+            repeat, fold = self.places[number]
             # A repeat is of use only as a whole.
             needed = self.places[number : number + 1 if repeat == 0 or fold else number + self.folds]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
@@ -132,15 +140,16 @@ class Race:
             if not self.is_time_for(itertools.product(self.tuned, needed)):
                 ended = f"Time ended the race after {number} of at most {len(self.places)} folds."
                 break
-            for each in self.alive:
-                self.train(each, (repeat, fold))
+            together = self._together(number)
+            self.train(itertools.product(self.alive, together))
+            number += len(together)
             raced = self.tuned
             for each in self._losing():
                 self.drop(each)
             leader = self.leader(self.tuned or raced)
             for change in [each for each in later if self.tuned or each in REMEDIES]:
                 later.remove(change)
-                if self.join(replace(leader, **change(leader)), number + 1):
+                if self.join(replace(leader, **change(leader)), number):
                     break
         return self._conclude(probe, ended)
 
@@ -161,8 +170,7 @@ class Race:
         jobs = [*itertools.product([which], places), *itertools.product([which, *self.tuned], following)]
         if which in self.done or not self.is_time_for(jobs):
             return False
-        for place in places:
-            self.train(which, place)
+        self.train(itertools.product([which], places))
         self.alive.append(which)
         return True
 
@@ -186,14 +194,14 @@ class Race:
             write_text(plan, str(affordable))
         return some
 
-    def is_time_for(self, jobs: Iterable[tuple[Try, Place]]) -> bool:
+    def is_time_for(self, jobs: Iterable[Job]) -> bool:
         """Whether there is time for some trainings, and then for the longest on all rows; for what is kept there is."""
         jobs, (train, held) = [*jobs], self.repeats[0][0]
         if all(self.is_kept(*job) for job in jobs):
             return True
         passes = [which.passes for which, _ in jobs]
-        rows = sum(passes) * len(train) + len(passes) * len(held) / 3 + 1.2 * max(passes) * len(self.rows)
-        return self.bench.seconds * rows + 2.0 <= self.clock.left
+        rows = self.processes.longest([each * len(train) + len(held) / 3 for each in passes])
+        return self.bench.seconds * (rows + 1.2 * max(passes) * len(self.rows)) + 2.0 <= self.clock.left
 
     def is_kept(self, which: Try, place: Place) -> bool:
         """Whether a try was trained on a fold, also by a process that was stopped."""
@@ -204,32 +212,47 @@ class Race:
         name = f"{str(which).replace(' ', '-')} {self.places.index(place)}.npz"
         return None if self.folder is None else self.folder / name
 
-    def train(self, which: Try, place: Place) -> None:
-        """Train a try on a fold and keep its logits of the rows held out, unless they are there."""
-        if place in self.done.get(which, {}):
-            return
-        repeat, fold = place
-        train, held = self.repeats[repeat][fold]
-        number, path = self.places.index(place), self._path(which, place)
-        began = self.clock.spent
-        if path is not None and path.is_file():
+    def train(self, jobs: Iterable[Job]) -> None:
+        """Train tries on folds, and keep their logits of the rows held out, unless they are there."""
+        new: list[Job] = []
+        for which, place in jobs:
+            self.since.setdefault(which, self.clock.spent)
+            path = self._path(which, place)
+            if place in self.done.get(which, {}):
+                continue
+            if path is None or not path.is_file():
+                new.append((which, place))
+                continue
             kept = np.load(path)
-            logits: Logits = kept["logits"]
             self.clock.resume(float(kept["seconds"]))
-        else:
-            doing = f"{which}, fold {number + 1}"
-            logits = self.bench.out_of_fold(which, train, held, self.seed + number, lambda: self.clock.tick(doing))
-            self.trainings += not which.is_probe
-            if path is not None:
-                new = path.with_suffix(".new")
-                with new.open("wb") as file:
+            self._keep(which, place, kept["logits"])
+        given = [(which, *self.repeats[r][fold], self.seed + self.places.index((r, fold))) for which, (r, fold) in new]
+        names = ", ".join({str(which): None for which, _ in new if not which.is_probe})
+        began = self.clock.spent
+        for number, logits in self.processes.out_of_fold(given, lambda: self.clock.tick(f"training {names}")):
+            which, place = new[number]
+            if (path := self._path(which, place)) is not None:
+                unfinished = path.with_suffix(".new")
+                with unfinished.open("wb") as file:
                     np.savez(file, logits=logits, seconds=self.clock.spent - began)
-                new.replace(path)
-        self.since.setdefault(which, began)
+                unfinished.replace(path)
+            began = self.clock.spent
+            self.trainings += not which.is_probe
+            self._keep(which, place, logits)
+
+    def _keep(self, which: Try, place: Place, logits: Logits) -> None:
         self.done.setdefault(which, {})[place] = logits
         if not which.is_probe:
+            held = self.repeats[place[0]][place[1]][1]
             score = self.answers(self.rows.labels[held], self.answers.predicted(logits))
-            self.clock.tell(f"{which}, fold {number + 1}: {self.answers.shown(score)}")
+            self.clock.tell(f"{which}, fold {self.places.index(place) + 1}: {self.answers.shown(score)}")
+
+    def _together(self, number: int) -> list[Place]:
+        """Return the folds that are raced on next: as many of a repeat as occupy all processes, if there is time."""
+        most = min(self.folds - self.places[number][1], self.processes.count // len(self.tuned))
+        while most > 1 and not self.is_time_for(itertools.product(self.tuned, self.places[number : number + most])):
+            most -= 1
+        return self.places[number : number + max(1, most)]
 
     def table(self, tries: list[Try]) -> tuple[Values, Numbers, NDArray[np.float64]]:
         """Return predictions ``(tries, repeats, n)``, the rows, and logits, of the folds that all of them have done."""
@@ -282,7 +305,7 @@ class Race:
         return Outcome(
             tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
             temperature, decay, certain, share, self.trainings, curve, self.since,
-            self.clock.spent, self.bench.in_bfloat16, ended,
+            self.clock.spent, self.bench.in_bfloat16, self.processes.count, ended,
         )  # fmt: skip
 
     def _filled(self, which: Try, rows: Numbers, best: Values) -> Values:

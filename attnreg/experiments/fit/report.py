@@ -216,7 +216,8 @@ class Report:
     def _made(self) -> list[str]:
         found, given = self.found, self.model
         score, low, high = map(self.shown, found.in_folds)
-        spent = duration(found.seconds) + ", in bfloat16, which is faster on this machine" * found.in_bfloat16
+        spent = duration(found.seconds) + f", {found.at_a_time} at a time" * (found.at_a_time > 1)
+        spent += ", in bfloat16, which is faster on this machine" * found.in_bfloat16
         said = [
             f"Model {given.model}, seed {given.seed}, {found.trainings} trainings in {spent}.",
             f"Tries raced over folds of the rows; those that were hardly the best were dropped. The score is that of "

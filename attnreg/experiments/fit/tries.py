@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,6 +87,8 @@ class Bench:
     ) -> None:
         self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
         self.batch_size, self.seed = batch_size, seed
+        #: that a training may use; small batches gain little from many, and on a busy machine they wait for each other
+        self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
         sorted_rows = to_score(rows, _AHEAD, kind, accelerator.device)
         head, features, labels = head_and_features(self.model, sorted_rows.batches)
         if not kind.has_classes and head.bias is None:
@@ -149,9 +152,12 @@ class Bench:
         if method.handle is not None:
             method.handle.detach()
         vars(network).pop("forward", None)  # others compute in float32
-        now = (Clock.now() - began) / (which.passes * len(train))
-        self.seconds = now if math.isnan(self.seconds) else (self.seconds + now) / 2  # machines are busy at times
+        self.observe((Clock.now() - began) / (which.passes * len(train)))
         return network.eval()
+
+    def observe(self, seconds: float) -> None:
+        """Take the seconds of a row in a training into account: machines are busy at times."""
+        self.seconds = seconds if math.isnan(self.seconds) else (self.seconds + seconds) / 2
 
     def logits(self, network: nn.Module, rows: Dataset) -> Logits:
         """Return the logits of encoded rows, ``(n, outputs)``."""
@@ -160,22 +166,17 @@ class Bench:
     def measure(self) -> None:
         """Measure the seconds of a row in training, and choose the number of threads, and precision, of the fewest.
 
-        Small batches gain little from many threads, and on a busy machine they wait for each other. Some processors
-        multiply bfloat16 twice as fast, others much slower.
+        Some processors multiply bfloat16 twice as fast, others much slower.
         """
-        most = torch.get_num_threads() if self.accelerator.device.type == "cpu" else 1
-        batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
-        every = max(1, len(batches) // _MEASURED)
-        some = batches[(every + 1) // 2 :: every] or batches  # without the first, which has the longest texts
-        seconds = {1: self._measured(some, 1)}
-        for threads in {(most + 1) // 2, most} - {1}:
-            seconds[threads] = self._measured(some, threads, slowest=min(seconds.values()))
+        seconds = {1: self.seconds_with(1)}
+        for threads in {(self.threads + 1) // 2, self.threads} - {1}:
+            seconds[threads] = self.seconds_with(threads, slowest=min(seconds.values()))
         self.seconds, fewest = min((each, threads) for threads, each in seconds.items())
         torch.set_num_threads(fewest)
         if self._of_product(torch.bfloat16) > 2 * self._of_product(torch.float32):
             return  # without instructions for it, a step would take minutes
         self.in_bfloat16 = True
-        in_bfloat16 = self._measured(some, fewest, slowest=self.seconds)
+        in_bfloat16 = self.seconds_with(fewest, slowest=self.seconds)
         self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
         self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
 
@@ -185,8 +186,15 @@ class Bench:
         timer = Timer("(matrix @ matrix).sum().item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
         return float(timer.timeit(_MEASURED).mean)
 
-    def _measured(self, batches: list[Batch], threads: int, slowest: float = math.inf) -> float:
-        """Measure the seconds of a row with some threads, by a step on each batch; infinite if it is the slowest.
+    @functools.cached_property
+    def _some(self) -> list[Batch]:
+        """A few batches, without the first of an epoch, which has the longest texts."""
+        batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
+        every = max(1, len(batches) // _MEASURED)
+        return batches[(every + 1) // 2 :: every] or batches
+
+    def seconds_with(self, threads: int, slowest: float = math.inf) -> float:
+        """Measure the seconds of a row with some threads, by a step on a few batches; infinite if it is the slowest.
 
         A first step is left out.
         """
@@ -194,9 +202,9 @@ class Bench:
         network = copy.deepcopy(self.model)
         self._set_precision(network)
         method = FineTuning(network, adamw(network, 1e-5))
-        float(method.step(batches[-1]).loss)
-        began, rows = Clock.now(), sum(len(batch["labels"]) for batch in batches)
-        for batch in batches:
+        float(method.step(self._some[-1]).loss)
+        began, rows = Clock.now(), sum(len(batch["labels"]) for batch in self._some)
+        for batch in self._some:
             float(method.step(batch).loss)
             if Clock.now() - began > slowest * rows:
                 return math.inf

@@ -42,6 +42,7 @@ class StandIn:
     seconds = 0.01
     width = 384
     in_bfloat16 = False
+    threads = 1
 
     def measure(self) -> None:
         """Leave the made-up time as it is."""
