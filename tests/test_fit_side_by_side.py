@@ -42,6 +42,7 @@ class Pool:
 @pytest.fixture
 def bench(tiny, monkeypatch):
     monkeypatch.setattr(side_by_side.loky, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(side_by_side.loky, "cpu_count", lambda: 2)
     monkeypatch.setattr(side_by_side.os, "getppid", side_by_side.os.getpid)
     monkeypatch.setattr(side_by_side.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e11))
     made = tiny_bench(tiny)

@@ -41,7 +41,7 @@ class Processes:
         """Start processes if cores, memory and the seconds left allow, and if they train more rows a second."""
         weights = sum(each.numel() for each in self.bench.model.parameters()) if self.bench.threads > 1 else 0
         most = psutil.virtual_memory().available // (_PROCESS + _WEIGHT * weights)
-        count = int(min(self.bench.threads, _MOST, most))
+        count = int(min(self.bench.threads, loky.cpu_count(), most, _MOST))  # CPUs of a container, too
         if count < 2 or left < _WORTH or multiprocessing.current_process().daemon:  # daemons may have no children
             return
         threads = self.bench.threads // count
