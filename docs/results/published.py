@@ -95,26 +95,25 @@ def crossed(gaps: Mapping[tuple[str, str], FloatArray]) -> tuple[Difference, tup
     """Return the mean difference over data sets and models, and the 95 % interval for a new data set and model.
 
     ``gaps`` has the differences of the seeds of each ``(data set, model)``. Data set, model and their interaction are
-    random; their variances are estimated by restricted maximum likelihood, those of the means of seeds are known
-    (Hartung, Knapp and Sinha, Statistical Meta-Analysis with Applications, 2008, Chapter 7). With one seed of each,
-    what seeds change is a part of the interaction. Intervals and p are by Student's t with as many degrees of freedom
-    as there are data sets, less one.
+    random; their variances are estimated by restricted maximum likelihood, that of the means of seeds is known
+    (Hartung, Knapp and Sinha, Statistical Meta-Analysis with Applications, 2008, Chapter 7): one for all, since few
+    seeds do not tell those of each apart. With one seed of each, what seeds change is a part of the interaction.
+    Intervals and p are by Student's t with as many degrees of freedom as there are data sets, less one.
     """
-    places = [*gaps]
-    known = [(each.mean(), each.var(ddof=1) / len(each) if len(each) > 1 else 0.0) for each in gaps.values()]
-    means, within = np.array(known).T
+    places, means = [*gaps], np.array([each.mean() for each in gaps.values()])
+    within = float(np.mean([each.var(ddof=1) / len(each) if len(each) > 1 else 0.0 for each in gaps.values()]))
     alike = [np.array([[float(a[k] == b[k]) for b in places] for a in places]) for k in (0, 1)]
-    unit = within.mean() + means.var()  # so that the optimizer's steps suit all scales
+    unit = within + means.var()  # so that the optimizer's steps suit all scales
 
     def fitted(between: FloatArray) -> tuple[float, float, float]:
         data_set, model, cell = between * unit
-        inverse = np.linalg.inv(np.diag(within + cell) + data_set * alike[0] + model * alike[1])
+        inverse = np.linalg.inv((within + cell) * np.eye(len(means)) + data_set * alike[0] + model * alike[1])
         weight = inverse.sum()
         mean = inverse.sum(0) @ means / weight
         loss = (means - mean) @ inverse @ (means - mean) + np.log(weight) - np.linalg.slogdet(inverse)[1]
         return float(loss), float(mean), float(1 / weight)
 
-    least = (0.0, 0.0, 0.0 if within.all() else 1e-6)  # else a covariance would be singular
+    least = (0.0, 0.0, 0.0 if within else 1e-6)  # else a covariance would be singular
     bounds = [(each, None) for each in least]
     starts = [np.maximum(each, least) for each in itertools.product((0.0, 0.5), repeat=3)]
     tries = [optimize.minimize(lambda b: fitted(b)[0], start, bounds=bounds) for start in starts]
