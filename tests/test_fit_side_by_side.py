@@ -3,6 +3,7 @@
 import pickle
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from pickle import PicklingError
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,13 +24,13 @@ class Pool:
     """Runs what is submitted at once, here, on a copy of what it is given, as another process would have."""
 
     def __init__(self, count, **options):
-        self.given, self.fails_at = [], None
+        self.given, self.fails_at, self.fault = [], None, None
 
     def submit(self, function, *given):
         self.given.append(function)
         future = Future()
         if len(self.given) == self.fails_at:
-            future.set_exception(BrokenProcessPool("killed"))
+            future.set_exception(self.fault)
         else:
             function, given = pickle.loads(pickle.dumps((function, given)))
             future.set_result(function(*given))
@@ -46,7 +47,7 @@ def bench(tiny, monkeypatch):
     monkeypatch.setattr(side_by_side.os, "getppid", side_by_side.os.getpid)
     monkeypatch.setattr(side_by_side.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e11))
     made = tiny_bench(tiny)
-    made.threads, made.seconds = 2, 1e9
+    made.threads, made.seconds = 2, 0.05
     return made
 
 
@@ -77,17 +78,25 @@ def test_logits_are_those_of_one_process(bench, jobs):
     assert_as_alone(found, bench, jobs)
 
 
-def test_jobs_of_a_process_that_was_killed_are_done_alone(bench, jobs):
+@pytest.mark.parametrize("fault", [BrokenProcessPool("killed"), RuntimeError("not enough memory"), PicklingError()])
+def test_jobs_of_a_process_with_a_fault_are_done_alone(fault, bench, jobs):
     processes = started(bench)
-    processes._pool.fails_at = 4
+    processes._pool.fails_at, processes._pool.fault = 4, fault
     assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), bench, jobs)
     assert processes.count == processes.slower == 1
 
 
-@pytest.mark.parametrize("seconds", [1e9, 1e-9])
+def test_few_trainings_are_done_one_after_the_other_where_processes_are_slow(bench, jobs):
+    processes = started(bench)
+    processes.count, processes.slower = 8, 5.0
+    assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), bench, jobs)
+    assert len(processes._pool.given) == 2  # those that measured
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1e-9])
 def test_processes_are_kept_if_they_are_faster(seconds, bench):
     bench.seconds = seconds
-    assert started(bench).count == (2 if seconds > 1 else 1)
+    assert started(bench).count == (2 if seconds > 1e-3 else 1)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +114,9 @@ def test_the_longest_process_is_that_of_the_longest_jobs():
     processes.count, processes.slower = 2, 1.5
     assert processes.longest([3.0, 2.0, 2.0]) == 1.5 * 4
     assert processes.longest([3.0]) == 3  # alone, with all threads
+    processes.count, processes.slower = 8, 5.0
+    assert processes.longest([3.0, 2.0]) == 5  # one after the other
+    assert processes.longest([1.0] * 8) == 5
 
 
 class MadeUp:

@@ -98,6 +98,8 @@ class TextModel(BaseEstimator):
             size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
             race = Race(bench, rows, clock, self.seed, folds)
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "A worker stopped")  # one whose memory has grown is started again
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
             self.network_ = race.final(self.outcome_.best)

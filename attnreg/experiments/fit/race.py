@@ -72,10 +72,10 @@ class Outcome:
     trained_on: float  #: share of all rows that tries were trained on
     trainings: int
     curve: dict[int, float]  #: scores of a linear probe by the number of rows
-    since: dict[Try, float]  #: seconds before each try was first trained
+    since: dict[Try, float]  #: seconds before the trainings with which each try began
     seconds: float  #: of the race
     in_bfloat16: bool  #: whether networks computed in it while they were trained
-    at_a_time: int  #: trainings
+    at_a_time: int  #: trainings, at the end of the race
     ended: str  #: why the race ended, as a sentence
 
     def summary(self) -> dict[str, object]:

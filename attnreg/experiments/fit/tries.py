@@ -193,6 +193,11 @@ class Bench:
         every = max(1, len(batches) // _MEASURED)
         return batches[(every + 1) // 2 :: every] or batches
 
+    @property
+    def measured_rows(self) -> int:
+        """How many rows are trained on when their seconds are measured."""
+        return sum(len(batch["labels"]) for batch in self._some)
+
     def seconds_with(self, threads: int, slowest: float = math.inf) -> float:
         """Measure the seconds of a row with some threads, by a step on a few batches; infinite if it is the slowest.
 
@@ -203,12 +208,12 @@ class Bench:
         self._set_precision(network)
         method = FineTuning(network, adamw(network, 1e-5))
         float(method.step(self._some[-1]).loss)
-        began, rows = Clock.now(), sum(len(batch["labels"]) for batch in self._some)
+        began = Clock.now()
         for batch in self._some:
             float(method.step(batch).loss)
-            if Clock.now() - began > slowest * rows:
+            if Clock.now() - began > slowest * self.measured_rows:
                 return math.inf
-        return (Clock.now() - began) / rows
+        return (Clock.now() - began) / self.measured_rows
 
     def _set_precision(self, network: nn.Module) -> None:
         """Let a network compute in bfloat16, and return numbers in float32, if that is faster."""
