@@ -102,6 +102,12 @@ class Bench:
             labels.cpu().numpy()[places],
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "accelerator": None}  # whose state cannot always be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, accelerator=Accelerator(cpu=True))  # on another device there is one process
+
     def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
         """Fit logistic regression, or ridge regression to numbers, to the features of some rows."""
         from sklearn.linear_model import LogisticRegression, Ridge
