@@ -9,6 +9,7 @@ from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
+from tests.helpers.bench import MadeUp
 
 
 def accuracy(labels, predictions):
@@ -58,25 +59,6 @@ def test_the_best_of_many_is_flattered_and_the_estimate_is_not():
     assert np.mean(naive) > truth + 0.05
     assert abs(np.mean(corrected) - truth) < max(noise, 0.015)
     assert np.mean(covered) > 0.9
-
-
-class MadeUp:
-    """A bench on which tries take time and are right as often as told; nothing is trained."""
-
-    seconds, width, in_bfloat16, threads = 0.01, 384, False, 1
-
-    def __init__(self, rows, time, right):
-        self.rows, self.time, self.right = rows, time, right
-
-    def measure(self):
-        pass
-
-    def out_of_fold(self, which, train, held, seed, tick):
-        self.time[0] += self.seconds * which.passes * len(train)
-        draw = np.random.default_rng([seed, *map(ord, str(which))])
-        is_right = draw.random(len(held)) < self.right(which)
-        answers = np.where(is_right, self.rows.labels[held], 1 - self.rows.labels[held])
-        return np.eye(2)[answers] * 4
 
 
 def raced(budget, right, monkeypatch, many=200, folder=None):

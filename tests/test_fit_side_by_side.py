@@ -17,7 +17,7 @@ from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Try
-from tests.helpers.bench import tiny_bench
+from tests.helpers.bench import MadeUp, tiny_bench
 
 
 class Pool:
@@ -125,29 +125,10 @@ def test_the_longest_process_is_that_of_the_longest_jobs():
     assert processes.longest([1.0] * 8) == 5
 
 
-class MadeUp:
-    """A bench whose trainings take the time of a simulated clock."""
-
-    seconds, width, in_bfloat16, threads = 0.01, 384, False, 1
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def measure(self):
-        pass
-
-    def out_of_fold(self, which, train, held, seed, tick):
-        right = np.random.default_rng([seed, *map(ord, str(which))]).random(len(held)) < (
-            0.6 if which.is_probe else 0.9
-        )
-        return np.eye(2)[np.where(right, self.rows.labels[held], 1 - self.rows.labels[held])] * 4
-
-
 @pytest.mark.parametrize("budget", [60.0, 400.0])
 def test_a_race_of_many_processes_does_more_and_keeps_its_budget(budget, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(Clock, "now", staticmethod(lambda: now[0]))
-
     cores = 1
 
     class Simulated(Processes):
@@ -167,7 +148,13 @@ def test_a_race_of_many_processes_does_more_and_keeps_its_budget(budget, monkeyp
     for many in (1, 2, 6):
         now[0], cores = 0.0, many
         rows = Rows.checked([f"text {number}" for number in range(200)], [number % 2 for number in range(200)])
-        found = Race(MadeUp(rows), rows, Clock(budget, lambda text: None), 0, None).run()
+        found = Race(
+            MadeUp(rows, [0.0], lambda which: 0.6 if which.is_probe else 0.9),
+            rows,
+            Clock(budget, lambda text: None),
+            0,
+            None,
+        ).run()
         assert now[0] + found.best.passes * len(rows) * 0.01 <= budget
         assert not found.best.is_probe
         trainings.append(found.trainings)

@@ -68,8 +68,8 @@ def random_effects(data):
 def crossed_effects(data):
     """Mean over data sets and models, its interval, p, and the interval of a new one: restricted maximum likelihood.
 
-    ``data`` has the differences of seeds by ``(data set, model)``; seeds have one variance in all. The likelihood is that of contrasts that are
-    orthogonal to the mean, maximized on a grid that is refined around its best point.
+    ``data`` has the differences of seeds by ``(data set, model)``; seeds have one variance in all. The likelihood
+    is that of contrasts that are orthogonal to the mean, maximized on a grid that is refined around its best point.
     """
     y = np.array([np.mean(gaps) for gaps in data.values()])
     known = np.eye(len(y)) * np.mean(

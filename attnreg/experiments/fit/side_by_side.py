@@ -67,9 +67,10 @@ class Processes:
     def out_of_fold(self, jobs: Sequence[Training], tick: Callable[[], None]) -> Iterator[tuple[int, Logits]]:
         """Yield the number of each job and its logits when it is done; ``tick`` is called in between."""
         loads = {number: which.passes * len(train) for number, (which, train, _, _) in enumerate(jobs)}
-        waiting = sorted((number for number in loads if loads[number]), key=loads.__getitem__)  # the longest goes first
-        if not self._pays([*loads.values()]):
-            waiting = []
+        waiting = list[int]()
+        # Not where they are done sooner one after the other. The longest, at the end, goes first.
+        if self.count > 1 and self._packed([*loads.values()]) < sum(loads.values()):
+            waiting = sorted((number for number in loads if loads[number]), key=loads.__getitem__)
         futures: dict[Future[Any], int] = {}
         try:
             while waiting or futures:
@@ -90,10 +91,6 @@ class Processes:
     def longest(self, loads: Sequence[float]) -> float:
         """Return the time of trainings that take these times in one process alone."""
         return min(sum(loads), self._packed(loads))
-
-    def _pays(self, loads: Sequence[float]) -> bool:
-        """Whether trainings are done sooner side by side than one after the other."""
-        return self._packed(loads) < sum(loads)
 
     def _packed(self, loads: Sequence[float]) -> float:
         """Return the time of the process that is done last."""
