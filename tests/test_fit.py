@@ -243,9 +243,9 @@ def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tm
         return race._entrants(Try(penalty=0.1))
 
     assert entrants(0.5) == []
-    with_head, plain = entrants(1e5)
-    assert (with_head.epochs, plain.epochs) == (10, 20)
-    assert entrants(1e3) == [with_head, plain]  # the same tries, also where less time is left
+    with_head, contrastive, plain = entrants(1e5)
+    assert (with_head.epochs, contrastive.epochs, plain.epochs) == (10, 10, 20)
+    assert entrants(1e3) == [with_head, contrastive, plain]  # the same tries, also where less time is left
 
 
 @pytest.mark.parametrize(

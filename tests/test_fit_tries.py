@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
@@ -14,15 +15,25 @@ def bench(tiny):
     return tiny_bench(tiny)
 
 
-def test_a_probe_as_a_model_says_what_its_regression_says(bench):
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_probe_as_a_model_says_what_its_regression_says(biased, bench):
     train, held = np.arange(0, 80), np.arange(80, 120)
-    for which in (Try(penalty=0.1), Try(penalty=1.0)):
-        expected = bench.out_of_fold(which, train, held, 0, lambda: None)
-        found = bench.logits(bench.trained(which, train, 0, lambda: None), bench.rows.select(held))
-        np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-3)
+    if not biased:  # as of a decoder
+        bench.head.bias = None
+    center, spread = bench.states[train].mean(0) * biased, bench.states[train].std(correction=0).item()
+    for penalty in (0.1, 1.0):
+        probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
+        probe.fit((bench.states[train] - center) / spread, bench.labels[train])
+        expected = probe.decision_function((bench.states[held] - center) / spread)
+        logits = bench.out_of_fold(Try(penalty=penalty), train, held, 0, lambda: None)
+        network = bench.trained(Try(penalty=penalty), train, 0, lambda: None)
+        for found in (logits, bench.logits(network, bench.rows.select(held))):
+            np.testing.assert_allclose(np.diff(found)[:, 0], expected, atol=1e-2)
 
 
-@pytest.mark.parametrize("more", [{}, {"fits_head": True}, {"ad_drop": True}, {"r_drop": True}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"fits_head": True}, {"contrasts": True}, {"ad_drop": True}, {"r_drop": True}], ids=str
+)
 def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
     which, train, held = Try(2, 1e-3, **more), np.arange(0, 80), np.arange(80, 120)
     exact = bench.out_of_fold(which, train, held, 0, lambda: None)

@@ -44,9 +44,9 @@ REMEDIES: Sequence[Change] = (
 )
 #: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
 LATER: Sequence[Change] = (
-    lambda leader: {"ad_drop": leader.epochs > 1},
+    lambda leader: {"ad_drop": leader.epochs > 1 and not leader.contrasts},
     *REMEDIES,
-    lambda leader: {"r_drop": True},
+    lambda leader: {"r_drop": not leader.contrasts},
 )
 
 Place = tuple[int, int]  # a repeat and a fold of it
@@ -148,9 +148,10 @@ class Race:
                 self.drop(each)
             leader = self.leader(self.tuned or raced)
             for change in [each for each in later if self.tuned or each in REMEDIES]:
-                later.remove(change)
-                if self.join(replace(leader, **change(leader)), number):
-                    break
+                if (changed := replace(leader, **change(leader))) != leader:  # else perhaps of a next leader
+                    later.remove(change)
+                    if self.join(changed, number):
+                        break
         return self._conclude(probe, ended)
 
     @property
@@ -187,7 +188,11 @@ class Race:
         plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
-        some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
+        some = [with_head]
+        if self.answers.classes is not None:
+            some.append(replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
+        if plain.epochs >= FEWEST_EPOCHS:
+            some.append(plain)
         while some and not self.is_time_for(itertools.product(some, self.places[: len(some)])):
             some.pop()
         if some and plan is not None:  # a fit that goes on with a larger budget plans anew if nothing was trained

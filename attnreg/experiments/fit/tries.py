@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
-from scipy import special
 from torch import nn
 from torch.utils.benchmark import Timer
 
@@ -23,6 +22,7 @@ from attnreg import ADDrop
 from attnreg.errors import InputError
 from attnreg.experiments.fit.answers import Answers
 from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
@@ -48,6 +48,7 @@ class Try:
     learning_rate: float = 0.0
     penalty: float = 1.0  #: of the regression that fits the head, logistic or ridge, as its inverse, C
     fits_head: bool = False  #: whether the head is fitted before fine-tuning, too (LP-FT)
+    contrasts: bool = False  #: whether states are trained by pairs of rows, and the head is fitted to them at the end
     ad_drop: bool = False
     r_drop: bool = False
 
@@ -59,18 +60,18 @@ class Try:
     @property
     def is_plain(self) -> bool:
         """Whether it is fine-tuning and nothing else."""
-        return not (self.is_probe or self.fits_head or self.ad_drop or self.r_drop)
+        return not (self.is_probe or self.fits_head or self.contrasts or self.ad_drop or self.r_drop)
 
     @property
     def passes(self) -> float:
         """Passes over the rows, as multiples of a plain epoch."""
         with_ad_drop = self.epochs // 2 if self.ad_drop else 0  # a pass more in every other epoch
-        return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0)
+        return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0) + self.contrasts / 3
 
     def __str__(self) -> str:
         if self.is_probe:
             return f"linear probe (C {self.penalty:g})"
-        name = "LP-FT" if self.fits_head else "fine-tuning"
+        name = "LP-FT" if self.fits_head else "contrastive fine-tuning" if self.contrasts else "fine-tuning"
         more = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
         rate = f"{self.learning_rate:.3g}".replace("e-0", "e-")
         return f"{name}{more} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate})"
@@ -90,17 +91,11 @@ class Bench:
         #: that a training may use; small batches gain little from many, and on a busy machine they wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
         sorted_rows = to_score(rows, _AHEAD, kind, accelerator.device)
-        head, features, labels = head_and_features(self.model, sorted_rows.batches)
-        if not kind.has_classes and head.bias is None:
+        self.head, states, labels = head_and_features(self.model, sorted_rows.batches)
+        if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
         places = np.argsort(sorted_rows.order)
-        states = features.double().cpu().numpy()[places]
-        # Of one scale, so that one penalty fits all models.
-        self.center, self.scale, self.width = states.mean(0), np.maximum(states.std(), 1e-6), states.shape[1]
-        self.features, self.labels = (
-            ((states - self.center) / self.scale).astype(np.float32),
-            labels.cpu().numpy()[places],
-        )
+        self.states, self.labels, self.width = states[places], labels.cpu().numpy()[places], states.shape[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "accelerator": None}  # whose state cannot always be pickled
@@ -108,47 +103,41 @@ class Bench:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, accelerator=Accelerator(cpu=True))  # on another device there is one process
 
-    def probed(self, penalty: float, train: NDArray[np.int64]) -> Any:
-        """Fit logistic regression, or ridge regression to numbers, to the features of some rows."""
-        from sklearn.linear_model import LogisticRegression, Ridge
-
-        probe = LogisticRegression(C=penalty, max_iter=1000) if self.kind.has_classes else Ridge(_RIDGE / penalty)
-        return probe.fit(self.features[train], self.labels[train])
-
     def out_of_fold(
         self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
     ) -> Logits:
         """Train on some rows; return the logits of others, ``(n, outputs)``."""
         if which.is_probe:
-            fitted = self.probed(which.penalty, train)
-            if not self.kind.has_classes:
-                return fitted.predict(self.features[held])[:, None]
-            logits = np.full((len(held), len(self.kind.task.labels)), -50.0)  # of classes that have no row in train
-            scores = fitted.decision_function(self.features[held])
-            scores = scores if scores.ndim == 2 else np.stack([-scores, scores], 1) / 2
-            logits[:, fitted.classes_] = special.log_softmax(scores, axis=1)
-            return logits
+            head = copy.deepcopy(self.head)
+            self._fit_head(head, which.penalty, self.states[train], self.labels[train])
+            return head(self.states[held]).detach().double().cpu().numpy()
         network = self.trained(which, train, seed, tick)
         return self.logits(network, self.rows.select(held))
 
     def trained(self, which: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
         """Return a copy of the model that was trained on some rows; ``tick`` is called after each step."""
         torch.manual_seed(seed)
-        network = copy.deepcopy(self.model)
+        network, labels = copy.deepcopy(self.model), self.labels[train]
+        head = self._head(network)
         if which.is_probe or which.fits_head:
-            self._fit_head(network, which.penalty, train)
+            self._fit_head(head, which.penalty, self.states[train], labels)
         if which.is_probe:
             return network.eval()
         self._set_precision(network)
-        rows, began = self.rows.select(train), Clock.now()
-        batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
+        rows, began, device = self.rows.select(train), Clock.now(), self.accelerator.device
+        batches: TrainBatches | PairedBatches
+        if which.contrasts:
+            batches = PairedBatches(rows, labels, self.batch_size, self.kind, seed, device)
+        else:
+            batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
         optimizer, steps = adamw(network, which.learning_rate), which.epochs * len(batches)
         warmup = max(1, int(_WARMUP * steps))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
         )
         provider = ADDrop(p=0.3, q=0.5, layers=[0]) if which.ad_drop else None
-        objective = RDropLoss(alpha=1.0) if which.r_drop else None
+        contrast = Contrast(head) if which.contrasts else None
+        objective = RDropLoss(alpha=1.0) if which.r_drop else contrast
         method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
         for epoch in range(which.epochs):
             method.on_epoch(epoch)
@@ -158,6 +147,10 @@ class Bench:
         if method.handle is not None:
             method.handle.detach()
         vars(network).pop("forward", None)  # others compute in float32
+        if contrast is not None:
+            contrast.hook.remove()
+            _, states, _ = head_and_features(network, in_order(rows, _AHEAD, self.kind, device))
+            self._fit_head(head, which.penalty, states, labels)
         self.observe((Clock.now() - began) / (which.passes * len(train)))
         return network.eval()
 
@@ -227,11 +220,19 @@ class Bench:
             autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
-    def _fit_head(self, network: nn.Module, penalty: float, train: NDArray[np.int64]) -> None:
-        fitted = self.probed(penalty, train)
-        weight = fitted.coef_ / self.scale
-        bias = fitted.intercept_ - weight @ self.center
-        put_into_head(self._head(network), weight, bias, getattr(fitted, "classes_", None))
+    def _fit_head(self, head: nn.Linear, penalty: float, states: torch.Tensor, labels: NDArray[Any]) -> None:
+        """Set a head to logistic regression, or ridge regression to numbers, on states that it reads."""
+        from sklearn.linear_model import LogisticRegression, Ridge
+
+        biased, given = head.bias is not None, states.double().cpu().numpy()
+        probe = Ridge(_RIDGE / penalty)
+        if self.kind.has_classes:
+            probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
+        # Of one scale, so that one penalty fits all models.
+        center, scale = given.mean(0) * biased, max(given.std(), 1e-6)
+        fitted = probe.fit(((given - center) / scale).astype(np.float32), labels)
+        weight = fitted.coef_ / scale
+        put_into_head(head, weight, fitted.intercept_ - weight @ center, getattr(fitted, "classes_", None))
 
     def rescale(self, network: nn.Module, answers: Answers) -> None:
         """Let a network that was trained on standardized numbers predict those of the data."""

@@ -1,0 +1,91 @@
+"""Contrastive fine-tuning: states of rows of one class are drawn together, those of others apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attnreg.experiments.setup.batches import in_order
+from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.training import ForwardPass
+from attnreg.training.method import Batch
+
+_TEMPERATURE = 0.1
+
+
+def contrastive_loss(states: Tensor, labels: Tensor) -> Tensor:
+    r"""Return the supervised contrastive loss of states ``(n, d)``, 0-d; a row without another of its class has none.
+
+    .. math:: \mathcal L_i = -\frac1{|P_i|} \sum_{p \in P_i} \log
+        \frac{\exp(z_i \cdot z_p / \tau)}{\sum_{a \neq i} \exp(z_i \cdot z_a / \tau)}
+
+    z are the states, normalized, P_i the other rows of the class of row i. It is the mean over rows.
+
+    Reference:
+        Khosla et al., Supervised Contrastive Learning (NeurIPS 2020, arXiv 2004.11362), Eq. 2.
+
+    Example:
+        >>> together = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        >>> right, wrong = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+        >>> bool(contrastive_loss(together, right) < contrastive_loss(together, wrong))
+        True
+    """
+    states = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=-1)
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    # No infinity, which of a row alone would make gradients that are not finite.
+    logs = (states @ states.T / _TEMPERATURE).masked_fill(itself, torch.finfo(states.dtype).min).log_softmax(1)
+    alike = (labels[:, None] == labels) & ~itself
+    has_others = alike.any(1)
+    of_rows = -logs.masked_fill(~alike, 0.0).sum(1)[has_others] / alike.sum(1)[has_others]
+    return of_rows.sum() / max(1, len(of_rows))
+
+
+class Contrast:
+    """The objective of contrastive fine-tuning: the :func:`contrastive_loss` of what the head reads."""
+
+    def __init__(self, head: nn.Module) -> None:
+        self._states = torch.empty(0)
+        self.hook = head.register_forward_pre_hook(self._see)
+
+    def _see(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+        self._states = args[0]
+
+    def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        forward(batch)
+        # Decoders have logits of each token, but pooled states, which are alike in all of them.
+        states = self._states[:, 0] if self._states.dim() == 3 else self._states
+        return contrastive_loss(states, batch["labels"])
+
+
+class PairedBatches:
+    """Shuffled batches in which nearly all rows have another of their class. They depend on seed and epoch alone."""
+
+    def __init__(
+        self, rows: Dataset, labels: NDArray[np.int64], batch_size: int, kind: Kind, seed: int, device: torch.device
+    ) -> None:
+        self._rows, self._labels, self._seed = rows, labels, seed
+        self._batch_size, self._kind, self._device = batch_size, kind, device
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._batch_size)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
+        order = in_pairs(self._labels, self._batch_size, np.random.default_rng([self._seed, epoch]))
+        yield from in_order(self._rows.select(order), self._batch_size, self._kind, self._device)
+
+
+def in_pairs(labels: NDArray[np.int64], batch_size: int, draw: np.random.Generator) -> NDArray[np.int64]:
+    """Return a random order of rows, with some of a class side by side: two, or as many as batches have room for."""
+    of_class = [draw.permutation(np.flatnonzero(labels == each)) for each in np.unique(labels)]
+    together = max(2, batch_size // len(of_class))
+    some = [rows[begin : begin + together] for rows in of_class for begin in range(0, len(rows), together)]
+    return np.concatenate([some[number] for number in draw.permutation(len(some))])
