@@ -47,12 +47,18 @@ def test_rows_without_another_of_their_class_change_no_weight(labels):
 @pytest.mark.parametrize(("classes", "size"), [(2, 16), (6, 16), (50, 16), (3, 2)])
 def test_nearly_every_row_has_another_of_its_class_in_its_batch(classes, size):
     labels = np.random.default_rng(0).permutation(np.arange(40 * classes) % classes)
-    order = in_pairs(labels, size, np.random.default_rng(1))
+    lengths = np.random.default_rng(3).integers(3, 90, len(labels))
+    order = in_pairs(labels, lengths, size, np.random.default_rng(1))
     assert sorted(order) == [*range(len(labels))]
     batches = [labels[order[begin : begin + size]] for begin in range(0, len(labels), size)]
     paired = np.concatenate([[(batch == each).sum() > 1 for each in batch] for batch in batches])
     assert paired.mean() > 0.85
-    assert any((order[:size] != in_pairs(labels, size, np.random.default_rng(2))[:size]).tolist())
+    assert any((order[:size] != in_pairs(labels, lengths, size, np.random.default_rng(2))[:size]).tolist())
+    padded, shuffled = (
+        np.mean([lengths[some[begin : begin + size]].max() for begin in range(0, len(some), size)])
+        for some in (order, np.random.default_rng(1).permutation(order))
+    )
+    assert padded < 0.9 * shuffled or size == 2
 
 
 def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(tiny):

@@ -24,7 +24,7 @@ from attnreg.experiments.fit.answers import Answers
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
+from attnreg.experiments.setup.batches import Labelled, TrainBatches, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.training import FineTuning, RDropLoss
@@ -90,12 +90,10 @@ class Bench:
         self.batch_size, self.seed = batch_size, seed
         #: that a training may use; small batches gain little from many, and on a busy machine they wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
-        sorted_rows = to_score(rows, _AHEAD, kind, accelerator.device)
-        self.head, states, labels = head_and_features(self.model, sorted_rows.batches)
+        self.head, self.states, self.labels = self._read(self.model, rows)
+        self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
-        places = np.argsort(sorted_rows.order)
-        self.states, self.labels, self.width = states[places], labels.cpu().numpy()[places], states.shape[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "accelerator": None}  # whose state cannot always be pickled
@@ -109,7 +107,7 @@ class Bench:
         """Train on some rows; return the logits of others, ``(n, outputs)``."""
         if which.is_probe:
             head = copy.deepcopy(self.head)
-            self._fit_head(head, which.penalty, self.states[train], self.labels[train])
+            self._fit_head(head, self.states[train], self.labels[train], which.penalty)
             return head(self.states[held]).detach().double().cpu().numpy()
         network = self.trained(which, train, seed, tick)
         return self.logits(network, self.rows.select(held))
@@ -120,7 +118,7 @@ class Bench:
         network, labels = copy.deepcopy(self.model), self.labels[train]
         head = self._head(network)
         if which.is_probe or which.fits_head:
-            self._fit_head(head, which.penalty, self.states[train], labels)
+            self._fit_head(head, self.states[train], labels, which.penalty)
         if which.is_probe:
             return network.eval()
         self._set_precision(network)
@@ -149,8 +147,7 @@ class Bench:
         vars(network).pop("forward", None)  # others compute in float32
         if contrast is not None:
             contrast.hook.remove()
-            _, states, _ = head_and_features(network, in_order(rows, _AHEAD, self.kind, device))
-            self._fit_head(head, which.penalty, states, labels)
+            self._fit_head(*self._read(network, rows)[:2], labels, which.penalty)
         self.observe((Clock.now() - began) / (which.passes * len(train)))
         return network.eval()
 
@@ -220,7 +217,14 @@ class Bench:
             autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
-    def _fit_head(self, head: nn.Linear, penalty: float, states: torch.Tensor, labels: NDArray[Any]) -> None:
+    def _read(self, network: nn.Module, rows: Dataset) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
+        """Return the head of a network, the states that it reads of each row, and the labels."""
+        given = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
+        head, states, labels = head_and_features(network, given.batches)
+        places = np.argsort(given.order)
+        return head, states[places], labels.cpu().numpy()[places]
+
+    def _fit_head(self, head: nn.Linear, states: torch.Tensor, labels: NDArray[Any], penalty: float) -> None:
         """Set a head to logistic regression, or ridge regression to numbers, on states that it reads."""
         from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -240,8 +244,7 @@ class Bench:
         put_into_head(head, head.weight * answers.scale, head.bias * answers.scale + answers.center)
 
     def _head(self, network: nn.Module) -> nn.Linear:
-        two = in_order(self.rows.select(range(2)), 2, self.kind, self.accelerator.device)
-        return head_and_features(network, two)[0]
+        return self._read(network, self.rows.select(range(2)))[0]
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
