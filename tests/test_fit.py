@@ -236,16 +236,23 @@ def test_folds_part_no_group_and_no_repeated_text():
             assert {*rows.labels[train]} == {0, 1}
 
 
-def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
-    def entrants(budget):
-        clock = Clock(budget, lambda text: None)
-        race = Race(SimpleNamespace(seconds=0.01, width=384), Rows.checked(*rows), clock, 0, tmp_path)
-        return race._entrants(Try(penalty=0.1))
+def entrants(rows, budget, folder=None):
+    bench = SimpleNamespace(seconds=0.01, width=384, batch_size=16)
+    race = Race(bench, Rows.checked(*rows), Clock(budget, lambda text: None), 0, folder)
+    return race._entrants(Try(penalty=0.1))
 
-    assert entrants(0.5) == []
-    with_head, contrastive, plain = entrants(1e5)
+
+def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
+    assert entrants(rows, 0.5, tmp_path) == []
+    with_head, contrastive, plain = entrants(rows, 1e5, tmp_path)
     assert (with_head.epochs, contrastive.epochs, plain.epochs) == (10, 10, 20)
-    assert entrants(1e3) == [with_head, contrastive, plain]  # the same tries, also where less time is left
+    assert entrants(rows, 1e3, tmp_path) == [with_head, contrastive, plain]  # the same, also where less time is left
+
+
+@pytest.mark.parametrize(("classes", "contrasts"), [(2, True), (8, True), (9, False)])
+def test_states_are_contrasted_where_a_batch_has_pairs_of_all_classes(classes, contrasts):
+    rows = [f"text {number}" for number in range(90)], [number % classes for number in range(90)]
+    assert any(each.contrasts for each in entrants(rows, 1e5)) == contrasts
 
 
 @pytest.mark.parametrize(

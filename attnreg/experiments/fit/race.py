@@ -189,7 +189,7 @@ class Race:
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
         some = [with_head]
-        if self.answers.classes is not None:
+        if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:  # pairs of all
             some.append(replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
         if plain.epochs >= FEWEST_EPOCHS:
             some.append(plain)

@@ -41,6 +41,7 @@ class StandIn:
     time: list[float]
     seconds = 0.01
     width = 384
+    batch_size = 16
     in_bfloat16 = False
     threads = 1
 
@@ -113,7 +114,8 @@ def main() -> None:
         model.answers_, model.columns_ = rows.answers, [*rows.columns]
         model._load(str(options.model))
         encoded = model._kind.encode(model._dataset(rows.texts, rows.labels.tolist()))
-        features = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).features
+        states = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).states
+        features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             found = [drawn(features, rows.labels, size, seed) for seed in range(options.draws)]
             columns = {key: np.array([each[key] for each in found]) for key in found[0]}
