@@ -1,11 +1,13 @@
 """The race of a fit: its promise against a slow loop and simulations, its time, and whom it drops."""
 
+import math
+
 import numpy as np
 import pytest
 
 from attnreg.experiments.fit import race
 from attnreg.experiments.fit.answers import score_of
-from attnreg.experiments.fit.choice import bias_corrected, certain_decay, decay_of, temperature_of
+from attnreg.experiments.fit.choice import bias_corrected, certain_decay, chosen_of, decay_of, temperature_of
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -17,15 +19,24 @@ def accuracy(labels, predictions):
 
 
 def slow_estimate(labels, tries, draws):
-    """The estimate of BBC-CV, written out."""
-    scores = []
+    """The estimate of BBC-CV with the rule of one standard error, written out, and how often each try is chosen."""
+    found = []
     for drawn in draws:
         inside = [row for row, times in enumerate(drawn) for _ in range(times)]
         outside = [row for row, times in enumerate(drawn) if not times]
-        right = [[sum(each[row] == labels[row] for row in some) for some in (inside, outside)] for each in tries]
+        found.append([[sum(each[row] == labels[row] for row in some) for some in (inside, outside)] for each in tries])
+    scores, times_chosen = [], [0] * len(tries)
+    for right, drawn in zip(found, draws, strict=True):
         best = max(range(len(tries)), key=lambda number: right[number][0])
-        scores.append(right[best][1] / len(outside))
-    return sum(scores) / len(scores)
+        for number in range(len(tries)):
+            gaps = [each[best][0] - each[number][0] for each in found]
+            mean = sum(gaps) / len(gaps)
+            error = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
+            if right[best][0] - right[number][0] <= error:
+                break
+        times_chosen[number] += 1
+        scores.append(right[number][1] / sum(not times for times in drawn))
+    return sum(scores) / len(scores), [times / len(draws) for times in times_chosen]
 
 
 def test_the_estimate_is_that_of_a_slow_loop():
@@ -34,8 +45,18 @@ def test_the_estimate_is_that_of_a_slow_loop():
     tries = np.where(draw.random((5, 40)) < 0.6, labels, draw.integers(0, 3, (5, 40)))
     estimate, chosen = bias_corrected(accuracy, labels, tries[:, None], resamples=50, seed=4)
     draws = np.random.default_rng(4).multinomial(40, np.full(40, 1 / 40), 50)
-    assert estimate.score == pytest.approx(slow_estimate(labels, tries, draws))
-    assert sum(chosen) == pytest.approx(1)
+    expected = slow_estimate(labels, tries, draws)
+    assert (estimate.score, chosen) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
+    assert len([share for share in chosen if share]) > 2
+
+
+@pytest.mark.parametrize(("more", "chosen"), [(0, 0), (2, 0), (20, 1)])
+def test_the_first_try_is_kept_unless_another_is_better_by_more_than_chance(more, chosen):
+    labels = np.zeros(100, int)
+    first, second = (np.arange(100) % 10 < 3).astype(int), (np.arange(100) % 7 < 2).astype(int)
+    second[np.flatnonzero(second)[: (second.sum() - first.sum()) + more]] = 0
+    assert first.sum() - second.sum() == more
+    assert chosen_of(accuracy, labels, np.stack([first, second])[:, None]) == chosen
 
 
 def test_rows_of_one_group_are_drawn_each_by_itself():

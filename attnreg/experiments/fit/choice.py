@@ -28,6 +28,29 @@ def scores_of(score: Score, labels: Values, tries: Values) -> NDArray[np.float64
     return np.array([np.mean([score(labels, repeat) for repeat in repeats]) for repeats in tries])
 
 
+def first_of_best(scores: NDArray[np.float64], errors: NDArray[np.float64]) -> int:
+    """Return the first try that the best one does not beat by more than a standard error, of all ``errors[best]``.
+
+    So a try that comes first because it is usually the best is not given up for a chance difference.
+
+    Reference:
+        The rule of one standard error: Breiman et al., Classification and Regression Trees (1984), Section 3.4.3.
+
+    Example:
+        >>> errors = np.array([[0.0, 0.02], [0.02, 0.0]])
+        >>> first_of_best(np.array([0.80, 0.81]), errors), first_of_best(np.array([0.80, 0.83]), errors)
+        (0, 1)
+    """
+    best = int(np.argmax(scores))
+    return int(np.argmax(scores >= scores[best] - errors[best] - 1e-12))
+
+
+def chosen_of(score: Score, labels: Values, tries: Values, *, resamples: int = 500, seed: int = 0) -> int:
+    """Return the try that is chosen by predictions ``(tries, repeats, n)``: the :func:`first_of_best`."""
+    sampled = _sampled(score, labels, tries, _samples(labels, None, resamples, seed))
+    return first_of_best(scores_of(score, labels, tries), _errors(sampled))
+
+
 def bias_corrected(
     score: Score,
     labels: Values,
@@ -37,7 +60,7 @@ def bias_corrected(
     resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Estimate, list[float]]:
-    """Estimate the score of the best try, without the optimism of having chosen it on the rows that score it (BBC-CV).
+    """Estimate the score of the chosen try, without the optimism of scoring it on rows that chose it (BBC-CV).
 
     Each bootstrap sample of rows chooses a try on the rows drawn, which is scored on the rows left out. Also returns
     how often each try was chosen, as a share.
@@ -45,7 +68,7 @@ def bias_corrected(
     Args:
         score: gives the score of predictions, from labels and these; the higher, the better.
         labels: the class of each row, or its number, ``(n,)``.
-        tries: out-of-fold predictions, ``(tries, repeats, n)``. Of equal tries, the first is chosen.
+        tries: out-of-fold predictions, ``(tries, repeats, n)``, of which the :func:`first_of_best` is chosen.
         units: rows of the same unit, such as a group, are drawn together (default: each row by itself).
         resamples: number of bootstrap samples.
         seed: seed of the draws.
@@ -64,27 +87,37 @@ def bias_corrected(
         >>> best > 0.54, estimate.score < 0.51
         (True, True)
     """
-    found, chosen = [], np.zeros(len(tries))
-    for drawn in _samples(labels, units, resamples, seed):
-        inside, outside = np.repeat(np.arange(len(labels)), drawn), np.flatnonzero(drawn == 0)
-        if len(outside):
-            best = int(np.argmax(scores_of(score, labels[inside], tries[..., inside])))
-            chosen[best] += 1
-            found.append(scores_of(score, labels[outside], tries[[best]][..., outside])[0])
+    samples = _samples(labels, units, resamples, seed)
+    samples = samples[(samples == 0).any(1)]
+    sampled = _sampled(score, labels, tries, samples)
+    errors = _errors(sampled)
+    chosen = np.array([first_of_best(scores, errors) for scores in sampled])
+    found = [
+        scores_of(score, labels[drawn == 0], tries[[which]][..., drawn == 0])[0]
+        for drawn, which in zip(samples, chosen, strict=True)
+    ]
     low, high = np.quantile(found, [0.025, 0.975])
-    return Estimate(float(np.mean(found)), float(low), float(high)), (chosen / chosen.sum()).tolist()
+    shares = np.bincount(chosen, minlength=len(tries)) / len(chosen)
+    return Estimate(float(np.mean(found)), float(low), float(high)), shares.tolist()
 
 
 def probability_best(
     score: Score, labels: Values, tries: Values, *, resamples: int = 500, seed: int = 0
 ) -> list[float]:
     """Return the share of bootstrap samples of the rows in which no other try scores higher, for each try."""
-    best = np.zeros(len(tries))
-    for drawn in _samples(labels, None, resamples, seed):
-        inside = np.repeat(np.arange(len(labels)), drawn)
-        scores = scores_of(score, labels[inside], tries[..., inside])
-        best += scores >= scores.max() - 1e-12
-    return (best / resamples).tolist()
+    scores = _sampled(score, labels, tries, _samples(labels, None, resamples, seed))
+    return (scores >= scores.max(1, keepdims=True) - 1e-12).mean(0).tolist()
+
+
+def _sampled(score: Score, labels: Values, tries: Values, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the scores of tries on bootstrap samples, ``(resamples, tries)``."""
+    drawn = [np.repeat(np.arange(len(labels)), each) for each in samples]
+    return np.array([scores_of(score, labels[rows], tries[..., rows]) for rows in drawn])
+
+
+def _errors(sampled: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard errors of the differences between tries, ``(tries, tries)``."""
+    return (sampled[:, :, None] - sampled[:, None]).std(0)
 
 
 def _samples(labels: Values, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:

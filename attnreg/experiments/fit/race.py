@@ -18,6 +18,7 @@ from attnreg.experiments.fit.choice import (
     Estimate,
     bias_corrected,
     certain_decay,
+    chosen_of,
     decay_of,
     probability_best,
     scores_of,
@@ -42,7 +43,7 @@ REMEDIES: Sequence[Change] = (
     lambda leader: {"epochs": 2 * leader.epochs},
     lambda leader: {"learning_rate": leader.learning_rate / 2},
 )
-#: What joins the race after a fold, if there is time: changes of the try that leads, one after the other.
+#: What joins the race after a fold, if there is time: changes of the try that leads, of those that they change.
 LATER: Sequence[Change] = (
     lambda leader: {"ad_drop": leader.epochs > 1 and not leader.contrasts},
     *REMEDIES,
@@ -116,13 +117,13 @@ class Race:
             if self.clock.spent - began > PART * self.clock.budget:
                 break
         self.alive = [*self.done]
-        probe = self.leader(self.alive)
+        probe = probes[int(np.argmax(self.scores(probes)))]
         self.clock.tell(f"{probe}: {self.answers.shown(self.scores([probe])[0])} out of fold")
         self.bench.measure()
         self.processes.start(self.clock.left)
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
-        self.alive += (entrants := self._entrants(probe))
+        self.alive = [*(entrants := self._entrants(probe)), *self.alive]
         later = [*LATER]
         ended = f"All {len(self.places)} folds were used."
         number = 0
@@ -131,7 +132,9 @@ class Race:
             # A repeat is of use only as a whole.
             needed = self.places[number : number + 1 if repeat == 0 or fold else number + self.folds]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
-                self.drop(self.tuned[int(np.argmin(self.scores(self.tuned)))])
+                leader = self.leader(self.tuned)
+                others = [each for each in self.tuned if each != leader]
+                self.drop(others[int(np.argmin(self.scores(others)))])
             if not self.tuned:
                 ended = (
                     "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
@@ -146,12 +149,11 @@ class Race:
             raced = self.tuned
             for each in self._losing():
                 self.drop(each)
-            leader = self.leader(self.tuned or raced)
             for change in [each for each in later if self.tuned or each in REMEDIES]:
-                if (changed := replace(leader, **change(leader))) != leader:  # else perhaps of a next leader
+                able = [each for each in self.tuned or raced if replace(each, **change(each)) != each]
+                if able and self.join(replace(leader := self.leader(able), **change(leader)), number):
                     later.remove(change)
-                    if self.join(changed, number):
-                        break
+                    break
         return self._conclude(probe, ended)
 
     @property
@@ -166,13 +168,13 @@ class Race:
         self.alive.remove(which)
 
     def join(self, which: Try, folds: int) -> bool:
-        """Let a new try make up for the first folds, if there is time for that and for a next fold."""
-        places, following = self.places[:folds], self.places[folds : folds + 1]
+        """Let a new try make up for the first folds, if there is time for that and for the rest of the first repeat."""
+        places, following = self.places[:folds], self.places[folds : max(self.folds, folds + 1)]
         jobs = [*itertools.product([which], places), *itertools.product([which, *self.tuned], following)]
         if which in self.done or not self.is_time_for(jobs):
             return False
         self.train(itertools.product([which], places))
-        self.alive.append(which)
+        self.alive.insert(len(self.tuned), which)  # probes come last
         return True
 
     def _entrants(self, probe: Try) -> list[Try]:
@@ -188,11 +190,10 @@ class Race:
         plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
-        some = [with_head]
+        # Those come first that usually score most.
+        some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:  # pairs of all
-            some.append(replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
-        if plain.epochs >= FEWEST_EPOCHS:
-            some.append(plain)
+            some.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
         while some and not self.is_time_for(itertools.product(some, self.places[: len(some)])):
             some.pop()
         if some and plan is not None:  # a fit that goes on with a larger budget plans anew if nothing was trained
@@ -280,8 +281,9 @@ class Race:
         return scores_of(self.answers, self.rows.labels[rows], predictions)
 
     def leader(self, tries: list[Try]) -> Try:
-        """Return the try that scores best."""
-        return tries[int(np.argmax(self.scores(tries)))]
+        """Return the try that would be chosen."""
+        predictions, rows, _ = self.table(tries)
+        return tries[chosen_of(self.answers, self.rows.labels[rows], predictions, seed=self.seed)]
 
     def _losing(self) -> list[Try]:
         """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
@@ -294,7 +296,7 @@ class Race:
         tries = self.alive
         predictions, rows, logits = self.table(tries)
         labels, scores = self.rows.labels[rows], self.scores(tries)
-        best = int(np.argmax(scores))
+        best = tries.index(self.leader(tries))
         # Those that were dropped were chosen from, too: without them, the promise would be too high.
         pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
         in_folds, chosen = bias_corrected(self.answers, labels, pool, self.rows.units[rows], seed=self.seed)
