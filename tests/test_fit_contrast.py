@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from attnreg.experiments.fit.contrast import PairedBatches, contrastive_loss, in_pairs
+from attnreg.experiments.fit.contrast import Contrast, PairedBatches, contrastive_loss, in_pairs
 from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks.models.linear_head import head_and_features
@@ -44,21 +44,23 @@ def test_rows_without_another_of_their_class_change_no_weight(labels):
     assert torch.equal(states.grad, torch.zeros_like(states))
 
 
-@pytest.mark.parametrize(("classes", "size"), [(2, 16), (6, 16), (50, 16), (3, 2)])
-def test_nearly_every_row_has_another_of_its_class_in_its_batch(classes, size):
-    labels = np.random.default_rng(0).permutation(np.arange(40 * classes) % classes)
-    lengths = np.random.default_rng(3).integers(3, 90, len(labels))
+@pytest.mark.parametrize(("shares", "size"), [([1, 1], 16), ([2, 1], 16), ([9, 1], 32), ([1] * 6, 16), ([1] * 50, 16)])
+def test_batches_have_pairs_and_other_classes_and_little_padding(shares, size):
+    draw = np.random.default_rng(0)
+    labels = draw.permutation(np.repeat(np.arange(len(shares)), 40 * np.array(shares)))
+    lengths = draw.integers(3, 90, len(labels))
     order = in_pairs(labels, lengths, size, np.random.default_rng(1))
     assert sorted(order) == [*range(len(labels))]
-    batches = [labels[order[begin : begin + size]] for begin in range(0, len(labels), size)]
-    paired = np.concatenate([[(batch == each).sum() > 1 for each in batch] for batch in batches])
+    assert (order != in_pairs(labels, lengths, size, np.random.default_rng(2))).mean() > 0.5
+
+    def batches(of, some):
+        return [of[some[begin : begin + size]] for begin in range(0, len(some), size)]
+
+    paired = np.concatenate([[(batch == each).sum() > 1 for each in batch] for batch in batches(labels, order)])
     assert paired.mean() > 0.85
-    assert any((order[:size] != in_pairs(labels, lengths, size, np.random.default_rng(2))[:size]).tolist())
-    padded, shuffled = (
-        np.mean([lengths[some[begin : begin + size]].max() for begin in range(0, len(some), size)])
-        for some in (order, np.random.default_rng(1).permutation(order))
-    )
-    assert padded < 0.9 * shuffled or size == 2
+    assert np.mean([len({*batch.tolist()}) > 1 for batch in batches(labels, order)]) > 0.85
+    widths = [np.mean([batch.max() for batch in batches(lengths, some)]) for some in (order, draw.permutation(order))]
+    assert widths[0] < 0.92 * widths[1]
 
 
 def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(tiny):
@@ -93,3 +95,12 @@ def test_it_ends_with_a_head_fitted_to_what_it_has_learned(tiny):
     np.testing.assert_allclose(difference, fitted.decision_function(states[held] / spread), atol=1e-2)
     before = contrastive_loss(bench.states[held], torch.tensor(bench.labels[held]))
     assert contrastive_loss(states[held], torch.tensor(bench.labels[held])) < before
+
+
+@pytest.mark.parametrize("tokens", [None, 4])
+def test_what_is_contrasted_is_what_the_head_reads(tokens):
+    head, states, labels = torch.nn.Linear(5, 2), torch.randn(6, 5), torch.tensor([0, 1, 0, 1, 1, 0])
+    read = states if tokens is None else states[:, None].expand(-1, tokens, -1)  # pooled states, as of a decoder
+    contrast = Contrast(head)
+    found = contrast(lambda batch: head(read), {"labels": labels})
+    assert found == pytest.approx(contrastive_loss(states, labels).item())

@@ -150,6 +150,14 @@ def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
     assert found.estimate.score >= found.in_folds.score
 
 
+def test_ad_drop_joins_beside_contrastive_fine_tuning_that_leads(monkeypatch):
+    found, _ = raced(4000, lambda which: 0.55 if which.is_probe else 0.8 + 0.15 * which.contrasts, monkeypatch)
+    assert found.best.contrasts
+    tries = [*found.tries, *found.dropped]
+    assert any(which.ad_drop for which in tries)
+    assert not any(which.contrasts and (which.ad_drop or which.r_drop) for which in tries)
+
+
 def test_the_promise_counts_that_dropped_tries_were_chosen_from(monkeypatch):
     pools = []
 

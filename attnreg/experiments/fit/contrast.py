@@ -87,14 +87,19 @@ class PairedBatches:
 def in_pairs(
     labels: NDArray[np.int64], lengths: NDArray[np.int64], batch_size: int, draw: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return a random order of rows, batch by batch, in which some of a class stand side by side.
+    """Return a random order of rows, batch by batch, in which two of a class stand side by side.
 
-    These are two, or as many as a batch has room for. Rows of a batch are of similar length, which takes less padding.
+    Each batch has rows of all classes, by their share, as far as they have room, of similar length in each: that takes
+    less padding.
     """
-    about = lengths * draw.uniform(0.5, 1.5, len(lengths))
-    together = max(2, batch_size // len(np.unique(labels)))
-    of_class = [rows[np.argsort(about[rows])] for rows in (np.flatnonzero(labels == c) for c in np.unique(labels))]
-    some = [rows[begin : begin + together] for rows in of_class for begin in range(0, len(rows), together)]
-    order = np.concatenate(sorted(some, key=lambda rows: float(about[rows].mean())))
+    about = lengths * draw.uniform(0.75, 1.25, len(lengths))
+    pairs, places = list[NDArray[np.int64]](), list[float]()
+    for each in np.unique(labels):
+        rows = np.flatnonzero(labels == each)
+        rows = rows[np.argsort(about[rows])]
+        of_class = [rows[begin : begin + 2] for begin in range(0, len(rows), 2)]
+        pairs += of_class
+        places += ((np.arange(len(of_class)) + draw.random(len(of_class))) / len(of_class)).tolist()
+    order = np.concatenate([pairs[number] for number in np.argsort(places)])
     batches = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
     return np.concatenate([batches[number] for number in draw.permutation(len(batches))])

@@ -190,11 +190,11 @@ class Race:
         plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
-        # Those come first that usually score most.
+        # Those come first that usually score most; pairs of more classes than this have no room in a batch.
         some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
-        if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:  # pairs of all
+        if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
             some.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
-        while some and not self.is_time_for(itertools.product(some, self.places[: len(some)])):
+        while some and not self.is_time_for(itertools.product(some, self.places[: min(2, len(some))])):
             some.pop()
         if some and plan is not None:  # a fit that goes on with a larger budget plans anew if nothing was trained
             write_text(plan, str(affordable))

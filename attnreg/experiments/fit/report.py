@@ -73,8 +73,8 @@ class Report:
             Heading("What was tried"),
             Paragraph(
                 f"Each try was trained on {found.trained_on:.0%} of the rows and scored on rows that it had not seen, "
-                f"{len(found.rows)} in all. Of those that the best does not beat by more than a standard error, the one "
-                "that usually scores most is chosen. The last column says how often, from other rows."
+                f"{len(found.rows)} in all. Of those that the best does not beat by more than a standard error, the "
+                "one that usually scores most is chosen. The last column says how often, from other rows."
             ),
             self._tries(),
             *(self._of_classes() if self.names else self._of_numbers()),

@@ -108,15 +108,14 @@ class Bench:
         if which.is_probe:
             head = copy.deepcopy(self.head)
             self._fit_head(head, self.states[train], self.labels[train], which.penalty)
-            return head(self.states[held]).detach().double().cpu().numpy()
+            return head(self.states[held]).detach().cpu().double().numpy()
         network = self.trained(which, train, seed, tick)
         return self.logits(network, self.rows.select(held))
 
     def trained(self, which: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
         """Return a copy of the model that was trained on some rows; ``tick`` is called after each step."""
         torch.manual_seed(seed)
-        network, labels = copy.deepcopy(self.model), self.labels[train]
-        head = self._head(network)
+        (network, head), labels = copy.deepcopy((self.model, self.head)), self.labels[train]
         if which.is_probe or which.fits_head:
             self._fit_head(head, self.states[train], labels, which.penalty)
         if which.is_probe:
@@ -147,6 +146,7 @@ class Bench:
         vars(network).pop("forward", None)  # others compute in float32
         if contrast is not None:
             contrast.hook.remove()
+        if contrast is not None and all(bool(each.isfinite().all()) for each in network.parameters()):
             self._fit_head(*self._read(network, rows)[:2], labels, which.penalty)
         self.observe((Clock.now() - began) / (which.passes * len(train)))
         return network.eval()
@@ -228,7 +228,7 @@ class Bench:
         """Set a head to logistic regression, or ridge regression to numbers, on states that it reads."""
         from sklearn.linear_model import LogisticRegression, Ridge
 
-        biased, given = head.bias is not None, states.double().cpu().numpy()
+        biased, given = head.bias is not None, states.cpu().double().numpy()
         probe = Ridge(_RIDGE / penalty)
         if self.kind.has_classes:
             probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
@@ -240,11 +240,8 @@ class Bench:
 
     def rescale(self, network: nn.Module, answers: Answers) -> None:
         """Let a network that was trained on standardized numbers predict those of the data."""
-        head = self._head(network)
+        head = self._read(network, self.rows.select(range(2)))[0]
         put_into_head(head, head.weight * answers.scale, head.bias * answers.scale + answers.center)
-
-    def _head(self, network: nn.Module) -> nn.Linear:
-        return self._read(network, self.rows.select(range(2)))[0]
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
