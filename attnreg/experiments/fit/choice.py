@@ -45,12 +45,14 @@ def first_of_best(scores: NDArray[np.float64], errors: NDArray[np.float64]) -> i
     return int(np.argmax(scores >= scores[best] - errors[best] - 1e-12))
 
 
-def chosen_of(score: Score, labels: Values, tries: Values, *, resamples: int = 200, seed: int = 0) -> int:
+def chosen_of(
+    score: Score, labels: Values, tries: Values, units: Numbers | None = None, *, resamples: int = 200, seed: int = 0
+) -> int:
     """Return the try that is chosen by predictions ``(tries, repeats, n)``: the :func:`first_of_best`."""
     scores = scores_of(score, labels, tries)
     if not scores.argmax():  # no error matters
         return 0
-    return first_of_best(scores, _errors(_sampled(score, labels, tries, _samples(labels, None, resamples, seed))))
+    return first_of_best(scores, _errors(_sampled(score, labels, tries, _samples(labels, units, resamples, seed))))
 
 
 def bias_corrected(

@@ -283,7 +283,8 @@ class Race:
     def leader(self, tries: list[Try]) -> Try:
         """Return the try that would be chosen."""
         predictions, rows, _ = self.table(tries)
-        return tries[chosen_of(self.answers, self.rows.labels[rows], predictions, seed=self.seed)]
+        labels, units = self.rows.labels[rows], self.rows.units[rows]
+        return tries[chosen_of(self.answers, labels, predictions, units, seed=self.seed)]
 
     def _losing(self) -> list[Try]:
         """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
