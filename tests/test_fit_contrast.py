@@ -104,3 +104,9 @@ def test_what_is_contrasted_is_what_the_head_reads(tokens):
     contrast = Contrast(head)
     found = contrast(lambda batch: head(read), {"labels": labels})
     assert found == pytest.approx(contrastive_loss(states, labels).item())
+
+
+def test_a_network_that_diverges_loses(tiny):
+    bench, train, held = tiny_bench(tiny), np.arange(80), np.arange(80, 120)
+    logits = bench.out_of_fold(Try(3, 1e30, contrasts=True), train, held, 0, lambda: None)
+    assert not np.isfinite(logits).all()

@@ -150,6 +150,23 @@ def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
     assert found.estimate.score >= found.in_folds.score
 
 
+@pytest.mark.parametrize("budget", [*range(16, 60, 4)])
+def test_what_usually_scores_most_is_kept_where_others_are_as_good(budget, monkeypatch):
+    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    first = next(each for each in [*found.tries, *found.dropped] if each.contrasts)
+    assert first in found.tries
+    assert found.best == found.tries[0] == first
+    assert [each.is_probe for each in found.tries] == sorted(each.is_probe for each in found.tries)  # these come last
+
+
+@pytest.mark.parametrize("budget", [*range(60, 400, 20)])
+def test_no_change_joins_at_the_cost_of_a_fold(budget, monkeypatch):
+    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8 + 0.1 * which.ad_drop, monkeypatch)
+    tuned = [which for which in [*found.tries, *found.dropped] if not which.is_probe]
+    if len(tuned) > 3 or any(which.ad_drop or which.r_drop or which.learning_rate < 1e-4 for which in tuned):
+        assert len(found.rows) == 200
+
+
 def test_ad_drop_joins_beside_contrastive_fine_tuning_that_leads(monkeypatch):
     found, _ = raced(4000, lambda which: 0.55 if which.is_probe else 0.8 + 0.15 * which.contrasts, monkeypatch)
     assert found.best.contrasts
