@@ -301,6 +301,8 @@ class Race:
         # Those that were dropped were chosen from, too: without them, the promise would be too high.
         pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
         in_folds, chosen = bias_corrected(self.answers, labels, pool, self.rows.units[rows], seed=self.seed)
+        # Samples may choose another that scores higher, and is not the one that is trained.
+        in_folds = Estimate(*(np.array(in_folds) - max(0.0, in_folds.score - scores[best])).tolist())
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         in_each = self._curve(probe)
         curve = {size: float(np.mean(scores)) for size, scores in in_each.items()}
