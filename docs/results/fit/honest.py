@@ -3,8 +3,9 @@
 Usage: python docs/results/fit/honest.py --data DATA --model FOLDER [--sets cr trec] [--sizes 60 150 500] [--draws 40]
 
 Each draw takes some rows of a data set to fit, and all others to test. A fine-tuning is stood in for by logistic
-regression on a random half of the model's features, another half for each try, and takes as long as told. All else is
-the race itself: what joins, what is dropped, when time ends it, and the promise, at budgets of 30 to 400 epochs.
+regression on a random part of the model's features, another part for each try, and takes as long as told; a probe
+reads fewer of them (`--probe 1 --tuned 0.5`: more). All else is the race itself: what joins, what is dropped, when time
+ends it, and the promise, at budgets of 30 to 400 epochs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class StandIn:
     labels: Any
     classes: int
     time: list[float]
+    parts: tuple[float, float]  #: of the features, that a probe and a fine-tuning read
     seconds = 0.01
     width = 384
     batch_size = 16
@@ -50,10 +52,8 @@ class StandIn:
 
     def read_by(self, which: Try) -> Any:
         """Return the features that a try reads."""
-        if which.is_probe:
-            return self.features
-        draw = np.random.default_rng(zlib.crc32(str(which).encode()))
-        return self.features[:, draw.random(self.features.shape[1]) < 0.5]
+        draw = np.random.default_rng(zlib.crc32(("probe" if which.is_probe else str(which)).encode()))
+        return self.features[:, draw.random(self.features.shape[1]) < self.parts[not which.is_probe]]
 
     def fitted(self, which: Try, train: Any) -> Any:
         """Fit logistic regression as a try."""
@@ -70,7 +70,7 @@ class StandIn:
         return logits
 
 
-def drawn(features: Any, labels: Any, size: int, seed: int) -> dict[str, float]:
+def drawn(features: Any, labels: Any, size: int, seed: int, parts: tuple[float, float]) -> dict[str, float]:
     """Return what a race on some rows promises, minus the score on all others, in points, and whether it covers it."""
     order = np.random.default_rng([seed, size]).permutation(len(labels))
     classes, counts = np.unique(labels[order[:size]], return_counts=True)
@@ -80,8 +80,8 @@ def drawn(features: Any, labels: Any, size: int, seed: int) -> dict[str, float]:
     rows = Rows.checked([f"row {number}" for number in train], labels[train])
     time = [0.0]
     Clock.now = staticmethod(lambda: time[0])
-    bench = StandIn(features, np.searchsorted(rows.answers.classes, labels), len(rows.answers.classes), time)
-    here = StandIn(features[train], rows.labels, len(rows.answers.classes), time)
+    bench = StandIn(features, np.searchsorted(rows.answers.classes, labels), len(rows.answers.classes), time, parts)
+    here = StandIn(features[train], rows.labels, len(rows.answers.classes), time, parts)
     budget = BUDGETS[seed % len(BUDGETS)] * bench.seconds * len(train)
     found = Race(here, rows, Clock(budget, lambda text: None), seed, None).run()  # type: ignore[arg-type]
     predicted = bench.fitted(found.best, train).predict(bench.read_by(found.best)[test])
@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["cr", "trec"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[60, 150, 500])
     parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--probe", type=float, default=0.3)
+    parser.add_argument("--tuned", type=float, default=0.8)
     options = parser.parse_args()
     for name in options.sets:
         texts, labels = list[Any](), list[str]()
@@ -117,7 +119,8 @@ def main() -> None:
         states = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).states
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
-            found = [drawn(features, rows.labels, size, seed) for seed in range(options.draws)]
+            parts = options.probe, options.tuned
+            found = [drawn(features, rows.labels, size, seed, parts) for seed in range(options.draws)]
             columns = {key: np.array([each[key] for each in found]) for key in found[0]}
             error = len(found) ** -0.5
             said = [f"{key} {values.mean():+.1f} ± {values.std() * error:.1f}" for key, values in columns.items()]
