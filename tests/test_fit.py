@@ -1,6 +1,7 @@
 """`attnreg fit` and `predict`, and the classifier that they are made of, with a tiny model."""
 
 import csv
+import itertools
 import json
 import pickle
 import shutil
@@ -237,9 +238,12 @@ def test_folds_part_no_group_and_no_repeated_text():
 
 
 def entrants(rows, budget, folder=None):
+    return race_of(rows, budget, folder)._entrants(Try(penalty=0.1))
+
+
+def race_of(rows, budget, folder=None):
     bench = SimpleNamespace(seconds=0.01, width=384, batch_size=16)
-    race = Race(bench, Rows.checked(*rows), Clock(budget, lambda text: None), 0, folder)
-    return race._entrants(Try(penalty=0.1))
+    return Race(bench, Rows.checked(*rows), Clock(budget, lambda text: None), 0, folder)
 
 
 def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
@@ -247,6 +251,14 @@ def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tm
     with_head, contrastive, plain = entrants(rows, 1e5, tmp_path)
     assert (with_head.epochs, contrastive.epochs, plain.epochs) == (10, 10, 20)
     assert entrants(rows, 1e3, tmp_path) == [with_head, contrastive, plain]  # the same, also where less time is left
+
+
+def test_three_ways_enter_where_there_is_time_for_two_folds(rows):
+    budget = next(each for each in range(10, 1000) if len(entrants(rows, each)) == 3)
+    race = race_of(rows, budget)
+    some = race._entrants(Try(penalty=0.1))
+    assert race.is_time_for(itertools.product(some, race.places[:2]))
+    assert not race.is_time_for(itertools.product(some, race.places[:3]))
 
 
 @pytest.mark.parametrize(("classes", "contrasts"), [(2, True), (8, True), (9, False)])

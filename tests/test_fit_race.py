@@ -150,13 +150,19 @@ def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
     assert found.estimate.score >= found.in_folds.score
 
 
-@pytest.mark.parametrize("budget", [*range(16, 60, 4)])
-def test_what_usually_scores_most_is_kept_where_others_are_as_good(budget, monkeypatch):
-    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
-    first = next(each for each in [*found.tries, *found.dropped] if each.contrasts)
-    assert first in found.tries
-    assert found.best == found.tries[0] == first
-    assert [each.is_probe for each in found.tries] == sorted(each.is_probe for each in found.tries)  # these come last
+@pytest.mark.parametrize("budget", [300, 400])
+def test_what_usually_scores_most_is_kept_where_another_is_better_by_chance(budget, monkeypatch):
+    found, _ = raced(budget, lambda which: 0.8, monkeypatch)
+    assert found.scores[0] < max(found.scores)
+    assert found.best.contrasts
+    assert found.best == found.tries[0]
+
+
+def test_probes_come_last_as_what_usually_scores_least(monkeypatch):
+    found, _ = raced(800, lambda which: 0.79 if which.is_probe else 0.8, monkeypatch)
+    kinds = [each.is_probe for each in found.tries]
+    assert len(kinds) > 4  # more than entered
+    assert kinds == sorted(kinds) != [False] * len(kinds)
 
 
 @pytest.mark.parametrize("budget", [*range(60, 400, 20)])
