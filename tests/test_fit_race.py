@@ -158,6 +158,22 @@ def test_what_usually_scores_most_is_kept_where_another_is_better_by_chance(budg
     assert found.best == found.tries[0]
 
 
+def test_who_leads_is_not_dropped_where_time_is_short(monkeypatch):
+    monkeypatch.setattr(Race, "leader", lambda self, tries: tries[0])
+    monkeypatch.setattr(Race, "_losing", lambda self: [])
+    # Trainings take longer than was foreseen, so that there is no time for all.
+    slow = MadeUp.out_of_fold
+
+    def out_of_fold(self, *given):
+        self.time[0] += 3 * (not given[0].is_probe)
+        return slow(self, *given)
+
+    monkeypatch.setattr(MadeUp, "out_of_fold", out_of_fold)
+    found, _ = raced(130, lambda which: 0.5 if which.contrasts else 0.8, monkeypatch)
+    assert found.dropped
+    assert found.best.contrasts
+
+
 def test_probes_come_last_as_what_usually_scores_least(monkeypatch):
     found, _ = raced(800, lambda which: 0.79 if which.is_probe else 0.8, monkeypatch)
     kinds = [each.is_probe for each in found.tries]
