@@ -1,1 +1,1 @@
-"""Built-in recipes, one file each; ``attnreg copy NAME FILE`` copies one for you to edit."""
+"""Built-in recipes, one per file; ``attnreg copy NAME FILE`` copies a recipe for you to edit."""

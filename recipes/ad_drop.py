@@ -6,8 +6,8 @@ import attnreg
 from attnreg.errors import UsageError
 from attnreg.experiments import Numbers, option, preset, recipe
 
-# What the scripts of the official code set per task. Those of GLUE stop by the dev score and report the best one;
-# those of other tasks use the Trainer of transformers, with another schedule and clipping.
+# Options of the official code's scripts, per task. Scripts of GLUE stop by the dev score and report the best one;
+# scripts of other tasks use the Trainer of transformers, with another schedule and clipping.
 _GLUE = {"epochs": 50, "batch_size": 16, "learning_rate": 1e-5, "schedule": "constant", "max_grad_norm": 0.0,
          "patience": 5, "stop_on": "dev"}  # fmt: skip
 _LARGE = {**_GLUE, "epochs": 10, "patience": 3}
@@ -28,11 +28,11 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 
 
 def of_script(task: str) -> dict[str, Any]:
-    """Return the options that the official script of a task sets; for other tasks, those of small GLUE tasks."""
+    """Return the options that the official script of a task sets; for other tasks, the options of small GLUE tasks."""
     return {"first_pass": "train", **SCRIPTS.get(task, _GLUE)}
 
 
-def acts(settings: Any) -> None:
+def check_acts(settings: Any) -> None:
     """Refuse a run that ends before AD-DROP's first epoch."""
     epochs, first = settings.epochs, settings.own["offset"] + 1
     if first > epochs and settings.own["offset"] < settings.own["every"]:
@@ -47,7 +47,7 @@ def acts(settings: Any) -> None:
     preset("--regime", {"paper": of_script}, help='Other defaults: "paper" trains as the official script of the task '
            "does; on GLUE for up to 50 epochs, and stops on dev."),
     option("--p", type=click.FloatRange(0, 1), default=0.3, help="Share of a query's valid keys that are candidates."),
-    option("--q", type=click.FloatRange(0, 1), default=0.1, help="Probability of dropping each candidate."),
+    option("--q", type=click.FloatRange(0, 1), default=0.1, help="Probability of dropping a candidate."),
     option("--method", type=click.Choice(["gradient", "integrated_gradients", "attention", "random"]),
            default="gradient", help="Attribution method: gradient (GA), integrated_gradients (IGA), attention (AA, the "
            "weights) or random (RD, no first pass)."),
@@ -66,12 +66,12 @@ def acts(settings: Any) -> None:
     option("--every", type=click.IntRange(min=1), default=2,
            help="Use AD-DROP every N epochs; the other epochs are plain fine-tuning."),
     option("--offset", type=click.IntRange(min=0), default=1, help="Which of these N epochs, counted from 0."),
-    check=acts,
+    check=check_acts,
 )  # fmt: skip
 def ad_drop(run: "attnreg.experiments.Run", layers: str | list[int] | None, **options: Any) -> None:
     """AD-DROP: drop attention positions that the prediction relies on, every other epoch.
 
     Example: attnreg recipe ad-drop --task cola --p 0.3 --q 0.1
     """
-    chosen = run.task.ad_drop_layers if layers is None else layers
-    run.report(run.train(provider=attnreg.ADDrop(layers=None if isinstance(chosen, str) else chosen, **options)))
+    layers = run.task.ad_drop_layers if layers is None else layers
+    run.report(run.train(provider=attnreg.ADDrop(layers=None if isinstance(layers, str) else layers, **options)))

@@ -33,7 +33,7 @@ PAPER = {
     expression_option("--rewards", f"{GAME}:rewards_of", metavar="EXPRESSION",
                       help="Rewards(score, batches_per_round, fresh_rows): score 'loss', 'accuracy' or "
                            "'metric' (the task's, of all scored rows), batches per round (default: half as many as "
-                           "steps), rows drawn anew for each round, or 'steps' for as many as its steps (default: "
+                           "steps), rows drawn anew per round, or 'steps' for as many as its steps (default: "
                            "batches in turn)."),
     option("--reward-data", type=click.Choice(["held-out", "dev", "half-dev", "train"]), default="held-out",
            help='Rows for the reward: "held-out" (of train), "dev" or "half-dev" (bias dev scores), or "train" (those '
@@ -98,6 +98,6 @@ def attendout(
     history = run.fit(players)
     plain = None
     if baseline:
-        other = run.plain()
-        plain = other, other.train(attnreg.training.FineTuning)
+        plain_run = run.plain()
+        plain = plain_run, plain_run.train(attnreg.training.FineTuning)
     run.report(history, plain, notes)

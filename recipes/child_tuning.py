@@ -9,7 +9,7 @@ from attnreg.experiments import option, recipe
 @recipe(
     "child-tuning",
     option("--mode", type=click.Choice(["F", "D"]), default="F",
-           help="F (a random child in each step) or D (the child of the highest Fisher information)."),
+           help="F (a random child in every step) or D (the child of the highest Fisher information)."),
     option("--p", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.3,
            help="Share of weights that are updated (p_F or p_D in the paper)."),
 )  # fmt: skip

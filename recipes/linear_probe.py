@@ -11,7 +11,7 @@ from attnreg.training import FineTuning, StepResult
 
 
 class Frozen(FineTuning):
-    """Trains nothing; each step gives the loss of its batch."""
+    """Trains nothing; a step returns the loss of its batch."""
 
     @override
     @torch.no_grad()
@@ -26,6 +26,6 @@ def linear_probe(run: "attnreg.experiments.Run") -> None:
     Example: attnreg recipe linear-probe --task sst2 --model MODEL --pooling mean
     """
     if run.loss_function is not None:
-        raise UsageError(f"linear-probe fits the head by its own loss, without {run.loss_flags}: remove the option.")
+        raise UsageError(f"linear-probe fits the head by another loss, without {run.loss_flags}: remove the option.")
     strength = run.fit_head()
     run.report(run.train(Frozen), notes=[f"The L2 penalty chosen by cross-validation: {strength:g}."])

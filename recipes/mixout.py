@@ -11,7 +11,7 @@ from attnreg.experiments import option, recipe
     excludes=[("lora_rank", "mixes weights with their pretrained values, which LoRA does not train")],
 )  # fmt: skip
 def mixout(run: "attnreg.experiments.Run", p: float) -> None:
-    """Mixout: each forward pass replaces random weights by their pretrained values.
+    """Mixout: every forward pass replaces random weights by their pretrained values.
 
     Example: attnreg recipe mixout --task cola --p 0.8
     """

@@ -10,7 +10,7 @@ from attnreg.experiments import option, recipe
            help="Size of the perturbation: its L2 norm over all parameters."),
 )  # fmt: skip
 def sam(run: "attnreg.experiments.Run", rho: float) -> None:
-    """SAM: each step follows the gradient at the worst weights nearby.
+    """SAM: every step follows the gradient at the worst weights nearby.
 
     Example: attnreg recipe sam --task cola --rho 0.1
     """

@@ -11,7 +11,7 @@ from attnreg.experiments import Numbers, option, recipe
     option("--end", type=click.FloatRange(0, 1), default=None,
            help="Drop probability at the end of training (default: 0)."),
     option("--slopes", type=Numbers(click.FloatRange(-1, 1), "slopes such as 0,-0.2,-0.5"), default=None,
-           help="Instead of --end: change of the drop probability over training, one for each layer, separated by "
+           help="Instead of --end: change of the drop probability over training, one per layer, separated by "
                 "commas; it stops at 0 and 1."),
     excludes=[("slopes", "end", "both say how the rate changes")],
 )  # fmt: skip
@@ -30,7 +30,7 @@ def scheduled_bernoulli(
 
 
 def _line(start: float, change: float) -> list[tuple[float, float]]:
-    """Return the knots of a line that stays where it reaches 0 or 1."""
+    """Return the knots of a line that stays constant once it reaches 0 or 1."""
     end = min(max(start + change, 0.0), 1.0)
     reached = 1.0 if start + change == end else (end - start) / change
     return [(0.0, start), (reached, end)] if reached else [(0.0, end)]

@@ -13,11 +13,11 @@ from attnreg.experiments import option, recipe
 from attnreg.outputs import loss_of
 from attnreg.training import FineTuning, StepResult
 
-USUAL = {"epochs": 1, "schedule": "linear", "layerwise_decay": 1.0}  # setfit's
+DEFAULTS = {"epochs": 1, "schedule": "linear", "layerwise_decay": 1.0}  # of setfit
 
 
 class SetFit(FineTuning):
-    """Trains the body on pairs and fits the head in its first step; all steps give the loss of their batch."""
+    """Trains the body on pairs and fits the head in its first step; every step returns the loss of its batch."""
 
     def __init__(self, run: "attnreg.experiments.Run", pairs: int) -> None:
         super().__init__(run.model, run.optimizer(run.model), accelerator=run.accelerator)
@@ -72,7 +72,7 @@ class SetFit(FineTuning):
 @recipe(
     "set-fit",
     option("--pairs", type=click.IntRange(min=1), default=20,
-           help="Pairs of the same class, and as many of different classes, for each row."),
+           help="Pairs of the same class, and as many of different classes, per row."),
     defaults={"epochs": 1},
 )  # fmt: skip
 def set_fit(run: "attnreg.experiments.Run", pairs: int) -> None:
@@ -95,11 +95,11 @@ def set_fit(run: "attnreg.experiments.Run", pairs: int) -> None:
         )
     if run.accelerator.num_processes > 1:
         raise UsageError("set-fit runs in one process.")
-    ignored = [name for name, usual in USUAL.items() if getattr(settings, name) != usual]
+    ignored = [name for name, default in DEFAULTS.items() if getattr(settings, name) != default]
     if ignored or run.method_options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in (*ignored, *run.method_options))
         raise UsageError(f"set-fit trains as setfit does, without {flags}: remove it.")
     rows = Counter(run.train_rows["labels"][:])
     if len(rows) < 2 or min(rows.values()) < 2:
-        raise InputError(f"set-fit needs two rows or more of each of two classes or more, got {sorted(rows.values())}.")
+        raise InputError(f"set-fit needs at least two classes, of two rows or more, got {sorted(rows.values())}.")
     run.report(run.fit(SetFit(run, pairs)), notes=["The body was trained in float32."])

@@ -95,9 +95,9 @@ BAD = [
     bad("compare", "", code=2, says="Expected a recipe with its options, got an empty text"),
     bad("compare", "finetune 'x", code=2, says="No closing quotation"),
     bad("compare", "finetune", "--baseline", "ad-drop", code=2, says="Expected --baseline to be one of the methods"),
-    bad("compare", "finetune", "finetune", code=2, says="Expected each method once"),
-    bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected each method once, got 'a=finetune' and 'a=ad-drop'"),
-    bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected each method once, got 'finetune' and 'finetune=ad-drop'"),
+    bad("compare", "finetune", "finetune", code=2, says="Expected every method once"),
+    bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected every method once, got 'a=finetune' and 'a=ad-drop'"),
+    bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected every method once, got 'finetune' and 'finetune=ad-drop'"),
     bad("compare", "finetune", "search=ad-drop", code=2, says="A comparison has a folder search: choose another name than in 'search=ad-drop'"),
     *(
         bad("compare", f"ad-drop --q {{{values}}}", code=2,

@@ -105,7 +105,7 @@ def test_with_rows_of_train_each_seed_has_its_own(tmp_path, option, rows):
     report = reported(comparison)
     assert f"Each method is scored on {rows}, instead of dev, after the last epoch" in report
     assert report.startswith("# finetune, attention-dropout on agreement: accuracy on held-out rows")
-    assert "those of --folds share training rows, so p may be too low" in report
+    assert "seeds of --folds share training rows, so p may be too low" in report
     assert {"held-out", "held-out loss"} <= table(report, "Fit")[0].keys()
     searched = comparison_of(tmp_path / "searched", "finetune", "ad-drop --q {0.1,0.3}", options={option: 2})
     report_of_choice = reported(written(searched))

@@ -114,7 +114,7 @@ def test_models_that_are_gone_and_scores_that_fail_are_counted_once(tmp_path, ca
     assert re.fullmatch(r"9 scores are missing. The first: \d+: no model", told)
     object.__setattr__(comparison, "keep_models", True)
     make.make(study, "local", 1, 1, of_file=False)
-    assert "9 of the finished runs kept no model: remove their folders to repeat them." in capsys.readouterr().err
+    assert "9 finished runs kept no model: remove their folders to repeat them." in capsys.readouterr().err
 
 
 def test_rows_held_out_for_a_search_have_the_name_that_compare_gives_them(tmp_path):

@@ -69,9 +69,7 @@ def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monk
     assert f"accuracy {evaluation['metrics']['accuracy']:.4f}" in direct
     assert_sentence(cli("evaluate", run, "--data-dir", "other", "--class", "x=y"), 1, "No row has the label 'x'")
     assert_sentence(cli("evaluate", run, "--class", "x"), 2, "Expected --class LABEL=CLASS")
-    assert_sentence(
-        cli("evaluate", run, *classes, "--class", "bad=acceptable"), 2, "Expected one --class for each label"
-    )
+    assert_sentence(cli("evaluate", run, *classes, "--class", "bad=acceptable"), 2, "Expected one --class per label")
     again = ran(cli("compare", "--study", path, "--jobs", 2)).output
     assert ", seed 7:" not in again  # nothing is made or scored again
     length = changes["score_on"][1].pop("max-length")

@@ -151,7 +151,7 @@ def test_what_cannot_be_probed_is_refused():
 
 def test_another_loss_is_refused(cli):
     result = cli("recipe", "linear-probe", "--label-smoothing", 0.1, "--train-size", 16, "--device", "cpu")
-    assert_sentence(result, 2, "linear-probe fits the head by its own loss, without --label-smoothing")
+    assert_sentence(result, 2, "linear-probe fits the head by another loss, without --label-smoothing")
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])

@@ -179,7 +179,7 @@ def test_what_lora_cannot_do_is_one_sentence(cli, places, monkeypatch):
     result = cli("recipe", "mixout", *finetune(places), *lora)
     assert_sentence(result, 2, "which LoRA does not train: remove --lora-rank")
     result = cli("recipe", "finetune", *lora)
-    assert_sentence(result, 1, "adapts a pretrained model, but the task's own has random weights")
+    assert_sentence(result, 1, "adapts a pretrained model, but the task's model has random weights")
     model, _, new, _ = load_pretrained(get_task("rte"), str(places / "bert"))
     monkeypatch.setattr(hf.BertConfig, "model_type", "unheard-of")
     with pytest.raises(

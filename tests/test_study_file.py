@@ -62,7 +62,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"score_on": [{"max_length": 3}]}, "Expected `max_length` to be at least 4, got 3"),
         ({"score_on": [{"name": "a b"}, {"name": "a_b"}]}, "Expected names in `score_on` that make different files"),
         ({"score_on": [{}], "keep_models": False}, "`score_on` needs the models"),
-        ({"report_on": "test"}, "Expected `report_on` to be a name in `score_on` of each task .none., got 'test'"),
+        ({"report_on": "test"}, "Expected `report_on` to be a name in `score_on` of every task .none., got 'test'"),
         ({"tasks": [{"train_size": []}]}, "Expected values for `train_size` of task 1"),
         (
             {"options": {"lr_warmup": False}},
@@ -100,7 +100,7 @@ def test_methods_beside_a_file_are_added(cli, tmp_path):
     assert "Added to the study: mine=sam --rho {0.1,0.2,0.4}, r-drop." in shown
     study = read_study(file_of(tmp_path), None, {"methods": ("mine=sam --rho 0.1",)})
     assert [method.name for method in study.comparisons["few"].methods] == [*STUDY["methods"], "mine"]
-    assert_sentence(cli("compare", "plain=sam", *options), 2, "Expected each method once")
+    assert_sentence(cli("compare", "plain=sam", *options), 2, "Expected every method once")
 
 
 def test_baseline_and_study_belong_into_the_file(cli, tmp_path):
@@ -123,7 +123,7 @@ def test_a_dry_run_prints_the_runs_and_makes_nothing(cli, tmp_path):
         with comparison.begun():
             write(comparison.runs()[0], 0.5, seconds=60.0)
     output = ran(cli("compare", "--study", tmp_path / "mine.yaml", "--dry-run")).output
-    assert "27 runs in all; at 60 s each, 24 min of computing are left." in output
+    assert "27 runs in all; at 60 s per run, 24 min of computing are left." in output
 
 
 def test_the_report_over_tasks(tmp_path):

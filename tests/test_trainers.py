@@ -282,7 +282,7 @@ def test_the_recipe_of_setfit(cli, tmp_path, tiny_models):
     mean = [*options, "--pooling", "mean"]
     for given, code, says in (
         ([*mean, "--schedule", "cosine", "--label-smoothing", 0.1], 2, "does, without --schedule, --loss-function"),
-        ([*mean, "--shots", 1], 1, "needs two rows or more of each of two classes or more"),
+        ([*mean, "--shots", 1], 1, "needs at least two classes, of two rows or more"),
         ([*options, "--pooling", "own"], 2, "needs a pretrained --model, with --pooling mean, cls or last"),
         ([], 2, "set-fit needs a pretrained --model"),
     ):

@@ -1,4 +1,4 @@
-"""``attnreg fit DATA`` and ``attnreg predict MODEL DATA``: a classifier of one's own rows, and what it predicts."""
+"""``attnreg fit DATA`` and ``attnreg predict MODEL DATA``: a classifier of your rows, and its predictions."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def predict(model: Path, data: Path | None, text_columns: str | None, output: Pa
         raise InputError(f"There is no folder {model}.")
     if data is not None and not data.exists():
         raise InputError(f"There is no file {data}.")
-    named = data or Path(model.name)
-    output = output or named.with_name(f"{named.name.partition('.')[0]}.predicted.csv")
+    source = data or Path(model.name)
+    output = output or source.with_name(f"{source.name.partition('.')[0]}.predicted.csv")
     if output.suffix not in (".csv", ".jsonl"):
         raise UsageError(f"Expected --output to be a .csv or .jsonl file, got {output}.")
     if not output.parent.is_dir():
         raise InputError(f"There is no folder {output.parent} for {output.name}: make it.")
-    for place in (model, data):
-        if place is not None and output.resolve().is_relative_to(place.resolve()):
-            raise InputError(f"{output} would change {place}: choose another place with --output.")
+    for path in (model, data):
+        if path is not None and output.resolve().is_relative_to(path.resolve()):
+            raise InputError(f"{output} would change {path}: choose another place with --output.")
     from attnreg.experiments.fit.command import predict_file  # late: it imports torch
 
     click.echo(predict_file(model, data, text_columns, output, device))

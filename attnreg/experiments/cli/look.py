@@ -1,4 +1,4 @@
-"""``attnreg evaluate RUN``, ``attnreg plot RUN`` and ``attnreg doctor MODEL``: look at what is there."""
+"""``attnreg evaluate RUN``, ``attnreg plot RUN`` and ``attnreg doctor MODEL``: look at a run or a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def evaluate(
     """
     shared = {option: options.pop(option) for option in ("data_dir", "max_length", "batch_size", "device")}
     if len(renamed := dict(map(_pair, classes))) < len(classes):
-        raise UsageError(f"Expected one --class for each label, got {' and '.join(classes)}.")
+        raise UsageError(f"Expected one --class per label, got {' and '.join(classes)}.")
     check_run(run)
     if shared["data_dir"] is not None:
         folder_with_data(Path(shared["data_dir"]), ())
@@ -78,7 +78,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def check_run(folder: Path) -> None:
-    """Refuse a folder that is not there."""
+    """Refuse a run folder that does not exist."""
     if not folder.is_dir():
         raise InputError(f"Run folder {folder} not found.")
 
@@ -102,17 +102,17 @@ def plot(run: Path, layer: int, tokens: str | None) -> None:
 
     if (reader := RunReader(run)).finished:
         reader.check_files()
-    shown = None if tokens is None else show_tokens(reader, tokens)
-    made, left_out = plot_run(run, layer)
-    for path in made:
+    dropped = None if tokens is None else show_tokens(reader, tokens)
+    paths, left_out = plot_run(run, layer)
+    for path in paths:
         click.echo(path)
     for name, reason in left_out.items():
         click.echo(f"No {name}: {reason}", err=True)
-    if shown is not None:
+    if dropped is not None:
         page = run / "plots" / "tokens.html"
         page.parent.mkdir(exist_ok=True)
-        write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{shown._repr_html_()}\n')
-        click.echo(f"{shown}\n{page}")
+        write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{dropped._repr_html_()}\n')
+        click.echo(f"{dropped}\n{page}")
 
 
 @click.command("doctor", cls=GroupedCommand, epilog="Example: attnreg doctor runs/finetune-agreement-seed0/model")

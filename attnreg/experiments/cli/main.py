@@ -32,7 +32,7 @@ class _Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        if "JPY_PARENT_PID" in os.environ:  # `!attnreg` in a notebook, which shows each state of a progress bar
+        if "JPY_PARENT_PID" in os.environ:  # `!attnreg` in a notebook, which shows every state of a progress bar
             os.environ.setdefault("TTY_COMPATIBLE", "0")
         with warnings.catch_warnings():
             warnings.simplefilter("always", AttnRegWarning)
@@ -50,9 +50,9 @@ class _Commands(click.Group):
             if os.environ.get("RANK", "0") == "0":  # the other processes stop for the same reason
                 click.echo(f"Error: {error}", err=True)
                 if error.can_go_on:
-                    again = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
+                    words = ctx.obj if "--resume" in ctx.obj else [*ctx.obj, "--resume"]
                     launcher = "with the same launcher, " if "RANK" in os.environ else ""
-                    click.echo(f"To continue: {launcher}{shlex.join([str(ctx.info_name), *again])}", err=True)
+                    click.echo(f"To continue: {launcher}{shlex.join([str(ctx.info_name), *words])}", err=True)
             ctx.exit(error.exit_code)
         except ConnectionError:  # a closed pipe, which click handles
             raise
@@ -64,11 +64,11 @@ class _Commands(click.Group):
             raise click.ClickException(f"{place}: {one_line(error)}") from error
 
 
-def _show_warning(others: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
+def _show_warning(show_other: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
     if issubclass(category, AttnRegWarning):
         click.echo(f"Warning: {message}", err=True)
     else:
-        others(message, category, *args, **kwargs)
+        show_other(message, category, *args, **kwargs)
 
 
 @click.group(cls=_Commands, epilog="Example: attnreg recipe attendout")

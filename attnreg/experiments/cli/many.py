@@ -32,14 +32,14 @@ THREADS = option(
 )  # fmt: skip
 
 
-def jobs_option(what: str) -> Callable[[Any], Any]:
-    """Make the option for how many runs, or trials, are made at a time."""
-    usual = "(default: cores / threads, at most four; one on a GPU)."
-    return option("--jobs", group=RUNNING, type=click.IntRange(min=1), help=f"{what} {usual}")
+def jobs_option(noun: str) -> Callable[[Any], Any]:
+    """Return the option for the number of runs, or trials, at a time."""
+    default = "(default: cores / threads, at most four; one on a GPU)."
+    return option("--jobs", group=RUNNING, type=click.IntRange(min=1), help=f"{noun} {default}")
 
 
 def of_all_runs(command: str) -> list[Callable[[Any], Any]]:
-    """Make the options of all runs, and that of the output folder."""
+    """Return the options that all runs share, and the option of the output folder."""
     folder = option(
         "--output-dir", group=OUTPUT, type=click.Path(path_type=Path),
         help=f"Folder for the results (default: runs/{command}-TASK; of a custom task, the data's name).",
@@ -47,8 +47,8 @@ def of_all_runs(command: str) -> list[Callable[[Any], Any]]:
     return [folder, *shared_options("task", "all")]
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given; a recipe may have other defaults."""
+def typed_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the user typed; a recipe may have other defaults."""
     return {name: value for name, value in options.items() if is_given(name)}
 
 
@@ -56,7 +56,7 @@ COMPARISON = "Comparison"
 _DESIGN = ("seeds", "first_seed", "equal_time", "search_seeds", "search_rows", "keep_models")
 _OPTIONS = (
     option("--baseline", group=COMPARISON,
-           help="Method that the others are compared with (default: finetune if given, else the first)."),
+           help="Method that the others are compared with (default: finetune if it is one of them, else the first)."),
     option("--seeds", group=COMPARISON, type=click.IntRange(min=1), default=5, help="Number of seeds."),
     option("--first-seed", group=COMPARISON, type=click.IntRange(min=0), default=0,
            help="First seed; the others follow it."),
@@ -73,12 +73,12 @@ _OPTIONS = (
     option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
     option("--study", group=COMPARISON,
            help="Study with methods, tasks and options: a YAML file, or a name of `attnreg list studies`. METHODs "
-                "beside it are added, options replace its own."),
+                "beside it are added, options replace those of the study."),
     option("--dry-run", group=RUNNING, is_flag=True, help="Print the runs and, if some have finished, their time."),
     *of_all_runs("compare"),
 )  # fmt: skip
 _OF_MAKING = ("jobs", "threads", "launcher", "dry_run", "output_dir")
-_OWN = ("baseline", "study", *_OF_MAKING, *_DESIGN)
+_OF_COMMAND = ("baseline", "study", *_OF_MAKING, *_DESIGN)
 _COMPARE = "Example: attnreg compare finetune attendout 'ad-drop --q {0.1,0.3}' --task cola --seeds 5"
 
 
@@ -103,7 +103,7 @@ class _Compare(GroupedCommand):
 def compare(methods: tuple[str, ...], **options: Any) -> None:
     """Compare training methods over several seeds.
 
-    METHOD is a recipe, or a recipe and its own options in quotes (see the example); 'NAME=RECIPE --options' gives it a
+    METHOD is a recipe, or a recipe and its options in quotes (see the example); 'NAME=RECIPE --options' gives it a
     short name for the tables, figures and folders. All methods use the same data, row order, initial classifier and
     evaluation. Values in braces are tried on rows held out from train, and the best one runs with all seeds. A study
     file (--study) does this on several tasks.
@@ -112,24 +112,24 @@ def compare(methods: tuple[str, ...], **options: Any) -> None:
     """
     from attnreg.experiments.compare.study import Study, read_study, typed_study
 
-    typed = given(click.get_current_context().params)
-    chosen = {name: options.pop(name) for name in _OWN}
-    file, folder = chosen["study"], chosen["output_dir"]
+    typed = typed_options(click.get_current_context().params)
+    chosen = {name: options.pop(name) for name in _OF_COMMAND}
+    file = chosen["study"]
     check_pairs(chosen, COMPARE, flag_of)
     changed = {name: value for name, value in typed.items() if name not in ("study", *_OF_MAKING)}
-    of_runs = {**given(options), "task": options["task"]}
+    of_runs = {**typed_options(options), "task": options["task"]}
 
-    def study_in(place: Path | None) -> Study:
+    def study_in(path: Path | None) -> Study:
         if file is not None:
-            return read_study(find_study(file), place, changed)
-        place = place or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
-        return typed_study(methods, chosen["baseline"], of_runs, place, {name: chosen[name] for name in _DESIGN})
+            return read_study(find_study(file), path, changed)
+        path = path or Path("runs") / f"compare-{data_name(options['task'], options['data_dir'])}"
+        return typed_study(methods, chosen["baseline"], of_runs, path, {name: chosen[name] for name in _DESIGN})
 
-    first = study_in(folder)
-    first.check_methods()
-    place, note_of_folder = free_folder(first.folder, "runs", lambda place: study_in(place).other_options)
-    study = study_in(place)
-    for note in (*study.notes, *filter(None, [note_of_folder])):
+    study = study_in(chosen["output_dir"])
+    study.check_methods()
+    folder, folder_note = free_folder(study.folder, "runs", lambda path: study_in(path).other_options)
+    study = study_in(folder)
+    for note in (*study.notes, *filter(None, [folder_note])):
         click.echo(note, err=True)
     study.check_folder()
     from attnreg.experiments.compare.make import describe, make  # late: they are slow to import
@@ -147,7 +147,7 @@ _TRIALS = (
     option("--runs", group=SEARCH, type=click.IntRange(min=1), default=30,
            help="Budget: the largest number of runs."),
     option("--seeds", group=SEARCH, type=click.IntRange(min=1), default=3,
-           help="Seeds of each trial."),
+           help="Seeds per trial."),
     option("--search-rows", group=SEARCH, type=click.IntRange(min=1), default=500,
            help="Rows held out from train to score trials on."),
     option("--sampler-seed", group=SEARCH, type=click.IntRange(0, LARGEST_WHOLE), default=0,
@@ -173,7 +173,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.compare.search.space import read_space
 
     design = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
-    of_runs, varied = {**given(options), "task": options["task"]}, read_space(space)
+    of_runs, varied = {**typed_options(options), "task": options["task"]}, read_space(space)
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, design["seeds"], design["search_rows"])
     held_out.runs(Method("finetune"))[0].check_paths()
@@ -184,26 +184,26 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     from attnreg.experiments.compare.search.trials import Search, write_report
     from attnreg.experiments.results.document import say
 
-    def search_in(place: Path) -> Search:
-        return Search(varied, replace(held_out, folder=place), design["runs"], design["sampler_seed"])
+    def search_in(path: Path) -> Search:
+        return Search(varied, replace(held_out, folder=path), design["runs"], design["sampler_seed"])
 
-    folder, note = free_folder(folder, "a search", lambda place: search_in(place).other_options)
+    folder, note = free_folder(folder, "a search", lambda path: search_in(path).other_options)
     if note is not None:
         click.echo(note, err=True)
     model = _model(options) if varied.providers else None
     layers = getattr(model.config, "num_hidden_layers", None) if model is not None else None
-    made = replace(search_in(folder), space=replace(varied, layers=layers))
-    made.check(model)
+    planned = replace(search_in(folder), space=replace(varied, layers=layers))
+    planned.check(model)
     del model
     console, stopped = Console(), False
     jobs = jobs or usual_jobs(threads, options["device"] == "cpu")
     words = typed_words({**of_runs, "space": space, **design, "jobs": jobs, "output_dir": folder})
-    with made.begun() as trials:
+    with planned.begun() as trials:
         try:
-            made.make(trials, local(jobs, threads), jobs, console)
+            planned.make(trials, local(jobs, threads), jobs, console)
         except KeyboardInterrupt:
             stopped = True
-        say(console, *write_report(made, trials, ["attnreg", "search", *words]))
+        say(console, *write_report(planned, trials, ["attnreg", "search", *words]))
         if stopped:
             raise InputError("Stopped. Repeat the command to continue.")
 

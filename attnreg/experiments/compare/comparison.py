@@ -27,7 +27,7 @@ EQUAL_TIME_FROM = 1.1
 class Comparison:
     """A comparison of methods over seeds; the fields with a default are options of ``attnreg compare``.
 
-    ``baseline`` is one of ``methods``; ``options`` are those of every run, by name.
+    ``baseline`` is one of ``methods``; ``options`` are shared by all runs, by name.
     """
 
     methods: Sequence[Method]
@@ -49,39 +49,39 @@ class Comparison:
     def check_methods(self) -> None:
         """Check the methods and their options."""
         slugs = [method.slug for method in self.methods]
-        if twice := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
-            raise UsageError(f"Expected each method once, got {' and '.join(map(repr, twice))}.")
+        if repeated := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
+            raise UsageError(f"Expected every method once, got {' and '.join(map(repr, repeated))}.")
         searches = [self.search_seeds for method in self.methods if method.candidates]
-        most = max([0, *searches, *(method.winner.seeds for method in self.methods if method.winner is not None)])
-        searched = range(FIRST_SEED, FIRST_SEED + most)
-        if any(seed in searched for seed in self._seeds):
+        most_seeds = max([0, *searches, *(method.winner.seeds for method in self.methods if method.winner is not None)])
+        used_seeds = range(FIRST_SEED, FIRST_SEED + most_seeds)
+        if any(seed in used_seeds for seed in self._seeds):
             raise UsageError(
-                f"The seeds {self._seeds[0]} to {self._seeds[-1]} include some of the search's ({searched[0]} to "
-                f"{searched[-1]}), so the chosen values would be tested on the runs that chose them: give another "
+                f"The seeds {self._seeds[0]} to {self._seeds[-1]} include seeds of the search ({used_seeds[0]} to "
+                f"{used_seeds[-1]}), so the chosen values would be tested on the runs that chose them: give another "
                 "--first-seed."
             )
         for variant in (variant for method in self.methods for variant in method.variants):
-            if common := variant.command.given(variant.options) & OF_ALL:
+            if common := variant.command.typed(variant.options) & OF_ALL:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
             self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         check_pairs(self.options, COMPARE, flag_of)
 
     def check_paths(self) -> None:
-        """Check that there are the data and the models of the runs that have not finished."""
+        """Check that the data and the models of the unfinished runs exist."""
         final = (self.final_runs(variant) for method in self.methods for variant in method.variants)
         for runs in itertools.chain(map(self.search_runs, self.methods), final):
             if not all(run.finished for run in runs):
                 runs[0].check_paths()
 
     def check_folder(self) -> None:
-        """Check that the folder holds nothing else, and that the runs in it are those of this comparison."""
+        """Check that the folder holds no other files, and that its runs have the options of this comparison."""
         self._output.check()
         for run in self.runs():
             run.check()
 
     def check_data(self) -> None:
-        """Read the data of the runs that have not finished, to say before any run what is wrong with them."""
+        """Read the data of the unfinished runs, so that mistakes in them are reported before any run starts."""
         if all(run.finished for run in self.runs()):
             return
         search = [run for run in self.runs() if run.role == "search"]  # first: it needs the most rows
@@ -90,9 +90,9 @@ class Comparison:
 
     @property
     def other_options(self) -> str | None:
-        """The options with which a run in the folder was made, as typed, if they are others."""
-        others = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
-        return next((", ".join(other.values()) for other in others if other), None)
+        """The options in which a run in the folder differs, as typed, if any."""
+        differences = (run.settings.differences(run.reader.config) for run in self.runs() if run.reader.kept)
+        return next((", ".join(options.values()) for options in differences if options), None)
 
     def runs(self) -> list[PlannedRun]:
         """Return every run known so far. Runs that depend on a search or on measured times are added later."""
@@ -102,14 +102,14 @@ class Comparison:
             runs += self.search_runs(method) + ([] if chosen is None else self.final_runs(chosen))
         for longer in self.equal_time_methods().values():
             runs += self.final_runs(longer, "equal time")
-        return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may come to the same run
+        return list({run.folder: run for run in reversed(runs)}.values())[::-1]  # two methods may have the same run
 
     @property
     def _held_out(self) -> HeldOut:
         return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs that select a method's values."""
+        """Return the runs that select the values in braces of a method."""
         return [run for variant in method.candidates for run in self._held_out.runs(variant)]
 
     def trials(self, method: Method) -> list[Trial]:
@@ -120,8 +120,8 @@ class Comparison:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
         if not (trials := self.trials(method)):
             return method.variants[0]
-        first = best(trials) if all(trial.state == "complete" for trial in trials) else None
-        return None if first is None else first.method
+        winner = best(trials) if all(trial.state == "complete" for trial in trials) else None
+        return None if winner is None else winner.method
 
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
@@ -130,7 +130,7 @@ class Comparison:
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
     def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:
-        """Return the runs of a method that are reported, or those of a baseline with more epochs."""
+        """Return the reported runs of a method, or of a baseline with more epochs."""
         folder = self.folder / method.slug
         return [
             PlannedRun(method, role, seed, self.options, folder / f"seed{seed}", self.keep_models)
@@ -138,11 +138,11 @@ class Comparison:
         ]
 
     def groups(self) -> dict[Method, Group]:
-        """Return the finished runs that are reported, of each method that has some."""
+        """Return the finished reported runs, by method, of the methods that have any."""
         chosen = {method: self.chosen(method) for method in self.methods}
-        runs = {method: self.final_runs(one) for method, one in chosen.items() if one is not None}
-        by_method = {method: Group.of(method.name, some) for method, some in runs.items()}
-        return {method: group for method, group in by_method.items() if group.runs}
+        runs_of = {method: self.final_runs(variant) for method, variant in chosen.items() if variant is not None}
+        groups = {method: Group.of(method.name, runs) for method, runs in runs_of.items()}
+        return {method: group for method, group in groups.items() if group.runs}
 
     def missing(self) -> Iterator[str]:
         """Say which runs have not finished, why, and how to go on; nothing for a complete comparison."""
@@ -167,7 +167,7 @@ class Comparison:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def equal_time_methods(self) -> dict[Method, Method]:
-        """Map each method that takes longer than the baseline to the baseline with the same training time."""
+        """Map a method that takes longer than the baseline to the baseline with the same training time."""
         decided, baseline = self._decided(), self.chosen(self.baseline)
         if baseline is None or not self.equal_time:
             return {}
@@ -175,22 +175,22 @@ class Comparison:
         return {method: baseline.with_option("--epochs", epochs) for method, epochs in epochs_of.items() if epochs}
 
     def _pair(self, method: Method) -> str:
-        # With a checksum of what their runs are made of: runs may be removed and made anew with other epochs or files.
-        pair = [one for one in (self.chosen(method), self.chosen(self.baseline)) if one is not None]
-        settings = [self.final_runs(one)[0].settings for one in pair]
-        made = json.dumps([[setting.to_dict(), setting.content()] for setting in settings])
-        return f"{' over '.join(one.text for one in pair)} {zlib.crc32(made.encode()):08x}"
+        # A checksum of options and files, because removed runs may be repeated with other epochs or files.
+        pair = [variant for variant in (self.chosen(method), self.chosen(self.baseline)) if variant is not None]
+        settings = [self.final_runs(variant)[0].settings for variant in pair]
+        content = json.dumps([[setting.to_dict(), setting.content()] for setting in settings])
+        return f"{' over '.join(variant.text for variant in pair)} {zlib.crc32(content.encode()):08x}"
 
     def decide(self) -> None:
-        """Choose, once per method that has run, the epochs for which the baseline takes as long."""
+        """Choose, once per finished method, the number of epochs for which the baseline takes as long."""
         groups = {method: group for method, group in self.groups().items() if len(group.runs) == self.seeds}
-        decided, plain = self._decided(), groups.get(self.baseline)
-        if plain is None or plain.config("patience") is not None:
+        decided, baseline = self._decided(), groups.get(self.baseline)
+        if baseline is None or baseline.config("patience") is not None:
             return  # more epochs would not make an early-stopped baseline train for longer
-        epochs = int(plain.config("epochs"))
+        epochs = int(baseline.config("epochs"))
         for method, group in groups.items():
             if self._pair(method) not in decided and method != self.baseline:
-                ratio = group.training_time / plain.training_time
+                ratio = group.training_time / baseline.training_time
                 longer = max(epochs + 1, round(epochs * ratio))
                 decided[self._pair(method)] = longer if ratio >= EQUAL_TIME_FROM else None
         self._write(decided)

@@ -20,9 +20,9 @@ ONE_SEED = "One seed is no evidence: repeat the command with --seeds 5 or more."
 
 @dataclass(frozen=True)
 class Contrast:
-    """Runs of a method, those with the same seeds that they are compared with, and their paired difference.
+    """Runs of a method, the runs of another one with the same seeds, and their paired difference.
 
-    ``p`` is corrected over all contrasts that were made with it; NaN without a test.
+    ``p`` is corrected over all contrasts of the same call of :func:`contrasts`; NaN without a test.
     """
 
     mine: Group
@@ -65,13 +65,13 @@ class Contrast:
 
 
 def contrasts(pairs: Mapping[Label, tuple[Group, Group]]) -> dict[Label, Contrast]:
-    """Compare the groups of each pair on the seeds that both have; leave out pairs without a common seed."""
-    known: dict[Label, tuple[Group, Group]] = {}
+    """Compare the groups of every pair on the seeds that both have; leave out pairs without a common seed."""
+    shared: dict[Label, tuple[Group, Group]] = {}
     for label, (mine, other) in pairs.items():
         if common := {run.seed for run in mine.runs} & {run.seed for run in other.runs}:
-            known[label] = mine.on(common), other.on(common)
-    differences = [paired_difference(mine.scores, other.scores) for mine, other in known.values()]
-    tested = zip(known.items(), differences, holm([difference.p for difference in differences]), strict=True)
+            shared[label] = mine.on(common), other.on(common)
+    differences = [paired_difference(mine.scores, other.scores) for mine, other in shared.values()]
+    tested = zip(shared.items(), differences, holm([difference.p for difference in differences]), strict=True)
     return {label: Contrast(*groups, difference, p) for (label, groups), difference, p in tested}
 
 
@@ -89,26 +89,27 @@ def p_cell(value: float) -> str:
 
 
 def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Sequence[Contrast]) -> list[str]:
-    """Say whether anything was learned, which methods differ from the baseline, and what to do next.
+    """Say whether a method learned anything, which methods differ from the baseline, and what to do next.
 
-    ``compared`` are the methods against the baseline, ``same_time`` those against the baseline with the same time.
+    ``compared`` are contrasts with the baseline, ``same_time`` with a baseline that trained for the same time.
     """
     if not any(map(_learned, groups)):
         return ["No method learned the task: train for more epochs, or on more rows."]
     if compared and max(len(contrast.gaps) for contrast in compared) < 2:
         return [ONE_SEED]
     acted = [contrast for contrast in compared if not contrast.mine.never_acted]
-    hold = [contrast for contrast in acted if contrast.holds]
-    better = [contrast for contrast in hold if contrast.difference.mean > 0]
-    same_time = [contrast for contrast in same_time if contrast.mine.name in [won.mine.name for won in better]]
-    lost = {same.mine.name for same in same_time if not same.keeps}
+    significant = [contrast for contrast in acted if contrast.holds]
+    better = [contrast for contrast in significant if contrast.difference.mean > 0]
+    names = [contrast.mine.name for contrast in better]
+    same_time = [contrast for contrast in same_time if contrast.mine.name in names]
+    lost = {contrast.mine.name for contrast in same_time if not contrast.keeps}
     won = [contrast for contrast in better if contrast.mine.name not in lost]
-    usual = compared[0].other if compared else groups[0]
-    best = max(won, key=lambda contrast: contrast.difference.mean).mine if won else usual
-    said = [*map(_significant, hold), *_with_the_same_time(same_time), *_without_a_test(acted)]
-    if rest := [contrast for contrast in acted if not contrast.holds and not contrast.is_alike]:
-        said.append(_not_significant(rest, alone=len(compared) == 1))
-    return [*([" ".join(said)] if said else []), to_use(best)]
+    baseline = compared[0].other if compared else groups[0]
+    best = max(won, key=lambda contrast: contrast.difference.mean).mine if won else baseline
+    sentences = [*map(_significant, significant), *_with_the_same_time(same_time), *_without_a_test(acted)]
+    if unclear := [contrast for contrast in acted if not contrast.holds and not contrast.is_alike]:
+        sentences.append(_not_significant(unclear, alone=len(compared) == 1))
+    return [*([" ".join(sentences)] if sentences else []), to_use(best)]
 
 
 def to_use(group: Group) -> str:
@@ -150,11 +151,11 @@ def _not_significant(compared: Sequence[Contrast], *, alone: bool) -> str:
 
 
 def seeds_detect(compared: Sequence[Contrast], *, corrected: bool) -> str:
-    """Say which difference the seeds can detect, in brackets, and which one four times as many would."""
-    known = [contrast for contrast in compared if contrast.detectable is not None]
-    if not known:
+    """Say in brackets which difference the seeds can detect, then which one four times as many seeds would."""
+    tested = [contrast for contrast in compared if contrast.detectable is not None]
+    if not tested:
         return f"(all scores equal those of {compared[0].other.name})."
-    hardest = max(known, key=lambda contrast: contrast.detectable or 0.0)
+    hardest = max(tested, key=lambda contrast: contrast.detectable or 0.0)
     seeds = len(hardest.gaps)
     correction = "" if corrected else ", before correction"
     would = detectable(stdev(hardest.gaps), 4 * seeds)
@@ -165,28 +166,28 @@ def seeds_detect(compared: Sequence[Contrast], *, corrected: bool) -> str:
 
 
 def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
-    """Say what the runs said of themselves: of methods that never acted, collapsed networks, and the data."""
+    """Yield the warnings of the runs: methods that never acted, collapsed networks, and data."""
     for group in groups:
         if group.never_acted:  # first, since it makes the verdict void
-            whys = {why for result in group.results for why in result["warnings"] if "first acts in" in why}
-            what = "so its scores say nothing about it"
-            yield " ".join([f"Warning: {group.name} never acted, {what}.", *sorted(whys)])
+            reasons = {reason for result in group.results for reason in result["warnings"] if "first acts in" in reason}
+            warning = f"Warning: {group.name} never acted, so its scores say nothing about it."
+            yield " ".join([warning, *sorted(reasons)])
     for group in groups:
         if group.collapsed:
             yield f"Warning: {COLLAPSED.format(group.name)} (seeds: {str(group.collapsed)[1:-1]})."
-    alike: dict[str, list[tuple[str, str]]] = {}  # sentences that differ in numbers only, with their methods
+    by_text: dict[str, list[tuple[str, str]]] = {}  # methods and sentences, by their text without numbers
     for group in groups:
         for text in (text for result in group.results for text in result.get("warnings", ())):
             if not (group.never_acted and "first acts in" in text):
-                alike.setdefault(re.sub(r"\d+", "0", text), []).append((group.name, text))
+                by_text.setdefault(re.sub(r"\d+", "0", text), []).append((group.name, text))
     total = sum(len(group.runs) for group in groups)
-    for warnings in alike.values():
+    for warnings in by_text.values():
         names = dict.fromkeys(name for name, _ in warnings)
-        whose = "" if len(names) == len(groups) else f"{', '.join(names)}: "
-        yield f"Warning: {whose}{warnings[0][1]}" + f" ({len(warnings)} of {total} runs)" * (len(warnings) < total)
+        prefix = "" if len(names) == len(groups) else f"{', '.join(names)}: "
+        yield f"Warning: {prefix}{warnings[0][1]}" + f" ({len(warnings)} of {total} runs)" * (len(warnings) < total)
 
 
 def _learned(group: Group) -> bool:
-    """Whether a method is better than the trivial predictor, and at least one network has not collapsed."""
+    """Whether a method beats the trivial predictor, and at least one network has not collapsed."""
     better = group.trivial is None or fmean(group.scores) > fmean(group.trivial[1])
     return better and len(group.collapsed) < len(group.runs)

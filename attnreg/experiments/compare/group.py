@@ -19,7 +19,7 @@ from attnreg.experiments.folder.history import collapsed, rank
 class Group:
     """Finished runs of one method that differ only in their seed, in the order of their seeds.
 
-    ``further`` holds the scores by seed on the data that the methods are compared on, if these are not dev.
+    ``further`` holds the scores by seed on the data that the methods are compared on, if they are not dev.
     """
 
     name: str
@@ -28,21 +28,21 @@ class Group:
 
     @classmethod
     def of(cls, name: str, runs: Iterable[PlannedRun]) -> Group:
-        """Return the finished ones of these runs; there may be none."""
+        """Return the group of the finished runs among these; it may be empty."""
         return cls(name, [run for run in runs if run.finished])
 
     def on(self, seeds: Collection[int]) -> Group:
-        """Return the runs with these seeds; there may be none."""
+        """Return the group of the runs with these seeds; it may be empty."""
         return replace(self, runs=[run for run in self.runs if run.seed in seeds])
 
     @cached_property
     def results(self) -> list[dict[str, Any]]:
-        """``result.json`` of each run, with the run's options under ``config``."""
+        """``result.json`` of every run, with the run's options under ``config``."""
         return [run.result for run in self.runs]
 
     @property
     def first(self) -> dict[str, Any]:
-        """The result of the first run, for what all of them have in common."""
+        """The result of the first run, for values that all runs share."""
         return self.results[0]
 
     def config(self, name: str) -> Any:
@@ -57,13 +57,14 @@ class Group:
     @property
     def scores(self) -> list[float]:
         """The score of the returned network, per seed."""
-        return self.values("dev", self.metric) if self.further is None else [self.further[r.seed] for r in self.runs]
+        further = self.further
+        return self.values("dev", self.metric) if further is None else [further[run.seed] for run in self.runs]
 
     @property
     def trivial(self) -> tuple[str, list[float]] | None:
         """Name and dev scores, per seed, of a predictor that ignores its input, if it was measured."""
-        known = all(result.get("trivial") for result in self.results)
-        return (self.first["trivial"]["predictor"], self.values("trivial", "dev", self.metric)) if known else None
+        is_measured = all(result.get("trivial") for result in self.results)
+        return (self.first["trivial"]["predictor"], self.values("trivial", "dev", self.metric)) if is_measured else None
 
     @property
     def collapsed(self) -> list[int]:
@@ -91,42 +92,42 @@ class Group:
 
     @property
     def training_time(self) -> float:
-        """Mean training time in seconds: CPU time where the runs were on a CPU and tell it, else time by the clock."""
+        """Mean training time in seconds: CPU time if the runs were on a CPU and measured it, else time by the clock."""
         on_cpu = all(result["environment"].get("device") == "cpu" for result in self.results)
-        known = all("training_cpu_seconds" in result for result in self.results)
-        return self.mean("training_cpu_seconds" if on_cpu and known else "training_seconds")
+        has_cpu_time = all("training_cpu_seconds" in result for result in self.results)
+        return self.mean("training_cpu_seconds" if on_cpu and has_cpu_time else "training_seconds")
 
     @cached_property
     def records(self) -> list[list[dict[str, Any]]]:
-        """Label and prediction of each dev row, per seed."""
+        """Label and prediction of every dev row, per seed."""
         return [run.predictions for run in self.runs]
 
     @property
     def has_classes(self) -> bool:
-        """Whether each dev row has one class, and so has its prediction."""
+        """Whether every dev row, and every prediction, has one class."""
         return all(isinstance(self.records[0][0][name], int) for name in ("label", "prediction"))
 
     @property
-    def own_rows(self) -> str | None:
-        """The rows that each seed is scored on instead of dev; ``None`` if all are scored on dev."""
-        folds, held = self.config("folds"), self.config("validation_rows")
+    def seed_rows(self) -> str | None:
+        """The rows that a seed is scored on instead of dev; ``None`` if all seeds are scored on dev."""
+        folds, held_out = self.config("folds"), self.config("validation_rows")
         if folds is not None:
             return f"its seed's part of train, one of {folds}"
-        return None if held is None else f"{held} rows held out of train, drawn by the seed"
+        return None if held_out is None else f"{held_out} rows held out of train, drawn by the seed"
 
     @property
     def where(self) -> str:
         """The name of the rows that the runs are scored on."""
-        return "dev" if self.own_rows is None else "held-out"
+        return "dev" if self.seed_rows is None else "held-out"
 
 
 def check_rows(groups: Sequence[Group]) -> None:
-    """Refuse runs with different dev labels; where seeds have rows of their own, those of the same seed."""
+    """Refuse runs with different dev labels; where rows differ by seed, compare runs of the same seed only."""
     first: dict[int, tuple[Path, list[Any]]] = {}
     for group in groups:
         for run, records in zip(group.runs, group.records, strict=True):
             labels = [row["label"] for row in records]
-            folder, expected = first.setdefault(0 if group.own_rows is None else run.seed, (run.folder, labels))
+            folder, expected = first.setdefault(0 if group.seed_rows is None else run.seed, (run.folder, labels))
             if labels != expected:
                 raise InputError(
                     f"{run.folder} has other dev labels than {folder}: the data changed between the runs. Remove the "

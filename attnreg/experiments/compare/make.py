@@ -32,12 +32,12 @@ STOPPED = "Stopped. Repeat the command to continue."
 
 
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
-    """Make the runs of comparisons that have not finished, and show the results; a study file has its own report.
+    """Make the runs of comparisons that have not finished, and show the results; a study file also has a report.
 
     Raises an ``InputError`` in the end if runs have failed or were stopped by hand.
     """
-    # What is printed beside commands must not be taken for one.
-    console, troubles = Console(stderr=launcher == "commands"), list[str]()
+    # Other lines go to stderr, so that a shell that reads the commands does not run them.
+    console, failures = Console(stderr=launcher == "commands"), list[str]()
     for name, comparison in study.comparisons.items():
         if of_file:
             console.rule(name)
@@ -45,41 +45,41 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             if launcher == "commands":
                 if pending := [run for run in comparison.runs() if not run.finished]:
                     count = commands(pending, threads, click.echo)
-                    left = f"{count} runs to start, {len(pending) - count} running."
-                    click.echo(f"{left} Repeat this command when they have finished.", err=True)
+                    progress = f"{count} runs to start, {len(pending) - count} running."
+                    click.echo(f"{progress} Repeat this command when they have finished.", err=True)
                     continue
-            elif (trouble := _make_runs(comparison, launcher, jobs, threads, console)) is not None:
-                troubles.append(trouble)
+            elif (failure := _make_runs(comparison, launcher, jobs, threads, console)) is not None:
+                failures.append(failure)
             for run in comparison.runs():
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
             kept = [run for run in comparison.runs() if run.finished and run.keep_model]
-            if gone := sum(not (run.folder / "model").is_dir() for run in kept):
-                click.echo(f"{gone} of the finished runs kept no model: remove their folders to repeat them.", err=True)
-            if STOPPED not in troubles:
-                troubles += score_further(comparison, study.score_on.get(name, ()))
-            if shown := write_report(comparison):
+            if missing := sum(not (run.folder / "model").is_dir() for run in kept):
+                click.echo(f"{missing} finished runs kept no model: remove their folders to repeat them.", err=True)
+            if STOPPED not in failures:
+                failures += score_further(comparison, study.score_on.get(name, ()))
+            if results := write_report(comparison):
                 saved = f"Report saved to {comparison.folder}/report.md and {comparison.folder}/report.html."
-                say(console, *shown, *comparison.missing(), saved)
-        if STOPPED in troubles:
+                say(console, *results, *comparison.missing(), saved)
+        if STOPPED in failures:
             break
     if of_file and (tables := write_study_report(study)):
         say(console, *tables, f"Report of the study saved to {study.folder}/report.md and report.html.")
-    if troubles:
-        raise InputError(" ".join(troubles))
+    if failures:
+        raise InputError(" ".join(failures))
 
 
 def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads: int, console: Console) -> str | None:
-    """Make the runs of a comparison that have not finished; return why some still have not, if so."""
+    """Make the runs of a comparison that have not finished; return the reason if a run still has no result."""
     on_cpu, tried = comparison.options.get("device") == "cpu", set[Path]()
     start = local(jobs or usual_jobs(threads, on_cpu), threads)
     while True:
-        for run in (known := comparison.runs()):
+        for run in (planned := comparison.runs()):
             run.check()  # again, since the data or a file may have changed
-        runs = [run for run in known if not run.finished and run.folder not in tried]
+        runs = [run for run in planned if not run.finished and run.folder not in tried]
         if not runs:
             break
-        tried.update(run.folder for run in runs)  # a run that fails is not made again, until the command is repeated
-        with Board(known, console) as board:
+        tried.update(run.folder for run in runs)  # a failed run starts again only when the command is repeated
+        with Board(planned, console) as board:
             try:
                 start(runs, board)
             except KeyboardInterrupt:
@@ -92,7 +92,7 @@ def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads:
 
 
 def describe(study: Study) -> None:
-    """Print the runs of comparisons that are known so far, their number, and an estimate of their time."""
+    """Print the runs of comparisons that are known so far, their number and an estimate of their time."""
     console, times, total = Console(), list[float](), 0
     for comparison in study.comparisons.values():
         runs = comparison.runs()
@@ -106,16 +106,17 @@ def describe(study: Study) -> None:
             if comparison.chosen(method) is None:
                 total += comparison.seeds
                 say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
-    left = ""
+    estimate = ""
     if times:
-        left = f"; at {fmean(times):.0f} s each, {duration(fmean(times) * (total - len(times)))} of computing are left"
-    say(console, f"{total} runs in all{left}.")
+        mean = fmean(times)
+        estimate = f"; at {mean:.0f} s per run, {duration(mean * (total - len(times)))} of computing are left"
+    say(console, f"{total} runs in all{estimate}.")
 
 
 class Board:
-    """Print a line per run that ends, and show what runs, and how much time is left, in a bar.
+    """Print a line per run that ends; a bar shows which runs are in progress and how much time is left.
 
-    ``runs`` are all runs, including finished ones; ``total`` is their number in the end, if more will become known.
+    ``runs`` are all runs, finished or not; ``total`` is their number in the end, if more runs will follow.
     """
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console, *, total: int | None = None) -> None:
@@ -128,7 +129,7 @@ class Board:
             TextColumn("{task.description}", markup=False),
         )
         self._bar = Progress(*columns, console=console, transient=True)
-        self._before, self._began = self._done, time.monotonic()
+        self._done_at_start, self._began = self._done, time.monotonic()
         self._task = self._bar.add_task("", total=self._total, completed=self._done)
 
     @property
@@ -137,20 +138,20 @@ class Board:
 
     def started(self, run: PlannedRun) -> None:
         """Note that a run has started."""
-        self._running[run.folder] = _named(run)
+        self._running[run.folder] = _label(run)
         self._update()
 
     def ended(self, run: PlannedRun) -> None:
         """Note that a run has ended, with a result or without."""
         self._running.pop(run.folder, None)
-        ended = f"{run.failure or 'no result'} (see {run.log})"
+        outcome = f"{run.failure or 'no result'} (see {run.log})"
         if run.finished:
-            ended = f"{run.score:.4f} ({run.seconds:.0f} s)"
-        done, left = self._done, ""
-        if self._before < done < self._total:
-            seconds = (time.monotonic() - self._began) / (done - self._before) * (self._total - done)
-            left = f", about {duration(seconds)} left"
-        say(self._console, f"{_named(run)}: {ended}; {done} of {self._total} runs done{left}")
+            outcome = f"{run.score:.4f} ({run.seconds:.0f} s)"
+        done, estimate = self._done, ""
+        if self._done_at_start < done < self._total:
+            seconds = (time.monotonic() - self._began) / (done - self._done_at_start) * (self._total - done)
+            estimate = f", about {duration(seconds)} left"
+        say(self._console, f"{_label(run)}: {outcome}; {done} of {self._total} runs done{estimate}")
         self._update()
 
     def _update(self) -> None:
@@ -164,7 +165,7 @@ class Board:
         self._bar.stop()
 
 
-def _named(run: PlannedRun) -> str:
+def _label(run: PlannedRun) -> str:
     role = "" if run.role == "final" else f" ({run.role})"
     return f"{run.method.name}{role}, seed {run.seed}"
 
@@ -173,9 +174,9 @@ Launcher = Callable[[Sequence[PlannedRun], Board], None]
 
 
 def _make(words: Sequence[str], log: Path, threads: int, stopped: Sequence[object]) -> None:
-    """Run one command in a child process, which is told to end when something is in ``stopped``.
+    """Run one command in a child process, which is terminated when ``stopped`` is not empty.
 
-    It also ends when this process ends.
+    The child also ends when this process ends.
     """
     variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "ATTNREG_CHILD": "1"}
     command, environment = [sys.executable, "-m", "attnreg", *words], {**os.environ, **variables}
@@ -198,10 +199,10 @@ def usual_jobs(threads: int, on_cpu: bool) -> int:
 
 
 def local(jobs: int, threads: int) -> Launcher:
-    """Return a launcher that runs several processes at a time on this machine, each with so many threads."""
+    """Return a launcher that runs several processes at a time on this machine, with these threads per process."""
 
     def launch(runs: Sequence[PlannedRun], board: Board) -> None:
-        broken: set[Method] = set()  # if a method's first run fails, its others probably would
+        broken: set[Method] = set()  # if a method's first run fails, the method's other runs probably would
 
         def make(run: PlannedRun) -> None:
             if run.method in broken or stopped:

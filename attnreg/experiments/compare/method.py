@@ -33,7 +33,7 @@ _FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
 
 @dataclass(frozen=True)
 class Winner:
-    """The best method of a search, its mean score over seeds (from 1000) on held-out rows, and what finding it took."""
+    """The best method of a search, its mean score over seeds (from 1000) on held-out rows, and the search's cost."""
 
     method: str
     score: float
@@ -65,7 +65,7 @@ class Winner:
 class Method:
     """A recipe and its options, as typed after ``attnreg recipe``; values in braces are searched on held-out rows.
 
-    ``alias`` is a short name for reports and folders, ``folder`` that of the search that the method won, if any.
+    ``alias`` is a short name for reports and folders, ``folder`` holds the search that the method won, if any.
     """
 
     text: str
@@ -137,10 +137,10 @@ class Method:
         if len(pieces) == 1:
             return [self]
         choices = [piece.split(",") if number % 2 else [piece] for number, piece in enumerate(pieces)]
-        if wrong := next((values for values in choices[1::2] if "" in values or len({*values}) < len(values)), None):
-            got = f"{{{','.join(wrong)}}} in {self.text!r}"
-            raise UsageError(f"Expected different values in braces, none of them empty, got {got}.")
-        return [  # no alias that is typed has the form of a variant's
+        if invalid := next((values for values in choices[1::2] if "" in values or len({*values}) < len(values)), None):
+            braces = f"{{{','.join(invalid)}}} in {self.text!r}"
+            raise UsageError(f"Expected different values in braces, none of them empty, got {braces}.")
+        return [  # a typed alias never has the form of a variant's alias
             Method("".join(chosen), self.alias and f"{self.alias}={','.join(chosen[1::2])}")
             for chosen in itertools.product(*choices)
         ]
@@ -152,11 +152,11 @@ class Method:
 
     @property
     def slug(self) -> str:
-        """Folder name: the words of the name, with a short hash if they had to be changed."""
+        """The folder's name: the words of the method's name, with a short hash if they had to be changed."""
         words = self.words if self.alias is None else self.alias.split()
         name = "".join(words)
-        good = re.sub(r"[^\w.=,-]", "_", name)[:80]
-        return good if good == name else f"{good}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
+        allowed = re.sub(r"[^\w.=,-]", "_", name)[:80]
+        return allowed if allowed == name else f"{allowed}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
 
     def with_option(self, name: str, value: object) -> Method:
         """Return this method with one more option."""
@@ -164,10 +164,10 @@ class Method:
 
 
 def texts_of(methods: Any) -> list[str]:
-    """Return the methods of a study file, a list or a mapping of names, as typed; none of anything else."""
+    """Return the methods of a study file, a list or a mapping of names, as typed; an empty list of anything else."""
     if isinstance(methods, dict):
-        if wrong := [name for name, text in methods.items() if name != text and not re.fullmatch(_NAME, str(name))]:
-            raise UsageError(f"Expected words of letters and digits, with dashes between, as a name, got {wrong[0]!r}.")
+        if bad := [name for name, text in methods.items() if name != text and not re.fullmatch(_NAME, str(name))]:
+            raise UsageError(f"Expected words of letters and digits, with dashes between, as a name, got {bad[0]!r}.")
         return [str(text) if name == text else f"{name}={text}" for name, text in methods.items()]
     return [str(text) for text in methods] if isinstance(methods, list) else []
 
@@ -179,6 +179,6 @@ def default_baseline(methods: Sequence[Method]) -> Method:
 
 def typed_words(options: Mapping[str, object]) -> list[str]:
     """Return options as they are typed, from their values by name; ``None`` and ``False`` are left out."""
-    pairs = [(name, value) for name, v in options.items() for value in (v if isinstance(v, tuple) else [v])]
-    given = [(flag_of(name), pair) for name, pair in pairs if pair is not None and pair is not False]
-    return [word for flag, value in given for word in ([flag] if value is True else [flag, str(value)])]
+    lists = [(flag_of(name), value if isinstance(value, tuple) else (value,)) for name, value in options.items()]
+    pairs = [(flag, value) for flag, values in lists for value in values if value is not None and value is not False]
+    return [word for flag, value in pairs for word in ([flag] if value is True else [flag, str(value)])]

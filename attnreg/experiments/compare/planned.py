@@ -25,7 +25,7 @@ Role = Literal["final", "search", "equal time"]
 class PlannedRun:
     """A run that the comparison needs, finished or not.
 
-    It is reported, part of a search, or of a longer baseline; ``options`` are by name, with those that the role adds.
+    It is reported, part of a search, or of a longer baseline; ``options`` are by name, with the options of the role.
     """
 
     method: Method
@@ -38,8 +38,8 @@ class PlannedRun:
     @property
     def arguments(self) -> list[str]:
         """Arguments of ``attnreg recipe NAME``, without ``--resume``."""
-        place = typed_words({"seed": self.seed, "output_dir": self.folder})
-        return [*typed_words(self.options), *self.method.options, *place]
+        last = typed_words({"seed": self.seed, "output_dir": self.folder})
+        return [*typed_words(self.options), *self.method.options, *last]
 
     @property
     def alone(self) -> str:
@@ -59,7 +59,7 @@ class PlannedRun:
 
     @property
     def reader(self) -> RunReader:
-        """What the run has written."""
+        """The reader of the run's files."""
         return RunReader(self.folder)
 
     @property
@@ -69,7 +69,7 @@ class PlannedRun:
 
     @property
     def failure(self) -> str | None:
-        """Why the run has ended without a result, by the end of its log; ``None`` if it has not failed."""
+        """Why the run ended without a result, by the end of its log; ``None`` if it has not failed."""
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1]
@@ -97,23 +97,23 @@ class PlannedRun:
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
-        """Label and prediction of each dev row, in order."""
+        """Label and prediction of every dev row, in order."""
         self.reader.check_files()
         return self.reader.predictions
 
     def check(self) -> None:
-        """Refuse a folder with other files, or a run with other options or of data or files that have changed."""
+        """Refuse a folder with other files, and a run whose options, data or files differ."""
         if not self.folder.exists():
             return
         if not (self.folder / "config.json").is_file():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        with self._naming_its_options():
+        with self._with_flag():
             check_same(self.folder, self.settings)
 
     @contextmanager
-    def _naming_its_options(self) -> Iterator[None]:
+    def _with_flag(self) -> Iterator[None]:
         """In an error of a search, name the option of the comparison that holds rows out."""
         try:
             yield
@@ -122,28 +122,22 @@ class PlannedRun:
             raise type(error)(str(error).replace("--validation-rows", flag)) from None
 
     def check_paths(self) -> None:
-        """Refuse what is not there, before anything slow is imported."""
-        with self._naming_its_options():
+        """Refuse trackers, data and models that do not exist, before slow imports."""
+        with self._with_flag():
             check_paths(self.settings)
 
     def check_data(self) -> None:
-        """Read the data, to tell before any run what is wrong with them, or that they cannot be had."""
+        """Read the data, so that mistakes in them, or missing data, are reported before any run starts."""
         from attnreg.experiments.setup.rows import read_data  # late: it is slow to import
 
-        with self._naming_its_options():
+        with self._with_flag():
             read_data(self.settings)
 
     def command_line(self) -> list[str]:
         """Return the arguments of ``attnreg`` that start or resume the run."""
         resume = ["--resume"] if self.reader.resumable else []
-        return [
-            "recipe",
-            self.method.words[0],
-            *self.arguments,
-            "--keep-checkpoints",
-            "--no-plots",
-            *resume,
-        ]  # until it is tidied
+        options = [*self.arguments, "--keep-checkpoints", "--no-plots", *resume]  # checkpoints until `tidy`
+        return ["recipe", self.method.words[0], *options]
 
     def prepare(self) -> None:
         """Prepare the folder right before the run starts; remove a run that stopped before its first checkpoint."""
@@ -152,19 +146,19 @@ class PlannedRun:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
 
     def tidy(self) -> None:
-        """Remove a finished run's checkpoints and, unless it is to be kept, its model and provider, once."""
+        """Remove a finished run's checkpoints and, without ``keep_model``, its model and provider, once."""
         if self.finished and (self.folder / "checkpoints").is_dir() and not self.reader.running:
             for name in ("checkpoints",) if self.keep_model else ("model", "provider", "checkpoints"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
-FIRST_SEED = 1000  # of trials, so that none is reported on a seed that chose it
+FIRST_SEED = 1000  # of trials, so that no reported seed takes part in a choice
 State = Literal["running", "complete", "failed"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A method that is tried, its scores on held-out rows, by seed, and why it has failed, if so."""
+    """A candidate method, its scores on held-out rows, by seed, and the reason if it failed."""
 
     number: int
     method: Method
@@ -179,21 +173,21 @@ class Trial:
 
 
 def score_cells(scores: Sequence[float]) -> list[str]:
-    """Return the mean and the scores of single seeds for a table."""
+    """Return the cells of a table with the mean and the scores of single seeds."""
     if not scores:
         return ["none", "none"]
     return [f"{fmean(scores):.4f}", "  ".join(f"{score:.3f}" for score in scores)]
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the complete trial with the best mean score, the first of several; ``None`` if none is complete."""
+    """Return the complete trial with the best mean score, the first in a tie; ``None`` if no trial is complete."""
     complete = [trial for trial in trials if trial.state == "complete"]
     return max(complete, key=lambda trial: rank(trial.mean)) if complete else None
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How trials are scored: on rows held out from train, with the same seeds (from 1000) and options for all."""
+    """How trials are scored: on rows held out from train, all with the same seeds (from 1000) and options."""
 
     options: Mapping[str, Any]
     folder: Path
@@ -207,7 +201,7 @@ class HeldOut:
         return [PlannedRun(method, "search", seed, options, folder / f"seed{seed}") for seed in seeds]
 
     def grid(self, methods: Sequence[Method]) -> list[Trial]:
-        """Return the trials of given methods, from the runs that have finished."""
+        """Return the trials of these methods, from their finished runs."""
         scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
         states: list[State] = ["complete" if len(score) == self.seeds else "running" for score in scores]
         return list(map(Trial, range(len(methods)), methods, scores, states))

@@ -16,10 +16,10 @@ from attnreg.experiments.compare.planned import PlannedRun
 
 @dataclass(frozen=True)
 class Scoring:
-    """Further data, on which finished networks are also scored.
+    """Further data to score finished networks on.
 
-    ``name`` is for files and tables; ``None`` stands for what the comparison has; ``classes`` gives the class of the
-    model per class of the data, where names differ.
+    ``name`` is for files and tables; ``None`` stands for the comparison's option; ``classes`` maps classes of the data
+    to classes of the model, where names differ.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Scoring:
 
     @staticmethod
     def usual_name(entry: Mapping[str, Any]) -> str:
-        """Return the name of an entry in a study file: its own, or that of its data folder, task or split."""
+        """Return the name of an entry in a study file: ``name``, or else its data folder, task or split."""
         folder = Path(entry["data_dir"]).name if "data_dir" in entry else None
         return str(entry.get("name", folder or entry.get("task", entry.get("split", "validation"))))
 
     @property
     def file(self) -> str:
         """The name of the file with the scores, without suffix."""
-        return "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in self.name)
+        return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in self.name)
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
         """Return the metrics of a run on these data; ``None`` until it is scored on them."""
@@ -46,18 +46,18 @@ class Scoring:
 
         path = run.folder / "evaluations" / f"{self.file}.json"
         names = ("data_dir", "split", "max_length", "classes")
-        asked = request({"task": self.task}, **{name: getattr(self, name) for name in names})
+        wanted = request({"task": self.task}, **{name: getattr(self, name) for name in names})
         try:
             if not path.is_file():
                 return None
             content = json.loads(path.read_text(encoding="utf-8"))
-            is_same = "request" in content and content["request"].items() <= asked.items()  # older ones tell less
+            is_same = "request" in content and content["request"].items() <= wanted.items()  # older files say less
             return dict(content["metrics"]) if is_same else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"Cannot read the evaluation {path}: {error!r}.") from error
 
     def score(self, run: PlannedRun, device: str | None) -> str | None:
-        """Score a run; return why it failed, if so."""
+        """Score a run; return the reason if that failed."""
         from attnreg.experiments.results.saved_model import SavedModel  # late: it imports torch
 
         try:
@@ -69,11 +69,11 @@ class Scoring:
 
 
 def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[str]:
-    """Score the finished runs of a comparison that are not scored yet; return a sentence on those that fail, if any."""
+    """Score the finished runs of a comparison that are not scored yet; return a sentence if some cannot be scored."""
     runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
-        warnings.simplefilter("once", AttnRegWarning)  # of each data, not of each run
-        failures = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
-    known = [failure for failure in failures if failure is not None]
-    return [f"{len(known)} scores are missing. The first: {known[0]}"] if len(known) > 1 else known
+        warnings.simplefilter("once", AttnRegWarning)  # once per data, not per run
+        reasons = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
+    failures = [reason for reason in reasons if reason is not None]
+    return [f"{len(failures)} scores are missing. The first: {failures[0]}"] if len(failures) > 1 else failures

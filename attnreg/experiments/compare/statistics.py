@@ -25,7 +25,7 @@ class Difference(NamedTuple):
 
 
 def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 0.95) -> Difference:
-    """Student's paired t-test and interval, from one score per seed of each method: what other seeds would change.
+    """Student's paired t-test and interval, from one score per seed of both methods: what other seeds would change.
 
     Interval and p are NaN for a single seed, or if all differences are equal.
     """
@@ -43,11 +43,11 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values for multiple comparisons by Holm's step-down method (1979); NaN stays NaN and does not count."""
-    known = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
-    adjusted, least = [math.nan] * len(p_values), 0.0
-    for rank, (p, i) in enumerate(known):
-        least = max(least, min(1.0, (len(known) - rank) * p))
-        adjusted[i] = least
+    ordered = sorted((p, position) for position, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, position) in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - rank) * p))
+        adjusted[position] = largest
     return adjusted
 
 
@@ -58,8 +58,8 @@ def power(difference: float, deviation: float, seeds: int) -> float:
     """
     freedom, shift = seeds - 1, difference / deviation * math.sqrt(seeds)
     limit = stats.t.ppf(1 - 0.05 / 2, freedom)
-    other = stats.nct.cdf(-limit, freedom, shift)  # of the wrong sign; scipy gives NaN where it is next to nothing
-    return float(stats.nct.sf(limit, freedom, shift) + np.nan_to_num(other))
+    opposite = stats.nct.cdf(-limit, freedom, shift)  # the tail of the wrong sign; scipy gives NaN where it is almost 0
+    return float(stats.nct.sf(limit, freedom, shift) + np.nan_to_num(opposite))
 
 
 def detectable(deviation: float, seeds: int) -> float:
@@ -75,14 +75,14 @@ def detectable(deviation: float, seeds: int) -> float:
 def mean_over_tasks(gaps: Sequence[ArrayLike], *, resamples: int = 10_000, seed: int = 0) -> tuple[float, float, float]:
     """Mean of the tasks' mean differences, and the ends of its 95 % bootstrap interval.
 
-    Each resample draws tasks, and per drawn task its seeds, with replacement; with few tasks, the interval is too
+    A resample draws tasks, and per drawn task its seeds, with replacement; with few tasks, the interval is too
     narrow. ``gaps`` are the paired differences of the seeds, per task.
     """
     of_tasks = [np.asarray(gap, float) for gap in gaps]
     mean = float(np.mean([gap.mean() for gap in of_tasks]))
-    draw = np.random.default_rng(seed)
-    means = np.stack([draw.choice(gap, (resamples, len(of_tasks), len(gap))).mean(-1) for gap in of_tasks], -1)
-    tasks = draw.integers(len(of_tasks), size=(resamples, len(of_tasks)))
-    drawn = np.take_along_axis(means, tasks[..., None], -1)[..., 0].mean(-1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    generator = np.random.default_rng(seed)
+    means = np.stack([generator.choice(gap, (resamples, len(of_tasks), len(gap))).mean(-1) for gap in of_tasks], -1)
+    tasks = generator.integers(len(of_tasks), size=(resamples, len(of_tasks)))
+    resampled = np.take_along_axis(means, tasks[..., None], -1)[..., 0].mean(-1)
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return mean, float(low), float(high)

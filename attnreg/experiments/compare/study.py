@@ -1,4 +1,4 @@
-"""A study file: several comparisons of the same methods, one per task, and what is asked of them together."""
+"""A study file: several comparisons of the same methods, one per task, and the questions that they answer together."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _SCORING = {"name", "task", "data_dir", "split", "classes", "max_length"}
 
 @dataclass(frozen=True)
 class Study:
-    """Comparisons of the same methods on several tasks, by name, with folders in the output folder.
+    """Comparisons of the same methods on several tasks, by name; their folders are in the output folder.
 
     ``primary`` names the two methods whose difference the study is about, the second subtracted from the first;
-    ``score_on`` is what networks are also scored on, and ``report_on`` the name of the one that the report compares
-    scores on, if not on dev. ``rungs`` are baselines; the best of them on held-out rows is what the other methods are
-    also compared with. ``notes`` say what differs from the study file.
+    ``score_on`` is further data to score networks on, and ``report_on`` the name of the data whose scores the report
+    compares, if not dev. ``rungs`` are baselines; the other methods are also compared with the best rung on held-out
+    rows. ``notes`` say what differs from the study file.
 
-    ``published`` says where figures of a paper are from; ``figures`` are by comparison, method and the data that they
-    are of (``dev``, or a name in ``score_on``), ``metrics`` by comparison, where they are not of the task's first one.
+    ``published`` says which paper the figures are from; ``figures`` are by comparison, method and data (``dev``, or a
+    name in ``score_on``), ``metrics`` by comparison, where the figures are not in the task's first metric.
     """
 
     comparisons: Mapping[str, Comparison]
@@ -61,8 +61,8 @@ class Study:
 
     @property
     def other_options(self) -> str | None:
-        """The options of runs in the folder that were made with others, if any."""
-        return next((others for comparison in self.comparisons.values() if (others := comparison.other_options)), None)
+        """The options in which runs in the folder differ, if any."""
+        return next(filter(None, (comparison.other_options for comparison in self.comparisons.values())), None)
 
     def check_methods(self) -> None:
         """Refuse methods, options and paths that do not fit."""
@@ -75,7 +75,7 @@ class Study:
                 raise InputError(f"Expected data to score {scoring.name} on in {scoring.data_dir}: there is nothing.")
 
     def check_folder(self) -> None:
-        """Refuse a folder that holds something else, and data that do not fit."""
+        """Refuse a folder that holds other files or runs, and data that do not fit."""
         for comparison in self.comparisons.values():
             comparison.check_folder()
         for comparison in self.comparisons.values():
@@ -83,15 +83,14 @@ class Study:
 
 
 def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None) -> Study:
-    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME`` after it.
+    """Read a study file; the output folder is by default the file's ``output_dir``, or else ``runs/NAME``.
 
     ``changed`` are options as in :func:`change`.
     """
     content = load_yaml(path, f"the study {path}")
     try:
-        whole, notes = change(_checked(content), changed or {})
-        place = folder or Path(whole.get("output_dir") or f"runs/{path.stem}")
-        return _study(whole, place, notes)
+        content, notes = change(_checked(content), changed or {})
+        return _study(content, folder or Path(content.get("output_dir") or f"runs/{path.stem}"), notes)
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
 
@@ -99,110 +98,107 @@ def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any
 def typed_study(
     typed: Sequence[str], baseline: str | None, options: Mapping[str, Any], folder: Path, design: Mapping[str, Any]
 ) -> Study:
-    """Return the comparison that was given on the command line, as a study."""
+    """Return the comparison of a command line as a study."""
     if not typed:
         raise UsageError("Expected METHODs to compare, or --study FILE.")
     methods = [Method.parse(text) for text in typed]
-    named = (method for method in methods if baseline in (method.name, method.text, method.typed))
-    chosen = default_baseline(methods) if baseline is None else next(named, None)
+    matching = (method for method in methods if baseline in (method.name, method.text, method.typed))
+    chosen = default_baseline(methods) if baseline is None else next(matching, None)
     if chosen is None:
         raise UsageError(f"Expected --baseline to be one of the methods, got {baseline!r}.")
     return Study({options["task"]: Comparison(methods, chosen, options, folder, **design)}, folder)
 
 
 def _checked(content: Any) -> dict[str, Any]:
-    """Return the content of a study file, whose keys are known; those of a search are named as its options are."""
-    whole = mapping(content, "the study", _KEYS)
-    tasks = _list(whole, "tasks") or [{}]
-    whole["tasks"] = [mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
-    whole["options"] = mapping(whole.get("options"), "`options`", _OPTIONS)
-    for options in (whole["options"], *whole["tasks"]):
+    """Check the keys of a study file; return its content, with the keys of `search` named like options."""
+    study = mapping(content, "the study", _KEYS)
+    tasks = _list(study, "tasks") or [{}]
+    study["tasks"] = [mapping(task, f"task {number}", {*_OPTIONS, *_OF_TASK}) for number, task in enumerate(tasks, 1)]
+    study["options"] = mapping(study.get("options"), "`options`", _OPTIONS)
+    for options in (study["options"], *study["tasks"]):
         check_switches({name: options[name] for name in options.keys() & _OPTIONS}, _SWITCHES, "the study")
-        for name in ("text_columns", "choice_columns"):  # a list of other values makes a comparison for each
+        for name in ("text_columns", "choice_columns"):  # lists of other values make several comparisons
             columns = options.get(name)
             _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
-    for entry in (whole, *whole["tasks"]):
-        scored = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
-        entry |= {"score_on": scored} if scored else {}
-    search = mapping(whole.pop("search", None), "`search`", _SEARCH)
-    return whole | {f"search_{name}": value for name, value in search.items()}
+    for entry in (study, *study["tasks"]):
+        scorings = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
+        entry |= {"score_on": scorings} if scorings else {}
+    search = mapping(study.pop("search", None), "`search`", _SEARCH)
+    return study | {f"search_{name}": value for name, value in search.items()}
 
 
 def change(content: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the content of a study file with options as typed, and sentences that say what has changed.
 
-    ``--data-dir`` holds a folder per task; tasks without one are left out. ``--task`` chooses among the tasks, by
-    task or name, or replaces them all. Entries that options make the same are there once. Methods are added to those of
-    the file.
+    ``--data-dir`` holds a folder per task; tasks without a folder are left out. ``--task`` chooses among the tasks, by
+    task or name, or replaces them all. Of entries that options make equal, the first stays. Methods are added to the
+    methods of the file.
     """
-    whole, options, notes = dict(content), dict(typed), list[str]()
+    study, options, notes = dict(content), dict(typed), list[str]()
     if added := options.pop("methods", ()):
         notes.append(f"Added to the study: {', '.join(added)}.")
-        whole["methods"] = [*texts_of(whole.get("methods")), *added]
-    shown = [_shown(name, value) for name, value in options.items()]
-    if shown:
-        notes.append(f"Changed from the study file: {' '.join(shown)}.")
-    whole |= {name: options.pop(name) for name in DESIGN if name in options}
+        study["methods"] = [*texts_of(study.get("methods")), *added]
+    if flags := [_flag(name, value) for name, value in options.items()]:
+        notes.append(f"Changed from the study file: {' '.join(flags)}.")
+    study |= {name: options.pop(name) for name in DESIGN if name in options}
     task, folder = options.pop("task", None), options.pop("data_dir", None)
     if task is None and folder is None and not options:
-        return whole, notes
-    common, entries = whole.get("options") or {}, whole.get("tasks") or [{}]
+        return study, notes
+    common, entries = study.get("options") or {}, study.get("tasks") or [{}]
     if task is not None or folder is not None:
         entries = list(_of_one_task(entries, common.get("task", "agreement")))
     if task is not None:
         entries = [entry for entry in entries if task in (entry["task"], entry.get("name"))] or [{"task": task}]
     if folder is not None:
-        entries, without = _placed(entries, common.get("task", "agreement"), Path(folder))
-        whole["score_on"], others = _placed(whole.get("score_on") or [], None, Path(folder))
-        for names in filter(None, (without, others)):
+        entries, left_out = _in_folders(entries, common.get("task", "agreement"), Path(folder))
+        study["score_on"], left_out_data = _in_folders(study.get("score_on") or [], None, Path(folder))
+        for names in filter(None, (left_out, left_out_data)):
             notes.append(f"Left out, because {folder} has no folder of that name: {', '.join(names)}.")
         if not entries:
             raise InputError(
-                f"--data-dir {folder} has no folder for any task of the study ({', '.join(without)}): give a folder "
-                "with one for each task, or another --task."
+                f"--data-dir {folder} has no folder for any task of the study ({', '.join(left_out)}): give a folder "
+                "with a folder per task, or another --task."
             )
     changed = [{**entry, **{name: value for name, value in options.items() if name in entry}} for entry in entries]
-    whole |= {"options": {**common, **options}, "tasks": entries if changed == entries else _once(changed)}
-    everywhere, wanted = whole.get("score_on") or [], whole.get("report_on")
-    scored = [map(Scoring.usual_name, [*everywhere, *entry.get("score_on", [])]) for entry in whole["tasks"]]
-    if wanted and not all(wanted in names for names in scored):
-        notes.append(f"The report is on dev, since there is no {whole.pop('report_on')} for all tasks.")
-    return whole, notes
+    study |= {"options": {**common, **options}, "tasks": entries if changed == entries else _once(changed)}
+    everywhere, report_on = study.get("score_on") or [], study.get("report_on")
+    names_by_task = [map(Scoring.usual_name, [*everywhere, *entry.get("score_on", [])]) for entry in study["tasks"]]
+    if report_on and not all(report_on in names for names in names_by_task):
+        notes.append(f"The report is on dev, since there is no {study.pop('report_on')} for all tasks.")
+    return study, notes
 
 
 def _of_one_task(entries: list[dict[str, Any]], default: Any) -> Iterator[dict[str, Any]]:
-    """Give each task of a list an entry."""
+    """Yield an entry per task of a list."""
     for entry in entries:
         tasks = entry.get("task", default)
         for task in tasks if isinstance(tasks, list) else [tasks]:
-            named = {"name": f"{entry['name']}-{task}"} if isinstance(tasks, list) and "name" in entry else {}
-            yield {**entry, "task": task, **named}
+            alias = {"name": f"{entry['name']}-{task}"} if isinstance(tasks, list) and "name" in entry else {}
+            yield {**entry, "task": task, **alias}
 
 
-def _shown(name: str, value: Any) -> str:
+def _flag(name: str, value: Any) -> str:
     return as_typed(flag_of(name), value) or f"--no-{flag_of(name)[2:]}"
 
 
-def _placed(entries: list[Any], default: str | None, root: Path) -> tuple[list[Any], list[str]]:
-    """Give each task, or data to score on, its folder; return also the names of those that have none."""
+def _in_folders(entries: list[Any], default: str | None, root: Path) -> tuple[list[Any], list[str]]:
+    """Give the tasks, or data to score on, their folders; return also the names of tasks without a folder."""
     placed, without = [], dict[str, None]()
     for entry in entries:
         task = entry.get("task", default)
         name = entry.get("name", task) if task == "custom" else task
         if task is None or get_task(task).embedded is not None:
             placed.append(entry)
-        elif place := next(
-            (root / folder for folder in (name, name.replace("-", "_")) if (root / folder).is_dir()), None
-        ):
-            named = entry if default else {**entry, "name": Scoring.usual_name(entry)}  # not by the folder that it gets
-            placed.append({**named, "data_dir": str(place)})
+        elif folder := next(filter(Path.is_dir, (root / name, root / name.replace("-", "_"))), None):
+            named = entry if default else {**entry, "name": Scoring.usual_name(entry)}  # not named by its new folder
+            placed.append({**named, "data_dir": str(folder)})
         else:
             without[name] = None
     return placed, list(without)
 
 
 def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out entries that differ from an earlier one only in their name and figures."""
+    """Leave out entries that differ from an earlier entry only in their name and figures."""
     kept: dict[str, dict[str, Any]] = {}
     for entry in entries:
         content = [pair for pair in entry.items() if pair[0] not in ("name", "published", "measured")]
@@ -210,18 +206,18 @@ def _once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
-def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Study:
-    texts = texts_of(whole.get("methods"))
+def _study(content: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Study:
+    texts = texts_of(content.get("methods"))
     recipes = "a mapping of names to recipes with options, as in `high: ad-drop --p 0.3`"
-    _check(texts, "methods", recipes, whole.get("methods"))
+    _check(texts, "methods", recipes, content.get("methods"))
     methods = [Method.parse(text) for text in texts]
     by_name = {name: method for method in reversed(methods) for name in (method.text, method.name)}
 
     def named(key: str, name: Any) -> Method:
         return by_name[one_of(key, name, list(by_name))]
 
-    baseline = default_baseline(methods) if whole.get("baseline") is None else named("baseline", whole["baseline"])
-    design = {name: whole[name] for name in DESIGN if name in whole}
+    baseline = default_baseline(methods) if content.get("baseline") is None else named("baseline", content["baseline"])
+    design = {name: content[name] for name in DESIGN if name in content}
     for name, value in design.items():
         key = name.replace("search_", "search: ")
         if isinstance(DESIGN[name], bool):
@@ -232,12 +228,12 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
     score_on: dict[str, list[Scoring]] = {}
     figures: dict[str, Any] = {}
     metrics: dict[str, str] = {}
-    for number, task in enumerate(whole["tasks"], 1):
-        scorings = _scorings([*whole.get("score_on", []), *task.get("score_on", [])])
+    for number, task in enumerate(content["tasks"], 1):
+        scorings = _scorings([*content.get("score_on", []), *task.get("score_on", [])])
         of_paper = mapping(task.get("published"), "`published`")
         for name in of_paper:
             named("published", name)
-        for name, options in _expanded(task, whole["options"], f"task {number}"):
+        for name, options in _expanded(task, content["options"], f"task {number}"):
             if name in comparisons:
                 raise InputError(f"Two comparisons are called {name!r}: give one of them another `name`.")
             kept = {"keep_models": bool(scorings), **design}
@@ -247,26 +243,26 @@ def _study(whole: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> Stud
             score_on[name] = scorings
             figures |= {name: of_paper} if of_paper else {}
             metrics |= {name: str(task["measured"])} if task.get("measured") else {}
-    report_on = whole.get("report_on")
+    report_on = content.get("report_on")
     for scorings in score_on.values() if report_on is not None else ():
         names = [scoring.name for scoring in scorings]
-        known = f"a name in `score_on` of each task ({', '.join(names) or 'none'})"
-        _check(report_on in names, "report_on", known, report_on)
-    primary = whole.get("primary")
+        expected = f"a name in `score_on` of every task ({', '.join(names) or 'none'})"
+        _check(report_on in names, "report_on", expected, report_on)
+    primary = content.get("primary")
     if primary is not None:
         pair = [named("primary", name).name for name in primary] if isinstance(primary, list) else []
         _check(len({*pair}) == len(pair) == 2, "primary", "a list of two different methods", primary)
         primary = tuple(pair)
-    rungs = [named("rungs", name) for name in _list(whole, "rungs")]
+    rungs = [named("rungs", name) for name in _list(content, "rungs")]
     for rung in rungs:
         _check(rung.candidates, "rungs", "methods with values in braces, which held-out rows choose from", rung.name)
     names = [rung.name for rung in rungs]
-    published = whole.get("published")
+    published = content.get("published")
     return Study(comparisons, folder, primary, score_on, report_on, published, figures, metrics, names, notes)
 
 
-def _check(right: object, key: str, expected: str, value: object) -> None:
-    if not right:
+def _check(holds: object, key: str, expected: str, value: object) -> None:
+    if not holds:
         raise InputError(f"Expected `{key}` to be {expected}, got {value!r}.")
 
 
@@ -277,7 +273,7 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _expanded(task: Mapping[str, Any], common: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the options of each comparison of a task; a list of values makes one for each of them."""
+    """Yield the names and options of the comparisons of a task; a list of values makes a comparison per value."""
     options = {"task": "agreement", **common, **{name: value for name, value in task.items() if name not in _OF_TASK}}
     lists = {name: value for name, value in options.items() if isinstance(value, list)}
     if empty := [name for name, values in lists.items() if not values]:
@@ -289,17 +285,18 @@ def _expanded(task: Mapping[str, Any], common: Mapping[str, Any], where: str) ->
 
 
 def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
-    made = list[Scoring]()
+    scorings = list[Scoring]()
     for entry in entries:
         split = one_of("split", entry.get("split", "validation"), ("validation", "test"))
-        given = mapping(entry.get("classes"), "`classes`")
-        words = [*(entry.get("classes") or ()), *given.values()]
+        classes = mapping(entry.get("classes"), "`classes`")
+        words = [*(entry.get("classes") or ()), *classes.values()]
         _check(not any(isinstance(word, bool) for word in words), "classes", "words, no and yes in quotes", words)
-        classes = {theirs: str(ours) for theirs, ours in given.items()}
+        classes = {label: str(name) for label, name in classes.items()}
         if (length := entry.get("max_length")) is not None:
             whole_number("max_length", length, least=4)
         data = entry.get("task"), entry.get("data_dir")
-        made.append(Scoring(Scoring.usual_name(entry), *data, split, classes, length))
-        if made[-1].file in (item.file for item in made[:-1]):
-            raise InputError(f"Expected names in `score_on` that make different files, got {made[-1].file} twice.")
-    return made
+        scoring = Scoring(Scoring.usual_name(entry), *data, split, classes, length)
+        if scoring.file in (earlier.file for earlier in scorings):
+            raise InputError(f"Expected names in `score_on` that make different files, got {scoring.file} twice.")
+        scorings.append(scoring)
+    return scorings

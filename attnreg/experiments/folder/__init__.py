@@ -1,1 +1,1 @@
-"""What a run folder holds: how it is written, and read."""
+"""The files of a run folder: how they are written, and read."""

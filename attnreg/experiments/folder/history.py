@@ -24,15 +24,15 @@ class History:
     step: int = 0  #: number of optimizer steps so far.
     seconds: float = 0.0  #: time of training and evaluation, including the time before a resume.
     training_seconds: float = 0.0  #: time of training steps only, and of fitting a linear head before them.
-    #: CPU time of these, which other work on the machine does not change much.
+    #: CPU time of the same work, which other programs hardly change.
     training_cpu_seconds: float = 0.0
     peak_memory: int = 0  #: in bytes; see :func:`attnreg.experiments.setup.device.peak_memory`.
     evaluations: list[dict[str, Any]] = field(default_factory=list)  #: one record per network and epoch.
-    # What follows is known once training has finished.
+    # The fields below are known once training has finished.
     #: drop rate per attention site, mean over the steps in which the provider was active.
     drop_rates: dict[str, float] = field(default_factory=dict)
-    active_steps: int = 0  #: number of those steps.
-    #: how often each event happened, such as ``"winner: attacker"``.
+    active_steps: int = 0  #: number of steps in which the provider was active.
+    #: how often an event happened, by event, such as ``"winner: attacker"``.
     events: dict[str, int] = field(default_factory=dict)
     returned: str = ""  #: name of the network that is returned.
     collapsed: bool = False  #: whether the returned network predicts the same class for all dev rows.
@@ -56,7 +56,7 @@ def rank(score: float) -> float:
 def training_losses(lines: Sequence[Record], evaluations: Sequence[Record]) -> list[float | None]:
     """Return the mean training loss of the steps from one evaluation to the next; ``None`` where none was logged.
 
-    Lines are those of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
+    The lines are of ``telemetry.jsonl``, whose ``loss`` is the mean over the steps since the last line.
     """
     spans = zip(pairwise([0, *(line["step"] for line in lines)]), lines, strict=True)
     logged = [(end, line["loss"], end - begin) for (begin, end), line in spans if "loss" in line]
@@ -96,7 +96,7 @@ class Selection:
         return best_of(records, self.key) if self.returns_best else records[-1]
 
     def note(self, records: Sequence[Record], network: nn.Module) -> bool:
-        """Whether the network that was just evaluated is the one to return so far; keep the weights of a best one."""
+        """Whether the network of the last record is the one to return so far; if it is the best, keep its weights."""
         is_returned = self.returned(records) is records[-1]
         if is_returned and self.returns_best:
             from attnreg.sharding import whole_state  # late: it imports torch

@@ -127,8 +127,8 @@ class RunReader:
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            what = "the run's options in" if name == "config.json" else "a JSON object from"
-            raise InputError(f"Cannot read {what} {path}: {error}.") from error
+            content = "the run's options in" if name == "config.json" else "a JSON object from"
+            raise InputError(f"Cannot read {content} {path}: {error}.") from error
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / name
@@ -140,7 +140,7 @@ class RunReader:
             raise InputError(f"Cannot read {path} as JSON: {error}.") from error
 
 
-# What a run leaves if it fails before its first checkpoint; there is nothing to lose.
+# The files of a run that failed before its first checkpoint: none of them must be kept.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
 
 
@@ -156,10 +156,10 @@ class RunFolder:
             names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
             if self.path.is_file() or names - (set() if self.begun else _UNBEGUN):
                 reader = RunReader(self.path)
-                again = ", or pass --resume to continue its run (of a finished one: to print its report)"
+                advice = ", or pass --resume to continue its run (of a finished one: to print its report)"
                 raise InputError(
                     f"Expected --output-dir to be new or empty, got {self.path}: choose another folder"
-                    f"{again * (reader.resumable or reader.finished)}."
+                    f"{advice * (reader.resumable or reader.finished)}."
                 )
             return
         if not (self.path / "config.json").is_file():
@@ -167,7 +167,7 @@ class RunFolder:
         check_same(self.path, settings)
 
     def create(self, settings: Settings, parameters: Mapping[str, int], max_length: int, steps: int) -> None:
-        """Write ``config.json``, with the numbers of the model's parameters, of those that train, and of steps."""
+        """Write ``config.json``, with the numbers of parameters, of trainable parameters and of steps."""
         if self.writer:
             version = {"attnreg": __version__, "content": settings.content()}
             length = {"max_length": max_length, "default_max_length": settings.max_length is None}
@@ -193,8 +193,8 @@ class RunFolder:
         except ConnectionError:  # from a tracker, or a pipe whose reader has gone
             raise
         except (OSError, SafetensorError) as error:
-            what = f"Cannot write the run's files: {error}. {self.last_good()}"
-            raise StoppedError(what, can_go_on=RunReader(self.path).resumable) from error
+            message = f"Cannot write the run's files: {error}. {self.last_good()}"
+            raise StoppedError(message, can_go_on=RunReader(self.path).resumable) from error
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""
@@ -213,8 +213,8 @@ class RunFolder:
     def last_good(self) -> str:
         """Return a sentence that names the last checkpoint."""
         steps = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
-        good = f"The last good checkpoint (step {max(steps, default=0)}) is in {self.checkpoints}."
-        return good if steps else "The run has no checkpoint yet."
+        sentence = f"The last good checkpoint (step {max(steps, default=0)}) is in {self.checkpoints}."
+        return sentence if steps else "The run has no checkpoint yet."
 
     @property
     def begun(self) -> bool:
@@ -223,9 +223,10 @@ class RunFolder:
 
     @property
     def without_checkpoint_yet(self) -> bool:
-        """Whether no checkpoint is lost: the run ended before one could follow its first evaluation."""
-        lost = (self.path / "predictions.jsonl").is_file() or len({*re.findall(r'"step": \d+', self._evaluated)}) > 1
-        return not lost and not RunReader(self.path).resumable
+        """Whether no checkpoint is missing: the run ended before it could write one after its first evaluation."""
+        steps = {*re.findall(r'"step": \d+', self._evaluated)}
+        is_missing = len(steps) > 1 or (self.path / "predictions.jsonl").is_file()
+        return not is_missing and not RunReader(self.path).resumable
 
     @property
     def _evaluated(self) -> str:
@@ -242,7 +243,7 @@ class RunFolder:
             write_text(self.path / name, text)
 
     def write_outcome(self, result: Mapping[str, Any], predictions: Iterable[Mapping[str, Any]]) -> None:
-        """Write the checksums, then ``predictions.jsonl``, then ``result.json``, each atomically."""
+        """Write the checksums, then ``predictions.jsonl``, then ``result.json``, all atomically."""
         rows = "".join(json.dumps(record) + "\n" for record in predictions)
         texts = {"predictions.jsonl": rows, "result.json": json.dumps(result, indent=2) + "\n"}
         lines = (self.path / f"{name}.jsonl" for name in ("metrics", "telemetry"))
@@ -251,7 +252,7 @@ class RunFolder:
             self.write_text(name, text)
 
     def keep_lines(self, **counts: int) -> None:
-        """Keep only the first ``count`` lines of each ``NAME.jsonl``; the run is about to repeat the rest."""
+        """Keep only the first ``count`` lines of every ``NAME.jsonl``; the run is about to repeat the other lines."""
         for name, count in counts.items():
             file = self.path / f"{name}.jsonl"
             if file.is_file():
@@ -266,16 +267,16 @@ class RunFolder:
         weights = whole_state(model, model) if is_sharded(model) else None
         if not self.writer:
             return
-        with replaced_folder(self.path / "model") as new:
-            save_model(model, new, weights)
-            tokenizer.save_pretrained(new)
+        with replaced_folder(self.path / "model") as folder:
+            save_model(model, folder, weights)
+            tokenizer.save_pretrained(folder)
         if provider is not None:
             provider.save_pretrained(self.path / "provider")
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """The folder of a comparison, a search or a fit (its ``kind``): a JSON ``file`` says what it was made with."""
+    """The folder of a comparison, a search or a fit (its ``kind``): a JSON ``file`` holds its settings."""
 
     path: Path
     kind: str
@@ -283,9 +284,9 @@ class OutputFolder:
 
     @property
     def has_other_files(self) -> bool:
-        """Whether the folder holds files, but nothing of this kind."""
-        held = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        return bool(held - {LOCK}) and self.file not in held
+        """Whether the folder holds files, but none of this kind."""
+        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        return bool(names - {LOCK}) and self.file not in names
 
     def check(self) -> None:
         """Refuse a folder that holds other files."""
@@ -293,7 +294,7 @@ class OutputFolder:
             raise InputError(f"--output-dir {self.path} holds files but no {self.kind}: choose another folder.")
 
     def read(self) -> dict[str, Any]:
-        """Return what the folder was made with; empty for a new folder."""
+        """Return the saved settings; empty for a new folder."""
         path = self.path / self.file
         try:
             return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
@@ -301,7 +302,7 @@ class OutputFolder:
             raise InputError(f"Cannot read the {self.kind} from {path}: {error!r}.") from error
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Write down what the folder is made with."""
+        """Save the settings."""
         write_text(self.path / self.file, json.dumps(content, indent=2))
 
     def locked(self) -> AbstractContextManager[None]:
@@ -310,39 +311,39 @@ class OutputFolder:
         return locked(self.path, busy)
 
 
-def fresh(settings: Settings) -> tuple[Settings, str | None]:
+def in_free_folder(settings: Settings) -> tuple[Settings, str | None]:
     """Return the settings with the first folder of ``NAME``, ``NAME-2`` … that holds no run with other options.
 
-    Also return a sentence if the folder is another one than theirs. To resume, the folder must hold the same run.
+    Also return a sentence if that is not their folder. A run that resumes needs a folder with the same run.
     """
 
-    def others_in(folder: Path) -> str | None:
+    def other_options(folder: Path) -> str | None:
         reader = RunReader(folder)
         return ", ".join(settings.differences(reader.config).values()) if reader.kept else None
 
-    path, note = free_folder(settings.output_dir, "a run", others_in)
+    path, note = free_folder(settings.output_dir, "a run", other_options)
     if settings.resume and not path.exists():
         return settings, None
     return replace(settings, output_dir=path), note
 
 
-def free_folder(path: Path, held: str, others_in: Callable[[Path], str | None]) -> tuple[Path, str | None]:
+def free_folder(path: Path, content: str, differences: Callable[[Path], str | None]) -> tuple[Path, str | None]:
     """Return the first folder of ``NAME``, ``NAME-2`` … without other options, and a sentence if it is not the first.
 
-    ``others_in`` returns the other options with which what is ``held`` in a folder was made, if any.
+    ``differences`` returns the options in which the ``content`` of a folder, such as "a run", differs, if any.
     """
-    if not (others := others_in(path)):
+    if not (options := differences(path)):
         return path, None
-    names = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    free = next(name for name in names if not others_in(name))
-    return free, f"{path} holds {held} with {others}: saving to {free}."
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    free = next(folder for folder in numbered if not differences(folder))
+    return free, f"{path} holds {content} with {options}: saving to {free}."
 
 
 def check_same(folder: Path, settings: Settings) -> None:
-    """Refuse a run that was started with other options, or if its data or files have changed since."""
+    """Refuse a run that was started with other options, or whose data or files have changed since."""
     config = RunReader(folder).config
-    if others := ", ".join(settings.differences(config).values()):
-        wanted = f"repeat it with {others}, or choose another --output-dir"
-        raise InputError(f"The run in {folder} was started with other options: {wanted}.")
-    if new := " and ".join(changed(settings.content(), config)):
-        raise InputError(f"Since the run in {folder} was started, {new} changed: choose another --output-dir.")
+    if options := ", ".join(settings.differences(config).values()):
+        advice = f"repeat it with {options}, or choose another --output-dir"
+        raise InputError(f"The run in {folder} was started with other options: {advice}.")
+    if changes := " and ".join(changed(settings.content(), config)):
+        raise InputError(f"Since the run in {folder} was started, {changes} changed: choose another --output-dir.")

@@ -1,1 +1,1 @@
-"""What a run ends with: evaluations, its report and card, plots, and scores of a saved model."""
+"""The results of a run: evaluations, its report and card, plots, and scores of a saved model."""

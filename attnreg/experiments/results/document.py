@@ -1,4 +1,4 @@
-"""Blocks of a report: on the screen, as Markdown, and that as one HTML page with its pictures."""
+"""Blocks of a report: on the screen, as Markdown, and as one HTML page with its pictures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Code(str):
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the columns in ``texts`` are aligned left, others are numbers and aligned right."""
+    """A table; the columns in ``texts`` are aligned left; the others are numbers, aligned right."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -64,7 +64,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, str]], texts: Collection[int] = (0,)) -> Table:
-        """Return a table of rows by column; what a row lacks is "none"."""
+        """Return a table of rows by column; a missing cell is "none"."""
         header = list(dict.fromkeys(column for row in rows for column in row))
         return cls(header, [[row.get(column, "none") for column in header] for row in rows], texts)
 
@@ -137,7 +137,7 @@ def print_table(console: Console, table: Table, title: str | None = None) -> Non
 
 
 def say(console: Console, *texts: str | Table) -> None:
-    """Print each text as one line, as it is, and each table."""
+    """Print texts, each as one unchanged line, and tables."""
     for text in texts:
         if isinstance(text, Table):
             print_table(console, text)
@@ -159,21 +159,21 @@ def save(blocks: Sequence[Block], folder: Path) -> None:
         write_text(folder / name, content)
 
 
-def with_predictions(row: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with what was predicted; raise if it has a column of that name."""
-    if taken := [name for name in made if name in row]:
-        raise InputError(f"The rows have a column {taken[0]!r}, which the predictions would have: rename it.")
-    return {**row, **made}
+def with_predictions(row: Mapping[str, Any], predictions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its predictions; raise if it has a column of such a name."""
+    if repeated := [name for name in predictions if name in row]:
+        raise InputError(f"The rows have a column {repeated[0]!r}, which the predictions would have: rename it.")
+    return {**row, **predictions}
 
 
 def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows to a ``.jsonl`` or ``.csv`` file, in which lists and objects are JSON; what a row lacks is empty."""
+    """Write rows to a ``.jsonl`` or ``.csv`` file, with lists and objects as JSON; a missing value is empty."""
     to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
     if path.suffix == ".jsonl":
         write_text(path, "".join(to_json(row) + "\n" for row in rows))
         return
     ends_lines = any(isinstance(value, str) and "\r" in value for row in rows for value in row.values())
-    quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which leaves a lone carriage return bare
+    quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which does not quote a lone carriage return
     writer = csv.writer(text := io.StringIO(), lineterminator="\n", quoting=quoting)
     writer.writerow(columns := list(dict.fromkeys(name for row in rows for name in row)))
     for row in rows:

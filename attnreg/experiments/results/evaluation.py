@@ -20,7 +20,7 @@ class Predictions(NamedTuple):
     """A network's predictions on labelled rows."""
 
     loss: float | None  #: mean over labelled rows, words or tokens; ``None`` if the network returns no loss
-    records: list[Record]  #: of each row: ``label``, ``prediction`` and further values of the kind of task
+    records: list[Record]  #: of every row: ``label``, ``prediction`` and further values of the kind of task
 
 
 @torch.no_grad()
@@ -29,8 +29,8 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
     rank, processes = (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     training = network.training
     network.eval()
-    mine = []
-    # Each process makes the same number of passes, the last one in vain if need be: sharded, they need each other.
+    local = []
+    # Every process makes as many passes, the last one perhaps in vain, because the passes of sharded models need all.
     for number in range(rank, -(-len(labelled.batches) // processes) * processes, processes):
         batch = labelled.batches[number % len(labelled.batches)]
         if kind.reading is None:
@@ -41,10 +41,10 @@ def predict(network: nn.Module, labelled: Labelled, kind: Kind, accelerator: Acc
         loss = float(output.loss) * weight if weight else 0.0
         answers = kind.answers(network, batch, output)
         if number < len(labelled.batches):
-            mine.append((number, loss, weight, answers))
+            local.append((number, loss, weight, answers))
     network.train(training)
-    shared = mine if processes == 1 else sorted(gather_object(mine), key=itemgetter(0))
-    _, losses, weights, parts = zip(*shared, strict=True)
+    gathered = local if processes == 1 else sorted(gather_object(local), key=itemgetter(0))
+    _, losses, weights, parts = zip(*gathered, strict=True)
     by_row = dict(zip(labelled.order, (answer for part in parts for answer in part), strict=True))
     records = kind.records([by_row[row] for row in range(len(by_row))], labelled.references)
     return Predictions(sum(losses) / sum(weights) if sum(weights) else None, records)
@@ -59,7 +59,7 @@ def evaluate(
         network: returns ``logits``, and ``loss`` when it is given labels.
         labelled: the rows.
         kind: the kind of task.
-        accelerator: splits the rows over its processes. All of them must call this function with the same rows.
+        accelerator: splits the rows over its processes, which must all call this function with the same rows.
 
     Returns:
         The metrics by name, and ``"loss"`` (mean over labels) if the network returns one.

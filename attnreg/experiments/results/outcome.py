@@ -1,4 +1,4 @@
-"""What a run ends with: ``result.json``, ``predictions.jsonl`` and the report."""
+"""The end of a run: ``result.json``, ``predictions.jsonl`` and the report."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
     ``result.json`` is written last: a run folder that has it has finished training.
     """
     kind = run.kind
-    some = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
+    train = run.train_rows.select(range(kind.divided(run.train_rows, min(kind.scored_train_rows, len(run.train_rows)))))
     dev = predict(method.model, run.dev, kind, run.accelerator)
     further = evaluate_all(method.model, run.further, kind, run.accelerator)
     history.collapsed = collapsed(dev.records)
-    history.trivial = _trivial_scores(run, some)
+    history.trivial = _trivial_scores(run, train)
     settings, selection, records = run.settings, run.selection(), history.of(method.returned_name)
     returned = selection.returned(records)["epoch"]
     result: dict[str, Any] = {
@@ -53,8 +53,8 @@ def conclude(method: TrainingMethod, run: Setup, history: History) -> None:
             **further,
             "calibration_error": kind.calibration_error(dev.records),
         },
-        "train": evaluate(method.model, run.labelled(some), kind, run.accelerator),
-        "train_rows_scored": len(some),
+        "train": evaluate(method.model, run.labelled(train), kind, run.accelerator),
+        "train_rows_scored": len(train),
         "classes": list(run.task.labels),
         **{name: getattr(history, name) for name in _OF_HISTORY},
         "acted": None if method.provider is None else history.active_steps > 0,
@@ -100,7 +100,7 @@ def _commit() -> dict[str, str]:
 
 
 def _trivial_scores(run: Setup, scored_train: Any) -> dict[str, Any] | None:
-    """Score the prediction that suits most training rows, made for every row; ``None`` if the kind has none."""
+    """Score the prediction that suits most training rows as the answer of all rows; ``None`` if the kind has none."""
     if (trivial := run.kind.trivial(run.train_rows[REFERENCE][:])) is None:
         return None
     name, answer = trivial
@@ -121,7 +121,7 @@ def tables_of(run: Setup, history: History, plain: tuple[Setup, History] | None)
 
 
 def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Table:
-    """Return the scores of each network, of plain fine-tuning and of the trivial predictor."""
+    """Return the scores of all networks, of plain fine-tuning and of the trivial predictor."""
     metric = run.task.metric
     networks = dict.fromkeys(record["network"] for record in history.evaluations)
     entries = [(name if len(networks) > 1 else run.settings.recipe, run, history, name) for name in networks]
@@ -131,16 +131,16 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
     for name, its_run, its_history, network in entries:
         records = its_history.of(network)
         best, last = best_of(records, metric), records[-1]
-        scored: Mapping[str, Any] = last
+        reported: Mapping[str, Any] = last
         # AttendOut's other network stops when the game ends.
         ended = f"{last[metric]:.4f}" + (f" (epoch {last['epoch']})" if last["epoch"] != its_run.epochs else "")
         row = {"network": name}
         if run.settings.stop_on is not None:
-            is_returned = network == its_history.returned  # or it is the other one of a game
+            is_returned = network == its_history.returned  # or it is the other network of a game
             if is_returned:
-                scored = its_run.selection().returned(records)
-            row["returned epoch"] = _at(scored, metric) if is_returned else "not returned"
-        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{scored['loss']:.4f}"}
+                reported = its_run.selection().returned(records)
+            row["returned epoch"] = _at(reported, metric) if is_returned else "not returned"
+        row |= {"last epoch": ended, "best epoch": _at(best, metric), "loss": f"{reported['loss']:.4f}"}
         rows.append({**row, "training rows": str(len(its_run.train_rows)), "time (s)": f"{its_history.seconds:.0f}"})
     if (trivial := history.trivial) is not None:
         score, size = f"{trivial['dev'][metric]:.4f}", str(len(run.train_rows))
@@ -149,17 +149,17 @@ def _scores(run: Setup, history: History, plain: tuple[Setup, History] | None) -
 
 
 def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) -> Iterator[str]:
-    """Say what the tables do not, after the recipe's notes."""
+    """Yield the sentences of a report that the tables do not tell, after the recipe's notes."""
     settings = run.settings
     if history.drop_rates or (run.folder.path / "provider").is_dir():
         yield _activity(history)
-    if played := rounds_played(history.events):
-        yield played
+    if rounds := rounds_played(history.events):
+        yield rounds
     if history.collapsed:
         yield COLLAPSED.format("the network") + "."
     if settings.stop_on is None:
-        whose = "network" if history.returned == "model" else f"{history.returned}'s network"
-        yield f"The {whose} of the last epoch ({history.epoch}) is returned, scored and saved."
+        owner = "network" if history.returned == "model" else f"{history.returned}'s network"
+        yield f"The {owner} of the last epoch ({history.epoch}) is returned, scored and saved."
     else:
         yield _stopped(run, history)
         if plain is not None:
@@ -188,11 +188,11 @@ def _stopped(run: Setup, history: History) -> str:
     rows = f"{run.scored_on} rows" if run.stopping is None else f"{len(run.stopping.references)} rows held out of train"
     if run.selection().is_over(records):
         after = f"{patience} evaluations" if patience != 1 else "1 evaluation"
-        end = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
+        sentence = f"Stopped after epoch {history.epoch} of {run.epochs}: no better score on {rows} in {after}."
     else:
-        end = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
+        sentence = f"Trained for all {run.epochs} epochs, with the best score on {rows} in epoch {best}."
     returned = run.selection().returned(records)["epoch"]
-    return f"{end} The network of epoch {returned} is returned, scored and saved."
+    return f"{sentence} The network of epoch {returned} is returned, scored and saved."
 
 
 def _activity(history: History) -> str:
@@ -200,13 +200,13 @@ def _activity(history: History) -> str:
     if not history.active_steps:
         return "The regularizer was never active: nothing was dropped in any step."
     active = f"The regularizer was active in {history.active_steps} of {history.step} steps"
-    if not (dropping := that_drop(history.drop_rates)):
+    if not (dropping := positive_rates(history.drop_rates)):
         return f"{active} and dropped nothing."
     return f"{active} and dropped {fmean(dropping):.1%} in {len(dropping)} of {len(history.drop_rates)} sites."
 
 
-def that_drop(rates: Mapping[str, float]) -> list[float]:
-    """Return the rates of the sites that drop anything; others, such as those of noise, do so by design."""
+def positive_rates(rates: Mapping[str, float]) -> list[float]:
+    """Return the rates of the sites that drop anything; other sites, such as of noise, never do, by design."""
     return [rate for rate in rates.values() if rate > 0]
 
 

@@ -37,8 +37,8 @@ from attnreg.experiments.tasks.task import Task
 class SavedModel:
     """The network that a finished run returned, to use on other data.
 
-    Options that are ``None`` are the run's: ``task`` and what else defines one, the data if the task is the run's,
-    and the maximum length.
+    An option that is ``None`` is the run's: ``task`` and the other options of a task, the data if the task is the
+    run's, and the maximum length.
     """
 
     run: Path
@@ -56,50 +56,50 @@ class SavedModel:
                 f"Expected a {of_run.kind} task for the model of {run}, got {self._task.name!r} ({self._task.kind})."
             )
         self._classes = _classes(run / "model") if kind_class(of_run.kind).has_classes else ()
-        self._own_folder = self._config.get("data_dir") if self._task.name == of_run.name else None
-        self._folder = self._own_folder if self.data_dir is None else self.data_dir
+        self._run_data = self._config.get("data_dir") if self._task.name == of_run.name else None
+        self._folder = self._run_data if self.data_dir is None else self.data_dir
         if self.data_dir is None and self._folder is not None:
             if WHOLE in names_in(of_run, Path(self._folder)).values():
                 raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
-            now, here = checksum(self._folder), absolute(self._folder)
-            if self._config.get("content", {}).get("data", now) != now:
-                warnings.warn(f"Files in {here} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
-        self._place = choose_device(self.device)
+            content, folder = checksum(self._folder), absolute(self._folder)
+            if self._config.get("content", {}).get("data", content) != content:
+                warnings.warn(f"Files in {folder} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
+        self._device = choose_device(self.device)
 
     def score(
         self, split: str = "validation", name: str | None = None, classes: Mapping[str, str] | None = None
     ) -> tuple[Path, dict[str, Any]]:
         """Score the network and write the scores to the run's ``evaluations``; return the file and its content.
 
-        The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` is that of the written
-        file, without suffix; ``classes`` are other names for classes of the data, by their labels there.
+        The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` names the written
+        file, without suffix; ``classes`` maps labels of the data to classes of the model.
         """
         folder = self._folder
-        # Evaluation needs no training split; the classes come from the model, and integers in other data are not
-        # their numbers, because who wrote them knows no order of these.
+        # Evaluation needs no training split. The classes come from the model; integers in other data do not number
+        # them, because the authors of the data do not know the order of the model's classes.
         labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
-        wanted = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
-        task, splits = load_data(wanted, folder, needs_validation=split == "validation", classes=classes)
-        rows_of = "validation" if split not in splits and _is_validation(split, task, folder) else split
-        if rows_of not in splits:
+        scored_task = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
+        task, splits = load_data(scored_task, folder, needs_validation=split == "validation", classes=classes)
+        rows_split = "validation" if split not in splits and _is_validation(split, task, folder) else split
+        if rows_split not in splits:
             raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
         model, kind = self._load(task)
-        where = "" if folder is None else f" of {Path(folder).name}"
-        sets = {"": self._batches(kind, splits[rows_of], f"{split} inputs{where}")}
-        for further in task.validation[1:] if split == "validation" else ():
-            if further in splits:
-                rows = self._batches(kind, splits[further], f"{further} inputs{where}")
-                sets[further.removeprefix("validation_")] = rows
-        what: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
-        given = {option: value for option, value in self.options.items() if value is not None and option != "task"}
-        what |= {"max_length": kind.max_length, "renamed": dict(classes or {}), "options": given}
-        path = _place(self.run / "evaluations", what, name, absolute(self._own_folder))
-        asked = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
+        suffix = "" if folder is None else f" of {Path(folder).name}"
+        sets = {"": self._batches(kind, splits[rows_split], f"{split} inputs{suffix}")}
+        for extra in task.validation[1:] if split == "validation" else ():
+            if extra in splits:
+                rows = self._batches(kind, splits[extra], f"{extra} inputs{suffix}")
+                sets[extra.removeprefix("validation_")] = rows
+        evaluation: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
+        options = {option: value for option, value in self.options.items() if value is not None and option != "task"}
+        evaluation |= {"max_length": kind.max_length, "renamed": dict(classes or {}), "options": options}
+        path = _file(self.run / "evaluations", evaluation, name, absolute(self._run_data))
+        arguments = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
-            **what,
+            **evaluation,
             "network": RunReader(self.run).result["returned"],
-            "request": request(self.options, **asked),
-            "rows": len(splits[rows_of] if kind.has_windows else sets[""].references),
+            "request": request(self.options, **arguments),
+            "rows": len(splits[rows_split] if kind.has_windows else sets[""].references),
             "metrics": evaluate_all(model, sets, kind),
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
         }
@@ -108,23 +108,23 @@ class SavedModel:
         return path, result
 
     def predict(self, split: str = "test") -> list[dict[str, Any]]:
-        """Return the rows, without labels, each with a class name or number as ``"prediction"``."""
+        """Return the rows, without labels, with a class name or number as ``"prediction"``."""
         task = replace(self._task, labels=self._task.labels or self._classes)
         cls = kind_class(task.kind)
         if cls.reads_images or not (cls.one_class_per_row or cls.one_number_per_row) or len(task.choices) == 1:
             form = " with all choices in one column" if task.choices else ""
             raise InputError(
-                f"`attnreg predict` is for texts with one class or number each, and {task.name} is a {task.kind} "
+                f"`attnreg predict` is for texts with one class or number per text, and {task.name} is a {task.kind} "
                 f"task{form}."
             )
         rows = load_inputs(task, split, self._folder)
         model, kind = self._load(task)
         records = predict(model, self._batches(kind, rows, "inputs"), kind).records
         predictions = [record["prediction"] for record in records]
-        named = [task.labels[number] for number in predictions] if cls.has_classes else predictions
-        given = rows.remove_columns(task.label).to_list()
-        given = [{name: None if x != x else x for name, x in row.items()} for row in given]  # JSON has no NaN
-        return [with_predictions(row, {"prediction": answer}) for row, answer in zip(given, named, strict=True)]
+        answers = [task.labels[number] for number in predictions] if cls.has_classes else predictions
+        inputs = rows.remove_columns(task.label).to_list()
+        inputs = [{name: None if x != x else x for name, x in row.items()} for row in inputs]  # JSON has no NaN
+        return [with_predictions(row, {"prediction": answer}) for row, answer in zip(inputs, answers, strict=True)]
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
         """Load the model, and the kind that encodes the rows of a task for it."""
@@ -132,17 +132,17 @@ class SavedModel:
         if not RunReader(self.run).finished:
             raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
         reading = None if classes == task.labels else reading_of(classes, task)
-        model, tokenizer, new, _ = load_pretrained(replace(task, labels=classes), str(folder))
-        if new:
-            raise InputError(f"The model in {folder} lacks weights: {', '.join(sorted(new)[:5])}. Repeat the run.")
+        model, tokenizer, missing, _ = load_pretrained(replace(task, labels=classes), str(folder))
+        if missing:
+            raise InputError(f"The model in {folder} lacks weights: {', '.join(sorted(missing)[:5])}. Repeat the run.")
         length = longest_input(model, self.max_length, self._config["max_length"])
-        return model.to(self._place), kind_class(task.kind)(task, tokenizer, length, reading)
+        return model.to(self._device), kind_class(task.kind)(task, tokenizer, length, reading)
 
     def _batches(self, kind: Kind, rows: Dataset, name: str) -> Labelled:
-        """Encode rows; warn, by this name of them, of what the model will not see."""
+        """Encode rows; warn, with this name of the rows, of inputs that the model does not see in full."""
         for sentence in input_warnings(kind, rows, name):
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
-        return to_score(kind.encode(rows), self.batch_size, kind, self._place)
+        return to_score(kind.encode(rows), self.batch_size, kind, self._device)
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
-    kept = config if name == config["task"] else {}
-    return choose_task(name, **{option: options.get(option) or kept.get(option) for option in TASK_OPTIONS})
+    run_options = config if name == config["task"] else {}
+    return choose_task(name, **{option: options.get(option) or run_options.get(option) for option in TASK_OPTIONS})
 
 
 def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
@@ -181,37 +181,37 @@ def _classes(model: Path) -> tuple[str, ...]:
         raise InputError(f"Cannot read the class names in {model / 'config.json'}: {error!r}.") from error
 
 
-def _place(folder: Path, what: Mapping[str, Any], name: str | None, own_folder: str | None) -> Path:
-    """Choose the file of an evaluation, so that only the same evaluation, made again, replaces it."""
+def _file(folder: Path, evaluation: Mapping[str, Any], name: str | None, run_data: str | None) -> Path:
+    """Choose the file of an evaluation, so that only a repetition of the same evaluation replaces it."""
     if name is not None:
         if Path(name).name != name or name in ("", ".", ".."):
             raise InputError(f"Expected --name to be a file name, got {name!r}.")
-        if not _may_be_in(path := folder / f"{name}.json", what):
+        if not _may_be_in(path := folder / f"{name}.json", evaluation):
             raise InputError(f"{path} is the evaluation of other data, or with other options: choose another name.")
         return path
-    other = "" if what["data_dir"] in (None, own_folder) else Path(what["data_dir"]).name
-    usual = {"", what["task"], "validation"}
-    words = "-".join([what["task"], *(part for part in (other, what["split"]) if part not in usual)])
-    mark = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]  # another folder of the same name, say
+    data_dir, task = evaluation["data_dir"], evaluation["task"]
+    parts = ("" if data_dir in (None, run_data) else Path(data_dir).name, evaluation["split"])
+    words = "-".join([task, *(part for part in parts if part not in ("", task, "validation"))])
+    mark = hashlib.sha256(json.dumps(evaluation).encode()).hexdigest()[:8]  # such as of another folder of the same name
     path = folder / f"{words}.json"
-    return path if _may_be_in(path, what) else folder / f"{words}-{mark}.json"
+    return path if _may_be_in(path, evaluation) else folder / f"{words}-{mark}.json"
 
 
-def _may_be_in(path: Path, what: Mapping[str, Any]) -> bool:
-    """Whether a file holds an evaluation of the same data, or none."""
+def _may_be_in(path: Path, evaluation: Mapping[str, Any]) -> bool:
+    """Whether a file holds the same evaluation, or does not exist."""
     try:
-        written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else what
-        return what.items() <= {"renamed": {}, "options": {}, **written}.items()  # as earlier versions write them
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else evaluation
+        return evaluation.items() <= {"renamed": {}, "options": {}, **saved}.items()  # which earlier versions left out
     except (OSError, ValueError, TypeError):
         return False
 
 
-def request(options: Mapping[str, str | None], **asked: Any) -> dict[str, Any]:
-    """Return the request to score a model, for the file of the scores."""
-    given = {name: value for name, value in options.items() if value is not None}
-    folder, classes = absolute(asked["data_dir"]), dict(asked["classes"] or {})
+def request(options: Mapping[str, str | None], **arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call that scores a model, for the file of the scores."""
+    typed = {name: value for name, value in options.items() if value is not None}
+    folder, classes = absolute(arguments["data_dir"]), dict(arguments["classes"] or {})
     content = None if folder is None else checksum(folder)
-    return {"options": given, **asked, "data_dir": folder, "classes": classes, "content": content}
+    return {"options": typed, **arguments, "data_dir": folder, "classes": classes, "content": content}
 
 
 def absolute(folder: str | None) -> str | None:

@@ -16,7 +16,7 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError, StoppedError, UsageError, did_you_mean
-from attnreg.experiments.folder.run_folder import RunFolder, fresh
+from attnreg.experiments.folder.run_folder import RunFolder, in_free_folder
 from attnreg.experiments.options.files import find_recipe, load_file
 from attnreg.experiments.options.option import (
     NEEDS,
@@ -35,8 +35,8 @@ from attnreg.experiments.tasks.loading.files import folder_with_data, names_of, 
 from attnreg.experiments.tasks.models.place import check_there
 
 # Trackers of accelerate, and their packages.
-_SAME = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
-_PACKAGES = {**{name: (name,) for name in _SAME}, "tensorboard": ("tensorboard", "tensorboardX")}  # of trackers
+_SAME_NAMES = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+_PACKAGES = {**{name: (name,) for name in _SAME_NAMES}, "tensorboard": ("tensorboard", "tensorboardX")}  # of trackers
 
 Excludes = Sequence[tuple[str, str] | tuple[str, str, str]]
 
@@ -45,14 +45,14 @@ class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
 
     check: Callable[[Settings], None] | None = None  #: of the settings, besides the types of the options
-    excludes: Excludes = ()  #: pairs of options that exclude each other, and shared options that the recipe excludes
+    excludes: Excludes = ()  #: pairs of options of which a run takes one, and shared options that the recipe refuses
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
         with self.make_context(self.name, list(args)) as context:
             return _settings(context.params)
 
-    def given(self, args: Sequence[str]) -> set[str]:
+    def typed(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
         with self.make_context(self.name, list(args)) as context:
             return {name for name in context.params if is_given(name)}
@@ -70,13 +70,13 @@ def recipe(
 
     Args:
         name: name of the recipe.
-        own: the options of this recipe alone, made by :func:`attnreg.experiments.option`; the function receives them
+        own: the options of this recipe alone, from :func:`attnreg.experiments.option`; the function receives them
             by name.
         task: default of ``--task``.
         defaults: other defaults of shared options, by name, such as ``{"epochs": 10}``.
         check: a function of the run's settings that raises an error if they make no sense together.
-        excludes: rows of an option and the reason why the recipe excludes it, or of two options that exclude each
-            other, and the reason.
+        excludes: rows of an option and the reason why the recipe refuses it, or of two options that cannot be
+            combined, and the reason.
 
     Returns:
         A decorator for a function that takes a :class:`attnreg.experiments.Run` and these options. The
@@ -95,7 +95,7 @@ def recipe(
         def callback(**options: Any) -> None:
             settings = _settings(options)
             check_paths(settings)
-            settings, note = fresh(settings)
+            settings, note = in_free_folder(settings)
             if note is not None and os.environ.get("RANK", "0") == "0":
                 click.echo(note, err=True)
             try:
@@ -125,16 +125,16 @@ def recipe(
 
 
 def check_paths(settings: Settings) -> None:
-    """Refuse trackers, data and models that are not there, before anything slow is imported."""
+    """Refuse trackers, data and models that do not exist, before slow imports."""
     check_trackers(settings.report_to)
     task = settings.chosen_task()
     if settings.data_dir is not None and not kind_class(task.kind).reads_images:
         folder_with_data(Path(settings.data_dir), names_of(task))
     elif settings.data_dir is None and task.hub is None and task.embedded is None:
         raise not_on_hub(task)
-    is_asked = settings.model is not None
-    if (model := settings.model or task.model) is not None and (is_asked or settings.data_dir is not None):
-        check_there(model, asked=is_asked)
+    is_typed = settings.model is not None
+    if (model := settings.model or task.model) is not None and (is_typed or settings.data_dir is not None):
+        check_there(model, asked=is_typed)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -142,15 +142,15 @@ def check_trackers(names: Sequence[str]) -> None:
     available = available_trackers() if names else []
     if missing := [name for name in names if name not in available]:
         raise InputError(
-            f"Expected --report-to to be an installed tracker ({', '.join(available) or 'none found'}), got "
+            f"Expected --report-to to be an installed tracker ({', '.join(available) or 'there is none'}), got "
             f"{', '.join(missing)}. Install its package.{did_you_mean(missing[0], available)}"
         )
 
 
 def available_trackers() -> list[str]:
     """Return the trackers that are installed; a folder such as ``wandb/``, which a tracker makes, is no package."""
-    specs = {name: [*map(find_spec, packages)] for name, packages in _PACKAGES.items()}
-    return sorted(name for name, some in specs.items() if any(spec is not None and spec.origin for spec in some))
+    specs_of = {name: [*map(find_spec, packages)] for name, packages in _PACKAGES.items()}
+    return sorted(name for name, specs in specs_of.items() if any(spec is not None and spec.origin for spec in specs))
 
 
 def load_command(name: str) -> RecipeCommand:
@@ -169,7 +169,7 @@ def _load_command(name: str, path: Path, real_path: Path, modified: int) -> Reci
     commands = [value for value in vars(module).values() if isinstance(value, RecipeCommand)]
     if len(commands) != 1:
         raise InputError(
-            f"{name} must define exactly one function under `@attnreg.experiments.recipe(...)`, found {len(commands)}."
+            f"{name} must define exactly one function under `@attnreg.experiments.recipe(...)`, got {len(commands)}."
         )
     return commands[0]
 
@@ -183,12 +183,12 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
         if isinstance(value, int) and value > LARGEST_WHOLE:
             raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
-    others = dict(options)
-    shared = {option.name: others.pop(option.name) for option in OPTIONS}
+    own = dict(options)
+    shared = {option.name: own.pop(option.name) for option in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
-        then = f"run `attnreg evaluate RUN --task {task.name}`"
-        raise UsageError(f"Task {task.name!r} is for evaluation only. Train on another task, then {then}.")
+        advice = f"run `attnreg evaluate RUN --task {task.name}`"
+        raise UsageError(f"Task {task.name!r} is for evaluation only. Train on another task, then {advice}.")
     if task.name == "custom" and shared["data_dir"] is None:
         raise UsageError("--task custom needs --data-dir.")
     shared["select"] = shared["select"] or ("last" if shared["patience"] is None else "best")
@@ -206,12 +206,12 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
     flags = {str(param.name): "/".join((param.opts[0], *param.secondary_opts[:1])) for param in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
-    settings = Settings(recipe=str(command.name), own=others, flags=flags, recipe_file=source, **shared)
+    settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
     if isinstance(command, RecipeCommand):
-        values = {**vars(settings), **others}
-        for name, why in (row for row in command.excludes if len(row) == 2):
+        values = {**vars(settings), **own}
+        for name, reason in (row for row in command.excludes if len(row) == 2):
             if is_set(name, values):
-                raise UsageError(f"Recipe {command.name} {why}: remove {settings.flag(name)}.")
+                raise UsageError(f"Recipe {command.name} {reason}: remove {settings.flag(name)}.")
         check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
         if command.check is not None:
             command.check(settings)

@@ -52,8 +52,8 @@ def plan_rounds(steps: int, round_steps: int | None = None) -> tuple[int, int]:
     """
     if steps < 1:
         raise UsageError("No step is left for the game: raise --game or --epochs, or lower --warmup.")
-    chosen = round_steps or max(1, min(LONGEST_ROUND, steps // ROUNDS))
-    return chosen, math.ceil(steps / chosen)
+    steps_per_round = round_steps or max(1, min(LONGEST_ROUND, steps // ROUNDS))
+    return steps_per_round, math.ceil(steps / steps_per_round)
 
 
 def too_few(rounds: int) -> str | None:
@@ -67,9 +67,9 @@ def too_few(rounds: int) -> str | None:
 
 
 def choose_reward_rows(run: Setup, data: RewardData, size: int, epochs: int) -> tuple[Any, str | None]:
-    """Choose the rows that the rounds of a run are scored on; held-out ones are so in these epochs.
+    """Choose the rows that the rounds of a run are scored on; held-out rows are held out in these epochs.
 
-    Returns the rows, ``None`` for those of the round itself, and a sentence for the report if the scores are biased.
+    Returns the rows, ``None`` for the rows of the round, and a sentence for the report if the scores are biased.
     """
     if data == "train":
         return None, None
@@ -87,7 +87,7 @@ def choose_reward_rows(run: Setup, data: RewardData, size: int, epochs: int) -> 
     run.further["unseen"] = run.labelled(shuffled.select(range(half, len(shuffled))))
     return shuffled.select(range(half)), (
         "Warning: rewards came from half of the dev set (--reward-data half-dev), so the dev scores are not held out. "
-        "Those of the other half begin with unseen_ in result.json."
+        "Scores of the other half begin with unseen_ in result.json."
     )
 
 
@@ -105,27 +105,27 @@ def rewards_from(run: Setup, rows: Any, text: str, round_steps: int) -> Rewards:
         return Rewards(batches, score, batches_per_round or max(1, round_steps // 2))
     fresh = round_steps if isinstance(fresh_rows, str) else fresh_rows
     if rows is None:
-        raise UsageError("`fresh_rows` in --rewards needs rows besides the round's own: change --reward-data.")
+        raise UsageError("`fresh_rows` in --rewards needs rows besides those of the round: change --reward-data.")
     if fresh > len(rows):
         raise UsageError(
             f"Expected `fresh_rows` in --rewards of at most {len(rows)}, the number of reward rows, got {fresh}."
         )
 
-    def drawn(number: int) -> Any:
+    def draw_batches(number: int) -> Any:
         generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + number)
         return run.rows_in_order(rows.select(torch.randperm(len(rows), generator=generator)[:fresh].tolist()))
 
-    return Rewards(drawn, score)
+    return Rewards(draw_batches, score)
 
 
 def metric_score(run: Setup) -> Score:
     """Return the task's first metric as a score."""
-    whole = run.kind.one_class_per_row
+    as_class = run.kind.one_class_per_row
 
     def metric(labels: list[float], predictions: list[float]) -> float:
         records = [
-            {"label": int(a) if whole else a, "prediction": int(b) if whole else b}
-            for a, b in zip(labels, predictions, strict=True)
+            {"label": int(label) if as_class else label, "prediction": int(answer) if as_class else answer}
+            for label, answer in zip(labels, predictions, strict=True)
         ]
         return run.kind.score(records)[run.task.metric]
 

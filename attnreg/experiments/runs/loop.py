@@ -21,7 +21,7 @@ from attnreg.errors import AsleepWarning, InputError, StoppedError, one_line
 from attnreg.experiments.folder.history import STOPPING, History, biased
 from attnreg.experiments.results.document import duration, say
 from attnreg.experiments.results.evaluation import evaluate_all
-from attnreg.experiments.results.outcome import conclude, that_drop
+from attnreg.experiments.results.outcome import conclude, positive_rates
 from attnreg.experiments.runs.stopping import (
     interruptible,
     read_state,
@@ -45,26 +45,26 @@ def fit(method: TrainingMethod, run: Setup) -> History:
 
     SIGINT (Ctrl-C) and SIGTERM end the run with a checkpoint after the current step.
     """
-    theirs = run.accelerator
-    plain = theirs.num_processes == 1 and theirs.mixed_precision == "no" and theirs.device.type == "cpu"
-    if method.accelerator is not theirs and not plain:
+    accelerator = run.accelerator
+    plain = accelerator.num_processes == 1 and accelerator.mixed_precision == "no" and accelerator.device.type == "cpu"
+    if method.accelerator is not accelerator and not plain:
         raise InputError(
             f"Expected {type(method).__name__} to be made with accelerator=run.accelerator and to return it as "
             f"`accelerator`, got {method.accelerator}: it would ignore the run's device, precision and processes."
         )
     for name, value in run.method_options.items():
         if getattr(method, name) != value:
-            shown = "run.loss_function" if name == "loss_function" else value
+            expected = "run.loss_function" if name == "loss_function" else value
             raise InputError(
-                f"Expected {type(method).__name__} to be made with {name}={shown} and to return it as `{name}`: it "
+                f"Expected {type(method).__name__} to be made with {name}={expected} and to return it as `{name}`: it "
                 f"would ignore {run.method_flags[name]}."
             )
     if method.provider is not None:
         run.remarks += effects(method.provider)
-        to_json(method.provider)  # raises now if the provider could not be saved after the first epoch
-        if why := asleep_for(method.provider, run.epochs):
-            run.asleep = why
-            warnings.warn(why, AsleepWarning, stacklevel=2)
+        to_json(method.provider)  # raises now, and not after the first epoch, if the provider cannot be saved
+        if reason := asleep_for(method.provider, run.epochs):
+            run.asleep = reason
+            warnings.warn(reason, AsleepWarning, stacklevel=2)
     if run.folder.writer:
         for remark in (*run.remarks, *([biased(run.scored_on)] if run.settings.stop_on == "dev" else [])):
             print(remark, file=sys.stderr)
@@ -75,7 +75,7 @@ def fit(method: TrainingMethod, run: Setup) -> History:
         if run.folder.writer:
             run.folder.check(run.settings)  # again: another process may have written since the first check
             recover_states(run.folder.checkpoints)
-        run.accelerator.wait_for_everyone()  # until the writing process has made or recovered the folder
+        run.accelerator.wait_for_everyone()  # until the writing process has recovered the folder
         if run.settings.resume and not run.folder.without_checkpoint_yet:
             loop.restore()
         else:
@@ -154,7 +154,8 @@ class _Loop:
         run, history = self.run, self.history
         for name, network in self.method.networks.items():
             metrics = evaluate_all(network, run.evaluated, run.kind, run.accelerator)
-            self.telemetry.check_losses({k: v for k, v in metrics.items() if k.endswith("loss")}, history.step)
+            losses = {key: value for key, value in metrics.items() if key.endswith("loss")}
+            self.telemetry.check_losses(losses, history.step)
             record = {"network": name, "epoch": history.epoch + 1, "step": history.step, **metrics}
             if self.method.provider is not None:
                 record["drop_rate"] = drop_rates
@@ -177,10 +178,10 @@ class _Loop:
         self.telemetry.check(self.history.step, [*self.method.learners, *provider])
 
     def _is_to_stop(self) -> bool:
-        accelerator, asked = self.run.accelerator, bool(self.signals)
+        accelerator, is_signalled = self.run.accelerator, bool(self.signals)
         if accelerator.num_processes == 1:
-            return asked
-        if asked:
+            return is_signalled
+        if is_signalled:
             accelerator.set_trigger()
         return accelerator.check_trigger()  # all processes stop after the same step
 
@@ -236,7 +237,7 @@ class _Loop:
 
 
 class Progress:
-    """Show a progress bar with loss, drop rate and wins below it, and print a line for each evaluation."""
+    """Show a progress bar with loss, drop rate and wins below it, and print a line per evaluation."""
 
     def __init__(self, run: Setup, history: History) -> None:
         self._run = run
@@ -245,29 +246,29 @@ class Progress:
         self._state = Text(no_wrap=True, overflow="ellipsis")
         self.shown = Live(Group(self._bar, self._state), console=self._console, transient=True)
         self._task = self._bar.add_task(run.settings.recipe, total=run.total_steps, completed=history.step)
-        self._history, self._began = history, history.step
-        self._clock = self._said = time.monotonic()
+        self._history, self._first_step = history, history.step
+        self._began = self._last_line = time.monotonic()
 
     def step(self, history: History, telemetry: Telemetry) -> None:
         """Update the bar after a training step."""
-        shown = [f"loss {telemetry.latest['loss']:.3f}"] if "loss" in telemetry.latest else []
-        if rates := that_drop(telemetry.drop_rates):
-            shown.append(f"drop {fmean(rates):.2f}")
-        shown += [f"{event} {count}" for event, count in sorted(telemetry.event_counts.items())]
+        values = [f"loss {telemetry.latest['loss']:.3f}"] if "loss" in telemetry.latest else []
+        if rates := positive_rates(telemetry.drop_rates):
+            values.append(f"drop {fmean(rates):.2f}")
+        values += [f"{event} {count}" for event, count in sorted(telemetry.event_counts.items())]
         description = f"{self._run.settings.recipe} epoch {history.epoch + 1}/{self._run.epochs}"
         self._bar.update(self._task, completed=history.step, description=description)
-        self._state.plain = "  ".join(shown)
-        if not self._console.is_terminal and time.monotonic() - self._said >= QUIET:
+        self._state.plain = "  ".join(values)
+        if not self._console.is_terminal and time.monotonic() - self._last_line >= QUIET:
             step = f"step {history.step} of {self._run.total_steps}"
-            say(self._console, f"{description}  {step}  {'  '.join(shown)}{self._left()}")
-            self._said = time.monotonic()
+            say(self._console, f"{description}  {step}  {'  '.join(values)}{self._left()}")
+            self._last_line = time.monotonic()
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
         """Print a line about an evaluation."""
         metric = self._run.task.metric
         dropped = ""
         if "drop_rate" in record:
-            rates = that_drop(record["drop_rate"])
+            rates = positive_rates(record["drop_rate"])
             dropped = f"  drop rate {fmean(rates):.3f}" if rates else "  nothing dropped"
         key = f"{STOPPING}_{metric}"
         held_out = f"  on stopping rows {record[key]:.4f}" if key in record else ""
@@ -276,11 +277,11 @@ class Progress:
             f"{record['loss']:.4f}  {metric} {record[metric]:.4f}{held_out}{dropped}{self._left()}"
         )
         say(self._console, text)
-        self._said = time.monotonic()
+        self._last_line = time.monotonic()
 
     def _left(self) -> str:
-        """Estimate the time that is left, where no bar shows it."""
-        done, left = self._history.step - self._began, self._run.total_steps - self._history.step
-        if self._console.is_terminal or not done or not left:
+        """Return an estimate of the time that is left, where no bar shows it."""
+        steps_done, steps_left = self._history.step - self._first_step, self._run.total_steps - self._history.step
+        if self._console.is_terminal or not steps_done or not steps_left:
             return ""
-        return f"  about {duration((time.monotonic() - self._clock) * left / done)} left"
+        return f"  about {duration((time.monotonic() - self._began) * steps_left / steps_done)} left"

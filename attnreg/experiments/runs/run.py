@@ -69,15 +69,15 @@ class Run(Setup):
         if self.settings.linear_probe and self.seconds_before is None:
             self.fit_head()
         optimizer = self.optimizer(self.model, provider, provider_lr)
-        schedule = self.schedule(optimizer)
+        required = {"scheduler": self.schedule(optimizer), "accelerator": self.accelerator}
         try:
-            made = method(self.model, optimizer, provider, scheduler=schedule, accelerator=self.accelerator, **options)
+            training_method = method(self.model, optimizer, provider, **required, **options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
             flag = next((f" ({flag})" for name, flag in self.method_flags.items() if f"'{name}'" in str(error)), "")
             raise InputError(f"Cannot make {method.__name__} for {self.settings.recipe}: {error}{flag}.") from error
-        return self.fit(made)
+        return self.fit(training_method)
 
     def fit_head(self) -> float:
         """Fit the linear head on frozen features, in time that counts as training; return the chosen penalty."""
@@ -87,14 +87,14 @@ class Run(Setup):
         return strength
 
     def fit(self, method: TrainingMethod) -> History:
-        """Train with a method that you have made; a resumed run continues from its last checkpoint.
+        """Train with a method of yours; a resumed run continues from its last checkpoint.
 
         Args:
-            method: a training method made with the run's :attr:`accelerator`. With ``--select best``, its model has its
+            method: a training method with the run's :attr:`accelerator`. With ``--select best``, its model has its
                 best weights afterwards; with ``--ema`` or ``--wise-ft``, the averaged ones.
 
         Raises:
-            InputError: if the method was made without the run's accelerator, unless the run uses one process on a CPU
+            InputError: if the method lacks the run's accelerator, unless the run uses one process on a CPU
                 in float32; or without one of the options that :meth:`train` gives a method.
             StoppedError: if training diverges, a file cannot be written, or a signal stops the run.
 
@@ -125,32 +125,32 @@ class Run(Setup):
             notes: sentences to add below the tables.
             tables: further tables by title; the first row is the header.
         """
-        given = {heading: Table(first, others) for heading, (first, *others) in (tables or {}).items()}
-        said = [*notes, *notes_of(self, history, plain)]
+        further = {heading: Table(header, rows) for heading, (header, *rows) in (tables or {}).items()}
+        sentences = [*notes, *notes_of(self, history, plain)]
         console, blocks = Console(quiet=not self.folder.writer), list[Block]()
-        for heading, table in {**tables_of(self, history, plain), **given}.items():
+        for heading, table in {**tables_of(self, history, plain), **further}.items():
             print_table(console, table, title=heading)
             blocks += [Paragraph(f"{' '.join(heading.split())}:") if blocks else Heading(heading), table]
         with self.folder.written():
             pictures = self.pictures()
-            named = f", pictures to {self.folder.path}/plots: {', '.join(picture.path.name for picture in pictures)}"
-            say(console, *said, f"Results saved to {self.folder.path}/{named if pictures else ''}.")
-            blocks += [*map(Paragraph, said), *pictures, Code(self.settings.command())]  # which repeats the run
+            plots = f", pictures to {self.folder.path}/plots: {', '.join(picture.path.name for picture in pictures)}"
+            say(console, *sentences, f"Results saved to {self.folder.path}/{plots if pictures else ''}.")
+            blocks += [*map(Paragraph, sentences), *pictures, Code(self.settings.command())]  # which repeats the run
             self.folder.write_text("report.md", markdown(blocks, self.folder.path))
         if not self.settings.keep_checkpoints:
             for run in (self, *(() if plain is None else plain[:1])):
                 run.folder.remove_checkpoints()
 
     def pictures(self) -> list[Picture]:
-        """Draw what there is to see of the run, unless --no-plots turns it off."""
+        """Draw the plots of the run, unless --no-plots turns them off."""
         if self.settings.no_plots or not self.folder.writer:
             return []
         from attnreg.experiments.results.plots.run import CAPTIONS, plot_run  # late: they are slow to import
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AttnRegWarning)  # the run has given them
-            made, _ = plot_run(self.folder.path)
-        return [Picture(path, CAPTIONS[path.stem]) for path in made]
+            warnings.simplefilter("ignore", AttnRegWarning)  # the run has shown them
+            paths, _ = plot_run(self.folder.path)
+        return [Picture(path, CAPTIONS[path.stem]) for path in paths]
 
     def plain(self) -> Run:
         """Return a plain fine-tuning run with the same settings, with the folder ``baseline`` in this run's folder."""
@@ -160,5 +160,5 @@ class Run(Setup):
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)  # stopped before its first checkpoint: nothing to continue
         plain = Run(replace(self.settings, output_dir=folder, resume=resume, recipe="finetune", own={}))
-        plain.remarks.clear()  # this run has given them
+        plain.remarks.clear()  # this run has shown them
         return plain

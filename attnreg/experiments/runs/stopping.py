@@ -1,4 +1,4 @@
-"""Stop a run and go on later: signals, and checkpoints with everything that the rest of a run depends on."""
+"""Stop a run and continue it later: signals, and checkpoints with everything that the remaining steps depend on."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
     path, content = folder / f"step-{step:07d}", io.BytesIO()  # torch's files do not say that a disk is full
     torch.save(state, content)
     content.seek(0)
-    if others := get_unsafe_globals_in_checkpoint(content):
-        raise TypeError(f"A state of tensors and plain values cannot hold {', '.join(others)}.")
-    with replaced_folder(path) as new:
-        (new / STATE).write_bytes(content.getbuffer())
-        write_checksums(new)
-    for other in folder.iterdir():  # including what a killed process left unfinished
-        if other != path:
-            shutil.rmtree(other)
+    if refused := get_unsafe_globals_in_checkpoint(content):
+        raise TypeError(f"A state of tensors and plain values cannot hold {', '.join(refused)}.")
+    with replaced_folder(path) as new_folder:
+        (new_folder / STATE).write_bytes(content.getbuffer())
+        write_checksums(new_folder)
+    for old in folder.iterdir():  # including unfinished folders of a killed process
+        if old != path:
+            shutil.rmtree(old)
 
 
 def recover_states(folder: Path) -> None:
@@ -78,24 +78,24 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def interruptible() -> Iterator[list[signal.Signals]]:
-    """Collect the first SIGINT and the first SIGTERM within the block; the second of each acts as usual.
+    """Collect the first SIGINT and the first SIGTERM within the block; a second signal acts as usual.
 
     A signal that is ignored stays ignored. Outside the main thread, where Python handles no signals, nothing changes.
     """
-    seen: list[signal.Signals] = []
-    before: dict[int, Any] = {}
+    signals: list[signal.Signals] = []
+    handlers: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number))
-        signal.signal(number, before[number])
+        signals.append(signal.Signals(number))
+        signal.signal(number, handlers[number])
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             # None means that the handler was not installed from Python, so it could not be restored.
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, note)
+                handlers[number] = signal.signal(number, note)
     try:
-        yield seen
+        yield signals
     finally:
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
+        for handled, handler in handlers.items():
+            signal.signal(handled, handler)

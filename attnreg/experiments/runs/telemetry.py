@@ -19,10 +19,10 @@ Values = dict[str, Tensor]
 
 
 class Telemetry:
-    """Log means over ten steps, because reading numbers at each step would slow a GPU down; with an event, at once.
+    """Log means over ten steps, because reading numbers at every step would slow a GPU down; with an event, at once.
 
-    ``over_processes`` averages a drop rate over processes; losses are already averaged. ``last_good`` says in a
-    sentence, for the error of a loss that is not finite, where the last checkpoint is.
+    ``over_processes`` averages a drop rate over processes; losses are already averaged. ``last_good`` returns
+    a sentence on the last checkpoint, for the error of a loss that is not finite.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Telemetry:
         over_processes: Callable[[Tensor], Tensor] = lambda rate: rate,
         last_good: Callable[[], str] = str,
     ) -> None:
-        self._of_run = write, over_processes, last_good
+        self._callbacks = write, over_processes, last_good
         self._steps: list[tuple[int, Values]] = []  # since the last line: number, losses
         self._rates: Sums = {}  # since the last line
         self._run: dict[str, list[float]] = {}  # by site: sum of drop rates, number of steps
@@ -55,12 +55,12 @@ class Telemetry:
         if not self._steps:
             return
         self.check(step)
-        write, over_processes, _ = self._of_run
+        write, over_processes, _ = self._callbacks
         losses = functools.reduce(added, (losses for _, losses in self._steps), Sums())
         self.latest = {name: float(total / count) for name, (total, count) in losses.items()}
         self.drop_rates = {}
-        for site, (sum_, count) in self._rates.items():
-            self.drop_rates[site] = rate = float(over_processes(sum_ / count))
+        for site, (rate_sum, count) in self._rates.items():
+            self.drop_rates[site] = rate = float(over_processes(rate_sum / count))
             for sums in (self._run, self._epoch):
                 total, steps = sums.get(site, (0.0, 0))
                 sums[site] = [total + rate * count, steps + count]
@@ -82,9 +82,9 @@ class Telemetry:
             if not isfinite(value):
                 raise self._diverged(f"the {name.replace('_', ' ')} is {float(value)}", step)
 
-    def _diverged(self, what: str, step: int) -> StoppedError:
+    def _diverged(self, fault: str, step: int) -> StoppedError:
         advice = "Start again with a lower --learning-rate."
-        return StoppedError(f"Training diverged: {what} at step {step}. {advice} {self._of_run[2]()}")
+        return StoppedError(f"Training diverged: {fault} at step {step}. {advice} {self._callbacks[2]()}")
 
     def end_epoch(self) -> dict[str, float]:
         """End an epoch and return its drop rate per site; empty if the provider was not active."""
@@ -101,7 +101,7 @@ class Telemetry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to resume."""
-        return {name: value for name, value in vars(self).items() if name != "_of_run"}
+        return {name: value for name, value in vars(self).items() if name != "_callbacks"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state returned by :meth:`state_dict`."""

@@ -22,13 +22,13 @@ class Labelled(NamedTuple):
 
     batches: list[Batch]
     references: list[Any]
-    order: list[int]  #: of each row in the batches, the place of its reference
+    order: list[int]  #: the position of the reference, per row of the batches
 
 
 class TrainBatches:
     """Shuffled training batches of rows of similar length. The order depends only on the seed and the epoch.
 
-    Several processes split each batch evenly. If its rows do not divide evenly, the first ones are repeated.
+    Several processes split a batch evenly. If its rows do not divide evenly, the first rows are repeated.
     """
 
     def __init__(self, rows: Dataset, batch_size: int, kind: Kind, seed: int, accelerator: Accelerator) -> None:
@@ -75,10 +75,10 @@ def to_score(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -
 
 def in_order(rows: Dataset, batch_size: int, kind: Kind, device: torch.device) -> list[Batch]:
     """Batch rows in their order on a device. Every process gets the same batches."""
-    # A loader draws a number each time it starts. With a generator, evaluating more often does not change the
+    # A loader draws a number whenever it starts. With a generator, evaluating more often does not change the
     # random numbers of training.
-    given, generator = rows.remove_columns(REFERENCE), torch.Generator()
-    loader = DataLoader(given, batch_size, collate_fn=_collate(kind, generator), generator=generator)
+    inputs, generator = rows.remove_columns(REFERENCE), torch.Generator()
+    loader = DataLoader(inputs, batch_size, collate_fn=_collate(kind, generator), generator=generator)
     return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in loader]
 
 

@@ -1,4 +1,4 @@
-"""The device of a run: which one is used, with how many threads, what it is called, how much memory was needed."""
+"""The device of a run: its choice, threads, name and peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = 5_000_000  # parameters
 
 def choose_device(name: str | None = None) -> torch.device:
     """Return the device of this name; without one, the accelerator if there is one, else the CPU."""
-    # Without the check it names what torch was built for: CUDA also where no GPU or driver is.
+    # Without the check, the answer is the device that torch was built for: CUDA even without a GPU or driver.
     best = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if name not in (None, "cpu", best.type):
         raise InputError(f"No {name} device found. Use --device cpu, or leave --device out.")
@@ -24,10 +24,10 @@ def choose_device(name: str | None = None) -> torch.device:
 
 
 def set_threads(threads: int | None, parameters: int) -> int:
-    """Set and return the number of CPU threads: a small model, unless told otherwise, gets one.
+    """Set and return the number of CPU threads: by default, one for a small model.
 
-    A second thread does not make a step of a small model faster, and threads that wait for each other make it several
-    times slower while the machine is busy. ``OMP_NUM_THREADS`` counts as being told.
+    A second thread does not make a step of a small model faster, and threads that wait for others make it several
+    times slower while the machine is busy. ``OMP_NUM_THREADS`` replaces this default.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -42,7 +42,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    """Return the CPU's product name, or its architecture where the system does not tell."""
+    """Return the CPU's product name, or its architecture where the system does not tell the name."""
     file = Path("/proc/cpuinfo")  # Linux; `platform.processor` is empty there
     lines = file.read_text(errors="replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

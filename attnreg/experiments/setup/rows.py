@@ -33,7 +33,7 @@ class RunData(NamedTuple):
 
 
 def read_data(settings: Settings) -> RunData:
-    """Read the data of a run and choose its rows; without torch, so that what is wrong with them is said early."""
+    """Read the data of a run and choose its rows; without torch, so that mistakes in the data are reported early."""
     on_dev = settings.scored_on == "dev"
     task, splits = load_data(
         settings.chosen_task(), settings.data_dir, needs_validation=on_dev, check_rows=settings.check_rows
@@ -49,8 +49,8 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
         dev = order.shard(folds, fold, contiguous=False)
         rows = order.select([row for row in range(len(order)) if row % folds != fold])
     train = rows.shuffle(seed=settings.seed)
-    if (held := settings.validation_rows) is not None:
-        train, dev = split_off(train, held, len(train) - held)
+    if (held_out := settings.validation_rows) is not None:
+        train, dev = split_off(train, held_out, len(train) - held_out)
     chosen: Sequence[int] = range(settings.train_size or len(train))
     if settings.shots is not None or settings.stratified:
         labels = [plain_label(label) for label in column_of(train, task.label)]
@@ -59,9 +59,9 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
 
 
 def split_off(rows: Dataset, size: int, left: int, flag: str | None = None) -> tuple[Dataset, Dataset]:
-    """Split off the last rows, at least ``size``, so that ``left`` rows remain to train on, or raise if none does.
+    """Split off the last rows, at least ``size``, so that ``left`` rows remain to train on; raise if none remains.
 
-    ``flag`` names the option that asked for it, if one did.
+    ``flag`` names the option for it, if there is one.
     """
     if left < 1:
         raise too_few_rows(size, len(rows), flag)
@@ -69,12 +69,12 @@ def split_off(rows: Dataset, size: int, left: int, flag: str | None = None) -> t
 
 
 def stratified(labels: Sequence[Hashable], size: int) -> list[int]:
-    """Choose rows in their order, so that each class has its share, up to rounding."""
+    """Choose rows in their order, so that every class has its share, up to rounding."""
     of_class = _of_class(labels)
     exact = {label: size * len(rows) / len(labels) for label, rows in of_class.items()}
     count = {label: int(share) for label, share in exact.items()}
-    most_left = sorted(exact, key=lambda label: exact[label] - count[label], reverse=True)
-    for label in most_left[: size - sum(count.values())]:
+    by_remainder = sorted(exact, key=lambda label: exact[label] - count[label], reverse=True)
+    for label in by_remainder[: size - sum(count.values())]:
         count[label] += 1
     return sorted(row for label, rows in of_class.items() for row in rows[: count[label]])
 
@@ -94,9 +94,9 @@ def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     return of_class
 
 
-CHECKED = 1000  # rows whose length is looked at
+CHECKED = 1000  # rows whose length is checked
 MUCH = 0.2  # of these rows
-_READ = 200  # rows whose tokens are looked at
+_READ = 200  # rows whose tokens are checked
 _UNKNOWN = 1 / 3  # of these tokens
 _UNCUT = 1_000_000
 _SHOWN = 5  # numbers of rows
@@ -106,9 +106,9 @@ _SEVERAL = 5  # rows, of another class
 def data_warnings(
     kind: Kind, train: Dataset, dev: Dataset, scored_on: str = "dev", splits: Mapping[str, Dataset] | None = None
 ) -> Iterator[str]:
-    """Yield one sentence for each probable mistake in rows that are not yet encoded.
+    """Yield one sentence per probable mistake in rows that are not encoded yet.
 
-    ``splits`` are whole, with their rows as numbered in the data.
+    ``splits`` are whole, in the order of the data, so that warnings can number their rows.
     """
     yield from shared_rows(kind.task, train, dev, scored_on)
     for name, rows in ({"train": train, scored_on: dev} if splits is None else splits).items():
@@ -126,8 +126,8 @@ def data_warnings(
 
 def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
     """Say how many dev rows have the same texts as a training row."""
-    known = set(_texts(task, train))
-    if count := sum(texts in known for texts in _texts(task, dev)):
+    train_texts = set(_texts(task, train))
+    if count := sum(texts in train_texts for texts in _texts(task, dev)):
         shared = f"{count} of {len(dev)} {scored_on} rows {'is' if count == 1 else 'are'} also in train (same texts)"
         yield f"{shared}, so the score is too high: remove such rows from train."
 
@@ -136,26 +136,26 @@ def without_text(kind: Kind, split: str, rows: Dataset) -> Iterator[str]:
     """Name the rows without text, from 1, and text columns that hold numbers only."""
     empty = [row for row, texts in enumerate(_texts(kind.task, rows), 1) if {*texts} <= {"''", "' '", "[]"}]
     if empty:
-        named = listed([*map(str, empty)], _SHOWN)
+        numbers = listed([*map(str, empty)], _SHOWN)
         words = ("row", "has", "it") if len(empty) == 1 else ("rows", "have", "them")
-        yield f"{words[0]} {named} of {split} {words[1]} no text: remove {words[2]}."
+        yield f"{words[0]} {numbers} of {split} {words[1]} no text: remove {words[2]}."
     for column in kind.task.columns if split == "train" and not kind.reads_images else ():
         if all(number_of(value) is not None for value in column_of(rows, column)):
             yield f"text column {column} holds a number in every row and no text: check --text-columns."
 
 
 def label_warnings(kind: Kind, rows: Dataset) -> Iterator[str]:
-    """Say what is odd about the labels of training rows: what their kind says, and texts that have several."""
+    """Yield warnings of the labels of training rows: those of their kind, and texts with several labels."""
     yield from kind.label_warnings(rows)
     if kind.reads_images or not (kind.has_classes and kind.one_class_per_row):
         return
-    of_texts = defaultdict(set)
+    labels_of = defaultdict(set)
     for texts, label in zip(_texts(kind.task, rows), kind.gold(rows), strict=True):
-        of_texts[texts].add(label)
-    several = [(texts, labels) for texts, labels in of_texts.items() if len(labels) > 1]
-    if several:
-        (first, *_), labels = several[0]
-        count = f"{len(several)} training text{' has' if len(several) == 1 else 's have'}"
+        labels_of[texts].add(label)
+    ambiguous = [(texts, labels) for texts, labels in labels_of.items() if len(labels) > 1]
+    if ambiguous:
+        (first, *_), labels = ambiguous[0]
+        count = f"{len(ambiguous)} training text{' has' if len(ambiguous) == 1 else 's have'}"
         example = f"'{shorten(first[1:-1], 60)}' with {' and '.join(sorted(kind.task.labels[n] for n in labels))}"
         yield f"{count} several labels in different rows, such as {example}: correct them."
 
@@ -163,11 +163,11 @@ def label_warnings(kind: Kind, rows: Dataset) -> Iterator[str]:
 def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iterator[str]:
     """Name a class of at most two training rows, and none in dev, where others have at least ten times as many.
 
-    Of few rows, a class of one row is named where another class has five.
+    With few rows, a class of one row is named where another class has five.
     """
     names, counts = kind.task.labels, Counter(kind.gold(train))
-    few = max(min(2, len(train) / (10 * len(names))), max(counts.values()) >= _SEVERAL)
-    if rare := [number for number in counts.keys() - {*kind.gold(dev)} if counts[number] <= few]:
+    limit = max(min(2, len(train) / (10 * len(names))), max(counts.values()) >= _SEVERAL)
+    if rare := [number for number in counts.keys() - {*kind.gold(dev)} if counts[number] <= limit]:
         number = min(rare)
         others = [name for name in names if name != names[number]]
         count = f"{counts[number]} of {len(train)} training rows and none in {scored_on}"
@@ -175,7 +175,7 @@ def rare_class(kind: Kind, train: Dataset, dev: Dataset, scored_on: str) -> Iter
 
 
 def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> Iterator[str]:
-    """Say if more than a fifth of the inputs are cut, or more than a third of the tokens, or all, are not known."""
+    """Say if more than a fifth of the inputs are cut, or more than a third of the tokens, or all, are unknown."""
     if kind.reads_images:
         return
     # A copy, because encoding sets the tokenizer's truncation, which would be saved with the model.
@@ -187,13 +187,13 @@ def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
     lengths, limit = uncut.lengths(encoded), kind.max_length
     cut = 0 if kind.has_windows else sum(length > limit for length in lengths)
     if cut > MUCH * len(lengths):
-        which = "the first " if len(rows) > CHECKED else ""
-        share = f"{cut} of {which}{len(lengths)} {name} ({cut / len(lengths):.0%})"
+        prefix = "the first " if len(rows) > CHECKED else ""
+        share = f"{cut} of {prefix}{len(lengths)} {name} ({cut / len(lengths):.0%})"
         yield f"{share} are cut by --max-length {limit}; the longest has {max(lengths)} tokens."
     tokenizer = kind.tokenizer
     special, unknown = set(tokenizer.all_special_ids), tokenizer.unk_token_id
     marks = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
-    if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all, and knows every byte
+    if unknown in {*marks, tokenizer.pad_token_id}:  # GPT-2 has one token for all of them, and knows every byte
         unknown = None
     ids = chain.from_iterable(encoded["input_ids"][:_READ])
     ids = chain.from_iterable(ids) if kind.needs_choices else ids
@@ -207,7 +207,7 @@ def input_warnings(kind: Kind, rows: Dataset, name: str = "training inputs") -> 
 
 
 def _texts(task: Task, rows: Dataset) -> list[Any]:
-    """Return what tells rows apart: their texts, or the pixels of their images."""
+    """Return the texts of rows, or the pixels of their images, to compare rows."""
     columns = (column_of(rows, name) for name in (*task.columns, *task.choices))
     keys = ([(x.size, x.mode, x.tobytes()) if hasattr(x, "tobytes") else repr(x) for x in column] for column in columns)
     return list(zip(*keys, strict=True))

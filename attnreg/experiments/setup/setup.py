@@ -36,7 +36,7 @@ WARNING = "Warning: "  # begins a remark
 _ON_SHARDS = ("finetune", "regularize", "ad-drop", "attention-dropout", "attention-layerdrop", "scheduled-bernoulli")
 _SHARDED = (
     "Recipes do not support {}, because they copy and inspect whole models. Use data parallelism (`torchrun`, "
-    "`accelerate launch --multi_gpu`), on GPUs FSDP2 (`--use_fsdp --fsdp_version 2`), or shard in a loop of your own."
+    "`accelerate launch --multi_gpu`), on GPUs FSDP2 (`--use_fsdp --fsdp_version 2`), or shard in your training loop."
 )
 
 
@@ -47,7 +47,7 @@ class Setup:
         InputError: if the options, the data and the model do not fit together. Nothing is written then.
     """
 
-    seconds_before: tuple[float, float] | None = None  #: by the clock and of the CPU, of a fit before training
+    seconds_before: tuple[float, float] | None = None  #: clock and CPU time of a fit before training
     asleep: str | None = None  #: why the regularizer never acts, if so
 
     def __init__(self, settings: Settings, data: RunData | None = None) -> None:
@@ -69,8 +69,8 @@ class Setup:
             self._check_sharded()
         self.train_rows = self.kind.to_train_on(self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
-        whole = {name: splits[name] for name in ("train", "validation") if name in splits}
-        doubts = *doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole)
+        whole_splits = {name: splits[name] for name in ("train", "validation") if name in splits}
+        doubts = *doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole_splits)
         adapted = [summary(self.model)] if is_adapted(self.model) else []
         self.remarks += [*adapted, *self.kind.remarks, *(f"{WARNING}{doubt}" for doubt in doubts)]
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):
@@ -83,17 +83,17 @@ class Setup:
             for name in self.task.validation[1:]
             if name in splits and self.scored_on == "dev"
         }
-        #: the rows held out of the whole run, before any others, for ``--patience`` or ``--select best``, if any
+        #: the rows held out of the whole run, before other held-out rows, for ``--patience`` or ``--select best``, if any
         self.stopping: Labelled | None = None
         if settings.stop_on == "held-out":
             size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))
-            self.train_rows, held = self._split(self.train_rows, size, "--stopping-rows")
-            self.stopping = self.labelled(held)
+            self.train_rows, held_out = self._split(self.train_rows, size, "--stopping-rows")
+            self.stopping = self.labelled(held_out)
         self._rows_left, self._held_until = self.train_rows, 0
         self._batches: dict[bool, TrainBatches] = {}  # by whether rows are held out
 
     def _adapt(self) -> Iterator[str]:
-        """Set the threads, and change the weights as options ask; yield a remark on what was done."""
+        """Set the threads, and change weights as options say; yield a remark per change."""
         settings = self.settings
         threads = set_threads(settings.threads, self.parameters["all"])
         if self.accelerator.device.type == "cpu":
@@ -108,11 +108,11 @@ class Setup:
 
     def train_batches(self, epoch: int) -> TrainBatches:
         """Return the training batches of an epoch. Call :meth:`hold_out_rows` before, if at all."""
-        held = epoch < self._held_until
-        if held not in self._batches:
-            rows, settings = self._rows_left if held else self.train_rows, self.settings
-            self._batches[held] = TrainBatches(rows, settings.batch_size, self.kind, settings.seed, self.accelerator)
-        return self._batches[held]
+        is_held = epoch < self._held_until
+        if is_held not in self._batches:
+            rows, settings = self._rows_left if is_held else self.train_rows, self.settings
+            self._batches[is_held] = TrainBatches(rows, settings.batch_size, self.kind, settings.seed, self.accelerator)
+        return self._batches[is_held]
 
     @property
     def evaluated(self) -> dict[str, Labelled]:
@@ -155,14 +155,14 @@ class Setup:
             InputError: if no row is left to train on.
         """
         rows = self.train_rows
-        self.train_rows, held = self._split(rows, size)
-        self.held_out = {"rows": len(held), "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
+        self.train_rows, held_out = self._split(rows, size)
+        self.held_out = {"rows": len(held_out), "epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
         if epochs is not None and epochs < self.epochs:
             self._rows_left, self.train_rows, self._held_until = self.train_rows, rows, epochs
-        return held
+        return held_out
 
     def _check_sharded(self) -> None:
-        """Refuse under FSDP2 what was not compared with a whole model, or cannot be right on a part of one."""
+        """Refuse under FSDP2 options that were not compared with a whole model, or cannot be right on a part of it."""
         options = ("lora_rank", "mixed_precision", "ema", "linear_probe")
         flags = [self.settings.flag(name) for name in options if getattr(self.settings, name)]
         if self.settings.wise_ft != 1.0:
@@ -178,27 +178,27 @@ class Setup:
             )
 
     def _split(self, rows: Any, size: int, flag: str | None = None) -> tuple[Any, Any]:
-        """Split off the last rows; a few more where that would divide the windows of one."""
+        """Split off the last rows; a few more where the split would divide the windows of a row."""
         return split_off(rows, size, self.kind.divided(rows, max(0, len(rows) - size)), flag)
 
     def _load(self) -> tuple[Any, Any, Sequence[str]]:
-        """Load the model, perhaps with LoRA, and its tokenizer; return also doubts that it is what was meant."""
+        """Load the model, perhaps with LoRA, and its tokenizer; return also doubts whether this model was meant."""
         settings = self.settings
         if settings.model is not None and adapter_base(settings.model) is not None:
             raise InputError(
                 f"--model {settings.model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft) "
-                "and save the model in another folder, or train from the adapter's own model."
+                "and save the model in another folder, or train from the adapter's base model."
             )
         choices: list[Any] = [settings.model, settings.model_dropout, settings.pooling]
-        model, tokenizer, new, doubts = load_pretrained(self.task, *choices)
+        model, tokenizer, new_weights, doubts = load_pretrained(self.task, *choices)
         if settings.lora_rank is None:
             return model, tokenizer, doubts
-        if new is None:
-            raise InputError("LoRA adapts a pretrained model, but the task's own has random weights: use --model.")
+        if new_weights is None:
+            raise InputError("LoRA adapts a pretrained model, but the task's model has random weights: use --model.")
         adapted = with_lora(
             model,
             kind_class(self.task.kind).head,
-            new,
+            new_weights,
             rank=settings.lora_rank,
             targets=settings.lora_targets,
             alpha=settings.lora_alpha,
@@ -222,7 +222,7 @@ class Setup:
 
     @functools.cached_property
     def loss_function(self) -> LossFunction | None:
-        """The training loss that options choose (class weights are those of the training rows), else ``None``."""
+        """The training loss that options choose (class weights come from the training rows), else ``None``."""
         if self.settings.class_weights is not None:
             weights = balanced_weights(self.train_rows["labels"][:], len(self.task.labels))
             return CrossEntropy(self.model, weights=weights)
@@ -238,20 +238,20 @@ class Setup:
 
     @property
     def method_flags(self) -> dict[str, str]:
-        """The options of the command line that set arguments of a training method, by the argument."""
-        others = {"micro_batches": "--gradient-accumulation", "max_grad_norm": "--max-grad-norm"}
-        return {"loss_function": self.loss_flags, **others}
+        """The options of the command line that set arguments of a training method, by argument."""
+        flags = {"micro_batches": "--gradient-accumulation", "max_grad_norm": "--max-grad-norm"}
+        return {"loss_function": self.loss_flags, **flags}
 
     @property
     def method_options(self) -> dict[str, Any]:
-        """The arguments of a training method that options of the command line set to other values than its defaults."""
+        """The arguments of a training method for which options of the command line differ from its defaults."""
         settings = self.settings
-        made = {
+        arguments = {
             "loss_function": (self.loss_function, None),
             "micro_batches": (settings.gradient_accumulation, 1),
             "max_grad_norm": (settings.max_grad_norm or None, 1.0),
         }
-        return {name: value for name, (value, default) in made.items() if value != default}
+        return {name: value for name, (value, default) in arguments.items() if value != default}
 
     def optimizer(
         self, model: nn.Module, provider: Regularizer | None = None, provider_lr: float | None = None
@@ -294,7 +294,7 @@ class Setup:
 
 
 def make_accelerator(settings: Settings) -> Accelerator:
-    """Make the accelerator of a run; refuse what it cannot do here."""
+    """Make the accelerator of a run; refuse settings that it does not support here."""
     device = choose_device(settings.device)
     for name in ("DEEPSPEED", "MEGATRON_LM"):
         if parse_flag_from_env(f"ACCELERATE_USE_{name}"):
@@ -308,11 +308,11 @@ def make_accelerator(settings: Settings) -> Accelerator:
             project_dir=settings.output_dir,
         )
     except ValueError as error:
-        wanted = settings.mixed_precision or "float32"
-        raise InputError(f"Precision {wanted} is not available here: {error}") from error
+        precision = settings.mixed_precision or "float32"
+        raise InputError(f"Precision {precision} is not available here: {error}") from error
     processes, accumulation = accelerator.num_processes, settings.gradient_accumulation
-    share, left = divmod(settings.batch_size, processes)
-    if left:
+    share, remainder = divmod(settings.batch_size, processes)
+    if remainder:
         raise InputError(
             f"Expected --batch-size, which counts the rows of all {processes} processes, to be a multiple of "
             f"{processes}, got {settings.batch_size}."

@@ -36,7 +36,7 @@ _FIT = (
 
 
 def write_report(comparison: Comparison) -> list[str | Table]:
-    """Write the report of the runs that have finished, if there are any; return what to print on the screen."""
+    """Write the report of the finished runs, if there are any; return the texts and tables for the screen."""
     by_method = comparison.groups()
     if not by_method:
         return []
@@ -44,47 +44,47 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     baseline = by_method.get(comparison.baseline, groups[0])
     others = [group for group in groups if group is not baseline and comparison.baseline in by_method]
     compared = list(contrasts({group.name: (group, baseline) for group in others}).values())
-    longer = {
-        method.name: Group.of(more.name, comparison.final_runs(more, "equal time"))
-        for method, more in comparison.equal_time_methods().items()
+    planned = {
+        method.name: Group.of(variant.name, comparison.final_runs(variant, "equal time"))
+        for method, variant in comparison.equal_time_methods().items()
     }
-    plain = {name: group for name, group in longer.items() if group.runs}
-    same_time = {group.name: (group, plain[group.name]) for group in others if group.name in plain}
+    longer = {name: group for name, group in planned.items() if group.runs}
+    same_time = {group.name: (group, longer[group.name]) for group in others if group.name in longer}
     equal = list(contrasts(same_time).values())
     if baseline.has_classes:
-        check_rows([*groups, *plain.values()])
+        check_rows([*groups, *longer.values()])
     _write_csv(comparison)
     folder, opening = comparison.folder / "plots", [*warnings_of(groups), *verdict(groups, compared, equal)]
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
-    shown = [tables.differences(compared)] if compared else []
-    rates = figures.drop_rates(groups, folder)
+    difference_tables = [tables.differences(compared)] if compared else []
+    rate_pictures = figures.drop_rates(groups, folder)
     blocks: list[Block] = [
         Heading(f"{names} on {baseline.config('task')}: {baseline.metric.replace('_', ' ')} on {baseline.where} rows"),
         *map(Paragraph, (*opening, *comparison.missing())),
         Code(_command(comparison)),
         *map(Paragraph, _setting(comparison, groups, baseline)),
         Contents(),
-        *(block for table in shown for block in _differences(table, compared, baseline, folder)),
+        *(block for table in difference_tables for block in _differences(table, compared, baseline, folder)),
         Heading("Scores"),
         scores,
-        figures.seeds([*groups, *plain.values()], baseline, folder),
+        figures.seeds([*groups, *longer.values()], baseline, folder),
         Heading("Learning curves"),
         figures.learning(groups, folder),
-        *([Heading("Drop rates"), *rates] if rates else ()),
+        *([Heading("Drop rates"), *rate_pictures] if rate_pictures else ()),
         Heading("Fit"),
         tables.fit(groups),
         Paragraph(_FIT.format(baseline.first["train_rows_scored"], baseline.where)),
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST.format(baseline.name)),
-        *(_same_time(baseline, equal) if plain else ()),
+        *(_same_time(baseline, equal) if longer else ()),
         Heading("Options"),
         tables.options(comparison, groups),
         *_tries(comparison, groups),
     ]
     document.save(blocks, comparison.folder)
     # A terminal is too narrow for the column of detectable differences.
-    narrow = [Table(table.header[:-1], [row[:-1] for row in table.rows], table.texts) for table in shown]
+    narrow = [Table(table.header[:-1], [row[:-1] for row in table.rows], table.texts) for table in difference_tables]
     return [*opening, scores, *narrow]
 
 
@@ -97,15 +97,15 @@ def _differences(table: Table, compared: Sequence[Contrast], baseline: Group, fo
         "the interval does not include 0.",
     )
     yield table
-    same = "on the same dev rows"
-    if baseline.own_rows is not None:
-        same = "with their own rows; those of --folds share training rows, so p may be too low and intervals too narrow"
-    yield Paragraph(_DIFFERENCES.format(same))
+    rows = "on the same dev rows"
+    if baseline.seed_rows is not None:
+        rows = "with their rows; seeds of --folds share training rows, so p may be too low and intervals too narrow"
+    yield Paragraph(_DIFFERENCES.format(rows))
 
 
-def _same_time(baseline: Group, equal: Sequence[Contrast]) -> Iterator[Block]:
+def _same_time(baseline: Group, compared: Sequence[Contrast]) -> Iterator[Block]:
     yield Heading(f"Differences to {baseline.name} with the same training time")
-    yield tables.equal_time(equal)
+    yield tables.equal_time(compared)
     yield Paragraph(
         "The baseline is trained for more epochs, with the same model, data and seeds, so that its training takes as "
         "long as the method's. The measured times of the first runs set the number of epochs. The time ratio is the "
@@ -121,27 +121,27 @@ def _command(comparison: Comparison) -> str:
     design |= {"keep_models": comparison.keep_models, "no_equal_time": not comparison.equal_time}
     methods = [method.typed for method in comparison.methods]
     options = {**comparison.options, **design}
-    held = options.pop("validation_rows", None)
+    held_out = options.pop("validation_rows", None)
     command = shlex.join(["attnreg", "compare", *methods, *typed_words(options)])
-    return command if held is None else f"{command}  # in a study file, with `validation_rows: {held}`"
+    return command if held_out is None else f"{command}  # in a study file, with `validation_rows: {held_out}`"
 
 
 def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -> Iterator[str]:
-    """Say what the methods have in common, in what they differ, and in which environment they ran."""
-    different = tables.not_common(groups)
-    shown = {"epochs": _count(baseline.config("epochs"), "epoch")}
+    """Say which settings the methods share, in which they differ, and in which environment they ran."""
+    differing = tables.not_common(groups)
+    texts = {"epochs": _count(baseline.config("epochs"), "epoch")}
     for name in ("model", "batch_size", "learning_rate", "max_length"):
-        shown[name] = f"{name.replace('_', ' ')} {baseline.config(name) or 'of the task'}"
-    shown["mixed_precision"] = baseline.config("mixed_precision") or "float32"
-    common = "; ".join(str(text) for name, text in shown.items() if name not in different)
-    last = all(group.config("stop_on") is None for group in groups)
-    scored = "dev" if baseline.own_rows is None else f"{baseline.own_rows}, instead of dev,"
-    when = "after the last epoch" if last else "at the end of training"
-    scores = f"Each method is scored on {scored} {when}, with the network that it returns."
+        texts[name] = f"{name.replace('_', ' ')} {baseline.config(name) or 'of the task'}"
+    texts["mixed_precision"] = baseline.config("mixed_precision") or "float32"
+    common = "; ".join(str(text) for name, text in texts.items() if name not in differing)
+    at_the_end = all(group.config("stop_on") is None for group in groups)
+    scored_rows = "dev" if baseline.seed_rows is None else f"{baseline.seed_rows}, instead of dev,"
+    when = "after the last epoch" if at_the_end else "at the end of training"
+    scores = f"Each method is scored on {scored_rows} {when}, with the network that it returns."
     rows = f"{baseline.first['rows']} training rows, {len(baseline.records[0])} {baseline.where} rows"
     yield f"{_count(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
-    if different:
-        names = ", ".join(name.replace("_", " ") for name in different)
+    if differing:
+        names = ", ".join(name.replace("_", " ") for name in differing)
         yield f"The methods differ in {names}: see the options below."
     for group in groups:
         if group.config("own").get("reward_data") in ("dev", "half-dev"):
@@ -151,16 +151,16 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
             yield f"{group.name}: {played}"
         if group.config("stop_on") is not None:
             yield from _stopped(group)
-        if held := group.first["held_out"]:
-            first = "first epoch" if held["epochs"] == 1 else f"first {held['epochs']} epochs"
+        if held_out := group.first["held_out"]:
+            epochs = "first epoch" if held_out["epochs"] == 1 else f"first {held_out['epochs']} epochs"
             yield (
-                f"In its {first}, {group.name} held out {_count(held['rows'], 'training row')} for its reward, so it "
-                "trained on fewer rows, in another order."
+                f"In its {epochs}, {group.name} held out {_count(held_out['rows'], 'training row')} for its reward, so "
+                "it trained on fewer rows, in another order."
             )
     environments = {tuple(run.result["environment"].items()) for run in comparison.runs() if run.finished}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
-    start = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
-    yield f"{start}: {' | '.join(described)}."
+    label = "Environment" if len(environments) == 1 else "Warning: the environments of the runs differ"
+    yield f"{label}: {' | '.join(described)}."
 
 
 def _stopped(group: Group) -> Iterator[str]:
@@ -181,21 +181,22 @@ def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
     if len(set(counts.values())) > 1:
         tried = ", ".join(f"{name} ({count})" for name, count in counts.items())
         yield Paragraph(f"The methods did not have the same number of tries: {tried}.")
-    seen = "Dev was not used."
-    if groups[0].own_rows is not None:
-        seen = "The scored rows are of train: some may have taken part in this choice, which would bias scores upward."
+    bias = "Dev was not used."
+    if groups[0].seed_rows is not None:
+        bias = "The scored rows are of train: some may have taken part in this choice, which would bias scores upward."
     for method in comparison.methods:
-        if (won := method.winner) is not None:
+        if (winner := method.winner) is not None:
             yield Paragraph(
-                f"{method.name} is the winner of the search in {method.folder}: {_count(won.trials, 'trial')} in "
-                f"{_count(won.runs, 'run')} on {won.task}, scored on {won.rows} rows held out from train. {seen}"
+                f"{method.name} is the winner of the search in {method.folder}: {_count(winner.trials, 'trial')} in "
+                f"{_count(winner.runs, 'run')} on {winner.task}, scored on {winner.rows} rows held out from train. "
+                f"{bias}"
             )
-    if (searched := tables.tries(comparison)) is not None:
+    if (table := tables.tries(comparison)) is not None:
         yield Paragraph(
             f"Values in braces were selected by the mean score on {comparison.search_rows} rows held out from train, "
-            f"over {_count(comparison.search_seeds, 'separate seed')}. {seen}"
+            f"over {_count(comparison.search_seeds, 'separate seed')}. {bias}"
         )
-        yield searched
+        yield table
 
 
 def _count(number: object, noun: str) -> str:

@@ -61,12 +61,12 @@ def seeds(groups: Sequence[Group], baseline: Group, folder: Path) -> Picture:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.45, -0.55)
         axes.set_xlabel(f"{baseline.metric.replace('_', ' ')} on {baseline.where} rows")
-    caption = "Points: seeds, in the same order for each method. Bars: mean and 95 % interval (Student's t)."
+    caption = "Points: seeds, in the same order for all methods. Bars: mean and 95 % interval (Student's t)."
     return Picture(path, caption)
 
 
 def drop_rates(groups: Sequence[Group], folder: Path) -> list[Block]:
-    """Plot the drop rates by layer over steps of each method's first seed, where it has some."""
+    """Plot the drop rates by layer over steps, for the first seed of every method that drops something."""
     pictures: list[Block] = []
     for number, group in enumerate(groups, 1):
         run, path = group.runs[0], folder / f"drop-rates-{number}.png"
@@ -82,8 +82,8 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
     curves = {name: runs for name, runs in curves.items() if all(runs)}
     records, where = [record for runs in curves.values() for run in runs for record in run], groups[0].where
     if not any(len(run) > 1 for runs in curves.values() for run in runs):
-        missing = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
-        return Paragraph(missing)
+        reason = f"There are no learning curves: {where} rows were scored in a single epoch (see --evaluate-every)."
+        return Paragraph(reason)
     path, metric = folder / "learning.png", groups[0].metric
     keys = [metric, *(key for key in ("training_loss", "loss") if all(key in record for record in records))]
     names = [folded(name, 48, 2) for name in curves]
@@ -94,11 +94,11 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
                 scores = [{record["epoch"]: float(record[key]) for record in run} for run in runs]
                 epochs = [epoch for epoch in scores[0] if all(epoch in score for score in scores)]
                 values = [[score[epoch] for score in scores] for epoch in epochs]
-                look = {**style._asdict(), "marker": point_alone(epochs)}
-                axes.plot(epochs, [fmean(value) for value in values], **look, label=name)
+                line_style = {**style._asdict(), "marker": point_alone(epochs)}
+                axes.plot(epochs, [fmean(value) for value in values], **line_style, label=name)
                 if len(runs) > 1:
-                    ends = [min(value) for value in values], [max(value) for value in values]
-                    axes.fill_between(epochs, *ends, color=style.color, alpha=0.15, lw=0)
+                    bounds = [min(value) for value in values], [max(value) for value in values]
+                    axes.fill_between(epochs, *bounds, color=style.color, alpha=0.15, lw=0)
             axes.set_ylabel("training loss" if key == "training_loss" else f"{where} {key.replace('_', ' ')}")
         count_axis(*panels)
         panels[-1].set_xlabel("epoch")
@@ -113,7 +113,7 @@ def learning(groups: Sequence[Group], folder: Path) -> Block:
 
 
 def _returned(run: PlannedRun) -> list[dict[str, Any]]:
-    """Return the evaluations of the network that a run returned (a game evaluates two), with its training loss."""
+    """Return the evaluations of the network that a run returned (a game has two networks), with training losses."""
     network = run.result["best_epoch"].get("network")
     records = [record for record in run.reader.metrics if record["network"] == network]
     losses = zip(records, training_losses(run.reader.telemetry, records), strict=True)
@@ -121,8 +121,8 @@ def _returned(run: PlannedRun) -> list[dict[str, Any]]:
 
 
 def folded(name: str, width: int = 24, lines: int = 4) -> str:
-    """Fold a long name into lines; of a name that is longer still, the middle is left out."""
-    parts = wrap(name, width, break_on_hyphens=False) or [""]
-    if len(parts) > lines:
-        parts = [*parts[: lines - 1], f"… {parts[-1]}"]
-    return "\n".join(parts)
+    """Fold a long name into lines; a name that is too long for them loses its middle."""
+    folds = wrap(name, width, break_on_hyphens=False) or [""]
+    if len(folds) > lines:
+        folds = [*folds[: lines - 1], f"… {folds[-1]}"]
+    return "\n".join(folds)

@@ -27,14 +27,14 @@ _OVER_TASKS = (
 )
 _RUNGS = (
     "The best rung is the baseline with the highest score on held-out rows of train, in its search. Times of "
-    "training are with the values that each search chose."
+    "training are with the values that the searches chose."
 )
 
 
 def write_study_report(study: Study) -> list[Table]:
     """Write the report of a study and ``results.csv``; return the tables to show."""
-    finished = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
-    groups = {name: {group.name: group for group in some} for name, some in finished.items() if some}
+    finished_of = {name: comparison.groups().values() for name, comparison in study.comparisons.items()}
+    groups = {name: {group.name: group for group in finished} for name, finished in finished_of.items() if finished}
     if not groups:
         return []
     missing = [f"{name}: {text}" for name, comparison in study.comparisons.items() for text in comparison.missing()]
@@ -45,19 +45,19 @@ def write_study_report(study: Study) -> list[Table]:
     warnings = [f"{task}: {text}" for task, methods in groups.items() for text in warnings_of([*methods.values()])]
     opening = [*warnings, *_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
-    shown: list[Table] = []
-    on = f" on {study.report_on}" if study.report_on else ""
-    for title, pictures, found_table, texts in (
-        (f"Scores{on}: means over seeds", (), _scores(study, reported), ()),
+    tables: list[Table] = []
+    data = f" on {study.report_on}" if study.report_on else ""
+    for title, pictures, table, texts in (
+        (f"Scores{data}: means over seeds", (), _scores(study, reported), ()),
         ("Differences by task", _pictures(study, declared), _differences(declared), [_TESTS]),
         ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),
         ("Scores on further data: means over seeds", (), _further(study, groups), ()),
         ("Published figures", (), _published(study, groups), ()),
     ):
-        if found_table.header:
-            blocks += [Heading(title), *pictures, found_table, *map(Paragraph, texts)]
-            shown.append(found_table)
+        if table.header:
+            blocks += [Heading(title), *pictures, table, *map(Paragraph, texts)]
+            tables.append(table)
     if study.published is not None:
         blocks += [Heading("The paper"), Paragraph(str(study.published))]
     folders = {name: study.comparisons[name].folder.relative_to(study.folder).as_posix() for name in groups}
@@ -66,27 +66,27 @@ def write_study_report(study: Study) -> list[Table]:
     study.folder.mkdir(parents=True, exist_ok=True)
     document.save(blocks, study.folder)
     document.save_rows(list(_csv_rows(study, groups)), study.folder / "results.csv")
-    return shown
+    return tables
 
 
 def _scored_on(study: Study, groups: Groups, name: str) -> Groups:
-    """Return the groups with their scores on further data, and without the runs that have none."""
-    made: dict[str, dict[str, Group]] = {}
+    """Return the groups with their scores on further data, without the runs that have no such score."""
+    scored: dict[str, dict[str, Group]] = {}
     for task, methods in groups.items():
         scoring = next(scoring for scoring in study.score_on[task] if scoring.name == name)
         for method, group in methods.items():
             if scores := _measured(group, scoring, group.metric):
-                made.setdefault(task, {})[method] = replace(group.on(scores), further=scores)
-    return made
+                scored.setdefault(task, {})[method] = replace(group.on(scores), further=scores)
+    return scored
 
 
 def _declared(study: Study, groups: Groups) -> Declared:
-    """Return the contrasts that were declared, the primary one or else all with the baseline, on each task."""
+    """Return the declared contrasts on all tasks: the primary one, or else every method against the baseline."""
     baseline = study.first.baseline.name
     others = [(method.name, baseline) for method in study.first.methods if method.name != baseline]
     pairs = others if study.primary is None else [study.primary]
-    known = [(pair, task) for pair in pairs for task, methods in groups.items() if {*pair} <= methods.keys()]
-    return contrasts({(pair, task): (groups[task][pair[0]], groups[task][pair[1]]) for pair, task in known})
+    labels = [(pair, task) for pair in pairs for task, methods in groups.items() if {*pair} <= methods.keys()]
+    return contrasts({(pair, task): (groups[task][pair[0]], groups[task][pair[1]]) for pair, task in labels})
 
 
 def _scores(study: Study, groups: Groups) -> Table:
@@ -123,14 +123,14 @@ def _verdict(declared: Declared) -> Iterator[str]:
 
 
 def _differences(declared: Declared) -> Table:
-    """The declared differences on each task, with one correction over all of them."""
-    named = declared.items()
-    rows = [{"difference of": " - ".join(pair), "task": task, **contrast.cells} for (pair, task), contrast in named]
+    """The declared differences by task, with one correction over all of them."""
+    pairs = [{"difference of": " - ".join(pair), "task": task} for pair, task in declared]
+    rows = [row | contrast.cells for row, contrast in zip(pairs, declared.values(), strict=True)]
     return Table.of(rows, texts=(0, 1))
 
 
 def _against_best_rung(study: Study, groups: Groups) -> Table:
-    """Each method that is no rung minus the best rung of each task, with one correction over all of them."""
+    """Every method that is no rung, minus the best rung of the task, with one correction over all rows."""
     best = {task: study.comparisons[task].best_of(study.rungs) if study.rungs else None for task in groups}
     rungs = {task: groups[task][name] for task, name in best.items() if name is not None and name in groups[task]}
     others = [(task, group) for task in rungs for group in groups[task].values() if group.name not in study.rungs]
@@ -144,11 +144,11 @@ def _against_best_rung(study: Study, groups: Groups) -> Table:
 
 
 def _across(study: Study, groups: Groups) -> Table:
-    """Mean differences to the baseline over tasks, of the methods that all of several tasks have."""
+    """Mean differences to the baseline over tasks, of the methods that ran on all tasks, if there are several."""
     baseline, rows = study.first.baseline.name, []
     for name in (method.name for method in study.first.methods if method.name != baseline):
-        known = {task: methods for task, methods in groups.items() if {name, baseline} <= methods.keys()}
-        compared = contrasts({task: (methods[name], methods[baseline]) for task, methods in known.items()})
+        shared = {task: methods for task, methods in groups.items() if {name, baseline} <= methods.keys()}
+        compared = contrasts({task: (methods[name], methods[baseline]) for task, methods in shared.items()})
         if len(compared) == len(groups) > 1:
             gaps = [[gap / _highest(contrast.mine) for gap in contrast.gaps] for contrast in compared.values()]
             mean, low, high = mean_over_tasks(gaps)
@@ -172,9 +172,10 @@ def _further(study: Study, groups: Groups) -> Table:
     for task, methods in groups.items():
         for scoring in study.score_on.get(task, ()):
             for name, group in methods.items():
-                known = [*_measured(group, scoring, group.metric).values()]
+                scores = [*_measured(group, scoring, group.metric).values()]
                 row = {"task": task, "scored on": scoring.name, "method": name}
-                row |= {"mean": _mean(known) if known else "not scored", "seeds": f"{len(known)} of {len(group.runs)}"}
+                row["mean"] = _mean(scores) if scores else "not scored"
+                row["seeds"] = f"{len(scores)} of {len(group.runs)}"
                 rows.append(row | {"on dev": _mean(group.scores)})
     return Table.of(rows, texts=(0, 1, 2))
 
@@ -184,8 +185,8 @@ def _published(study: Study, groups: Groups) -> Table:
     rows = []
     for task, methods in groups.items() if study.published is not None else ():
         scorings = {"dev": None, **{scoring.name: scoring for scoring in study.score_on.get(task, ())}}
-        for method, theirs in study.figures.get(task, {}).items():
-            for data, figure in theirs.items():
+        for method, figures_by_data in study.figures.get(task, {}).items():
+            for data, figure in figures_by_data.items():
                 mean, values = "not run", list[float]()
                 if (group := methods.get(method)) is not None:
                     if data in scorings:
@@ -200,7 +201,7 @@ def _published(study: Study, groups: Groups) -> Table:
 
 def _pictures(study: Study, declared: Declared) -> Iterator[Picture]:
     for number, pair in enumerate(dict.fromkeys(pair for pair, _ in declared), 1):
-        of_pair = {task: contrast for (both, task), contrast in declared.items() if both == pair}
+        of_pair = {task: contrast for (names, task), contrast in declared.items() if names == pair}
         path = study.folder / "plots" / f"difference-{number}.png"
         yield figures.forest(of_pair, path, f"{pair[0]} minus {pair[1]} by task, with 95 % intervals over seeds.")
 

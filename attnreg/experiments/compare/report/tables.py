@@ -18,20 +18,20 @@ from attnreg.experiments.results.document import Table
 
 def scores(groups: Sequence[Group], baseline: Group) -> Table:
     """Mean, standard deviation and the score of every seed; last, the trivial predictor."""
-    known = [(group.name, group.runs, group.scores) for group in groups]
-    known += [] if baseline.trivial is None else [(baseline.trivial[0], baseline.runs, baseline.trivial[1])]
+    entries = [(group.name, group.runs, group.scores) for group in groups]
+    entries += [] if baseline.trivial is None else [(baseline.trivial[0], baseline.runs, baseline.trivial[1])]
     rows, seeds = [], [run.seed for group in groups for run in group.runs]
-    for name, runs, values in known:
+    for name, runs, values in entries:
         mean, _ = score_cells(values)
         deviation = f"{np.std(values, ddof=1):.4f}" if len(values) > 1 else "1 seed"  # `stdev` takes no nan
         of_seed = {run.seed: f"{value:.3f}" for run, value in zip(runs, values, strict=True)}
-        shown = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
-        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": shown})
+        scores_by_seed = "  ".join(of_seed.get(seed, "none") for seed in range(min(seeds), max(seeds) + 1))
+        rows.append({"method": name, "mean": mean, "SD": deviation, f"seeds, from {min(seeds)}": scores_by_seed})
     return Table.of(rows, texts=(0, 3))
 
 
 def differences(compared: Sequence[Contrast]) -> Table:
-    """Each method's score minus the baseline's, paired by seed."""
+    """A method's score minus the baseline's, paired by seed."""
     rows = []
     for contrast in compared:
         detects = contrast.cells["p"] if contrast.detectable is None else f"{contrast.detectable:.4f}"
@@ -45,8 +45,8 @@ def fit(groups: Sequence[Group]) -> Table:
     for group in groups:
         train, dev = (group.mean(split, group.metric) for split in ("train", "dev"))
         row = {"method": group.name, "train": f"{train:.4f}", group.where: f"{dev:.4f}", "gap": f"{train - dev:+.4f}"}
-        both = zip(("train", "dev"), ("train", group.where), strict=True)
-        row |= {f"{name} loss": f"{group.mean(split, 'loss'):.3f}" for split, name in both}
+        columns = zip(("train", "dev"), ("train", group.where), strict=True)
+        row |= {f"{name} loss": f"{group.mean(split, 'loss'):.3f}" for split, name in columns}
         errors = [result["dev"]["calibration_error"] for result in group.results]
         row["calibration error"] = "none" if None in errors else f"{fmean(errors):.3f}"
         rows.append(row)
@@ -57,7 +57,7 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
     """Time and memory relative to the baseline, and the drop rate."""
     rows = []
     for group in groups:
-        memory, of_baseline = (one.mean("peak_memory_bytes") for one in (group, baseline))
+        memory, of_baseline = (runs.mean("peak_memory_bytes") for runs in (group, baseline))
         row = {"method": group.name, "training time (s)": f"{group.training_time:.0f}"}
         row["time ratio"] = f"{group.training_time / baseline.training_time:.2f}"
         row["memory ratio"] = f"{memory / of_baseline:.2f}" if of_baseline else "not measured"  # on some systems
@@ -71,7 +71,7 @@ def cost(groups: Sequence[Group], baseline: Group) -> Table:
 
 
 def equal_time(compared: Sequence[Contrast]) -> Table:
-    """Each method's score minus that of the baseline with the same training time."""
+    """A method's score minus the score of the baseline with the same training time."""
     rows = []
     for contrast in compared:
         mine, longer = contrast.mine, contrast.other
@@ -83,29 +83,30 @@ def equal_time(compared: Sequence[Contrast]) -> Table:
 
 
 def options(comparison: Comparison, groups: Sequence[Group]) -> Table:
-    """The options of each method, and the number of combinations that were tried to select them."""
+    """The options of the methods, and the number of combinations that were tried to select them."""
     rows, methods = [], {method.name: method for method in comparison.methods}
     has_aliases = any(method.alias for method in comparison.methods)
     for group in groups:
         method, config = methods[group.name], group.first["config"]
         values = {**{name: config[name] for name in not_common(groups)}, **config["own"]}
         flag = group.runs[0].settings.flag
-        typed = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
+        flags = " ".join(filter(None, (as_typed(flag(name), value) for name, value in values.items())))
         tries = str(method.tries) if method.winner is None else f"{method.tries} ({method.winner.runs} runs)"
-        given = {"as given": method.text} if has_aliases else {}
-        rows.append({"method": method.name, **given, "options": typed or "none", "tries": tries})
+        alias = {"as given": method.text} if has_aliases else {}
+        rows.append({"method": method.name, **alias, "options": flags or "none", "tries": tries})
     return Table.of(rows, texts=(0, 1, 2) if has_aliases else (0, 1))
 
 
 def not_common(groups: Sequence[Group]) -> list[str]:
-    """Names of the shared options (those of all recipes) in which these runs differ."""
+    """Names of the options of all recipes in which these runs differ."""
     configs = [group.first["config"] for group in groups]
     left_out = {"own", "recipe", "seed", *NO_OPTIONS}
-    return [name for name in configs[0] if name not in left_out and any(c[name] != configs[0][name] for c in configs)]
+    names = [name for name in configs[0] if name not in left_out]
+    return [name for name in names if any(config[name] != configs[0][name] for config in configs)]
 
 
 def tries(comparison: Comparison) -> Table | None:
-    """The score of each searched combination on held-out rows; ``None`` if nothing was searched."""
+    """The scores of the searched combinations on held-out rows; ``None`` if nothing was searched."""
     rows = []
     for method in comparison.methods:
         chosen = comparison.chosen(method)

@@ -65,8 +65,8 @@ class Choice:
         """Choose a value."""
         if len(self.extremes) == 1:
             return self.extremes[0]
-        named = {literal(value): value for value in self.extremes}  # optuna's file holds no lists
-        return named[trial.suggest_categorical(name, list(named))]
+        by_text = {literal(value): value for value in self.extremes}  # optuna's file holds no lists
+        return by_text[trial.suggest_categorical(name, list(by_text))]
 
 
 Values = Range | Choice
@@ -89,42 +89,41 @@ class Space:
     layers: int | None = None
 
     def starts(self) -> list[dict[str, bool]]:
-        """Return which providers are in the first trials: none, which is plain fine-tuning, and each one alone."""
+        """Return the providers of the first trials: none, which is plain fine-tuning, then every provider alone."""
         plain = dict.fromkeys(self.providers, False)
         return [plain, *({**plain, name: True} for name in plain)] if plain else []
 
     def draw(self, trial: Trial, order: random.Random) -> str:
-        """Draw a method; providers are asked for in a random ``order``, which matters if not all may be in."""
+        """Draw a method. The random ``order`` of the providers matters if a composition may not hold all of them."""
         options = {flag: values.draw(trial, flag) for flag, values in self.options.items()}
         parts: dict[str, str] = {}
         for name in order.sample(list(self.providers), len(self.providers)):
             if len(parts) < self.most and trial.suggest_categorical(name, [False, True]):
-                drawn = {key: values.draw(trial, f"{name} {key}") for key, values in self.providers[name].items()}
-                parts[name] = self._expression(name, drawn)
+                arguments = {key: values.draw(trial, f"{name} {key}") for key, values in self.providers[name].items()}
+                parts[name] = self._expression(name, arguments)
         return self._method(options, [parts[name] for name in self.providers if name in parts])
 
     def extremes(self) -> Iterator[str]:
         """Return the methods to check before the search starts."""
-        parts = [
-            [self._expression(name, drawn)] for name, provider in self.providers.items() for drawn in _cycled(provider)
-        ]
-        for drawn in _cycled({"": Choice(parts or [[]]), **self.options}):
-            part = drawn.pop("")
-            yield self._method(drawn, part)
+        providers = self.providers.items()
+        parts = [[self._expression(name, arguments)] for name, values in providers for arguments in _cycled(values)]
+        for options in _cycled({"": Choice(parts or [[]]), **self.options}):
+            part = options.pop("")
+            yield self._method(options, part)
 
-    def _expression(self, name: str, drawn: dict[str, Any]) -> str:
-        indices = layer_indices(drawn.pop("layers"), self.layers)
-        call = f"{name}({', '.join(f'{key}={literal(value)}' for key, value in drawn.items())})"
+    def _expression(self, name: str, arguments: dict[str, Any]) -> str:
+        indices = layer_indices(arguments.pop("layers"), self.layers)
+        call = f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})"
         return call if indices is None else f"OnLayers({call}, {indices})"
 
-    def _method(self, drawn: Mapping[str, Any], parts: Sequence[str]) -> str:
+    def _method(self, options: Mapping[str, Any], parts: Sequence[str]) -> str:
         recipe = self.recipe
         if self.providers and not parts:
-            recipe, known = _PLAIN, {param.opts[0] for param in load_command(_PLAIN).params}
-            drawn = {flag: value for flag, value in drawn.items() if flag in known}
+            recipe, flags = _PLAIN, {param.opts[0] for param in load_command(_PLAIN).params}
+            options = {flag: value for flag, value in options.items() if flag in flags}
         # Without single quotes, so that a shell needs only those.
         quoted = " & ".join(parts).replace("\\", "\\\\").replace('"', '\\"')
-        words = [recipe, f'--provider "{quoted}"' if parts else "", *(as_typed(*item) for item in drawn.items())]
+        words = [recipe, f'--provider "{quoted}"' if parts else "", *(as_typed(*item) for item in options.items())]
         return " ".join(word for word in words if word)
 
 
@@ -136,13 +135,13 @@ def layer_indices(where: Any, layers: int | None) -> list[int] | None:
     if layers is not None:
         words |= {"lower half": list(range(layers // 2)), "upper half": list(range(layers // 2, layers))}
     if where not in words:
-        known = ", ".join(words) + ("" if layers else " (no halves: the model's number of layers is unknown)")
-        raise InputError(f"Expected `layers` in the search space as {known}, or lists of layer indices, got {where!r}.")
+        forms = ", ".join(words) + ("" if layers else " (no halves: the model's number of layers is unknown)")
+        raise InputError(f"Expected `layers` in the search space as {forms}, or lists of layer indices, got {where!r}.")
     return words[where]
 
 
 def read_space(text: str | None) -> Space:
-    """Read a search space from YAML (default: ``DEFAULT``), given directly or as a ``.yaml`` or ``.yml`` file.
+    """Read a search space from YAML (default: ``DEFAULT``), directly or from a ``.yaml`` or ``.yml`` file.
 
     Example:
         >>> space = read_space("{recipe: ad-drop, options: {--q: 0.1..0.5}}")
@@ -152,23 +151,23 @@ def read_space(text: str | None) -> Space:
     source = text or DEFAULT
     is_file = source.lower().endswith((".yaml", ".yml"))
     content = mapping(load_yaml(Path(source) if is_file else source, "the search space"), "the search space", _KEYS)
-    options, given = (mapping(content.get(key), f"`{key}` of the search space") for key in ("options", "providers"))
-    if not options and not given:
+    options, entries = (mapping(content.get(key), f"`{key}` of the search space") for key in ("options", "providers"))
+    if not options and not entries:
         raise InputError("The search space is empty: give `options`, `providers`, or both.")
-    if not given and (unused := sorted({"layers", "most"} & content.keys())):
+    if not entries and (unused := sorted({"layers", "most"} & content.keys())):
         raise InputError(f"`{unused[0]}` of the search space is of `providers`, which it lacks: remove it.")
     providers: dict[str, dict[str, Values]] = {}
-    for name, arguments in given.items():
-        of_provider = mapping(arguments, f"{name} in the search space")
-        whole = {**of_provider, "layers": of_provider.get("layers", content.get("layers", list(LAYERS)))}
-        providers[name] = {key: read_values(value, f"{name} {key}") for key, value in whole.items()}
+    for name, entry in entries.items():
+        arguments = mapping(entry, f"{name} in the search space")
+        arguments = {**arguments, "layers": arguments.get("layers", content.get("layers", list(LAYERS)))}
+        providers[name] = {key: read_values(value, f"{name} {key}") for key, value in arguments.items()}
     most = content.get("most", max(1, len(providers)))
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
     recipe = content.get("recipe", "regularize" if providers else _PLAIN)
     flags = {f"--{name.lstrip('-').replace('_', '-')}": value for name, value in options.items()}
-    known = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
-    switches = {flag for param in known for flag in (*param.opts, *param.secondary_opts)}
+    params = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
+    switches = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
     check_switches(flags, switches, "the search space")
     values = {flag: read_values(value, flag) for flag, value in flags.items()}
     return Space(str(recipe), values, providers, most, content)
@@ -209,7 +208,7 @@ def _number(value: Any) -> Any:
 
 
 def _cycled(values: Mapping[str, Values]) -> list[dict[str, Any]]:
-    """Combine each extreme value with some of the others, so that all of them are there."""
+    """Return combinations of the extreme values that hold every extreme value at least once."""
     ends = {name: value.extremes for name, value in values.items()}
     count = max(map(len, ends.values()))
     return [{name: end[number % len(end)] for name, end in ends.items()} for number in range(count)]

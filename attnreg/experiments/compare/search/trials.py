@@ -65,8 +65,8 @@ class Trials:
             self._study.enqueue_trial(start)
         #: the trials that have been drawn, without repeated ones
         self.all: list[Trial] = []
-        self._asked: list[optuna.trial.Trial] = []  # of each of these
-        self._draws = self._repeats = 0  # all draws, and the last ones in a row that were not new
+        self._optuna_trials: list[optuna.trial.Trial] = []  # in the order of `all`
+        self._draws = self._repeats = 0  # all draws, and the latest ones in a row that were not new
         self._events: list[Any] = []
         try:
             for event in json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []:
@@ -75,48 +75,48 @@ class Trials:
         except (OSError, ValueError, TypeError, IndexError) as error:
             raise InputError(f"Cannot read the trials in {path}: {error!r}.") from error
 
-    def next_round(self, size: int, most: int) -> list[Trial]:
-        """Return the trials of a round: those that a kill has left, and new ones, up to ``most`` trials in all.
+    def next_round(self, size: int, limit: int) -> list[Trial]:
+        """Return the trials of a round: unfinished trials of a killed search, and new ones, up to ``limit`` in all.
 
-        A round is only told once it is full, so that the draws do not depend on how long the runs take.
+        optuna learns the scores of a round once it is full, so that the draws do not depend on how long runs take.
         """
-        while len(self.all) < most:
-            full = len(self.all) % size == 0 and any(trial.state == "running" for trial in self.all)
-            drawn = False
-            while not (full or drawn) and self._repeats < 2 * REPEATS:
-                drawn = self._draw()
+        while len(self.all) < limit:
+            is_full = len(self.all) % size == 0 and any(trial.state == "running" for trial in self.all)
+            is_new = False
+            while not (is_full or is_new) and self._repeats < 2 * REPEATS:
+                is_new = self._draw()
                 self._keep(None)
-            if not drawn:  # if the round is not full, the space seems exhausted
+            if not is_new:  # if the round is not full, the space seems exhausted
                 break
         return [trial for trial in self.all if trial.state == "running"]
 
-    def tell(self, tried: Trial, scores: Sequence[float], failure: str | None) -> Trial:
-        """End a trial with its scores by seed, or with the reason why a run has failed."""
-        self._end(tried.number, list(scores), failure)
-        self._keep([tried.number, list(scores), failure])
-        return self.all[tried.number]
+    def tell(self, trial: Trial, scores: Sequence[float], failure: str | None) -> Trial:
+        """End a trial with its scores by seed, or with the reason for the failure of a run."""
+        self._end(trial.number, list(scores), failure)
+        self._keep([trial.number, list(scores), failure])
+        return self.all[trial.number]
 
     def _draw(self) -> bool:
         """Draw a trial; return whether its method is new."""
-        # A sampler per trial, whose seed depends on nothing else: so a search that goes on draws the same.
-        order = random.Random(f"{self._sampler_seed} {self._draws}")
-        seed, start = order.getrandbits(31), RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
+        # A sampler per trial, whose seed depends on nothing else, so that a search that goes on draws the same trials.
+        generator = random.Random(f"{self._sampler_seed} {self._draws}")
+        seed, start = generator.getrandbits(31), RANDOM_TRIALS if self._repeats < REPEATS else sys.maxsize
         self._study.sampler = TPESampler(n_startup_trials=start, seed=seed, constant_liar=True)
-        asked = self._study.ask()
-        method = self._space.draw(asked, order)
+        optuna_trial = self._study.ask()
+        method = self._space.draw(optuna_trial, generator)
         is_new = all(method != trial.method.text for trial in self.all)
         self._draws, self._repeats = self._draws + 1, 0 if is_new else self._repeats + 1
         if is_new:
             number = len(self.all)
             self.all.append(Trial(number, Method(method, f"trial-{number}"), [], "running"))
-            self._asked.append(asked)
+            self._optuna_trials.append(optuna_trial)
         else:
-            self._study.tell(asked, state=TrialState.FAIL)  # optuna learns nothing from a repeated one
+            self._study.tell(optuna_trial, state=TrialState.FAIL)  # optuna learns nothing from a repeated trial
         return is_new
 
     def _end(self, number: int, scores: list[float], failure: str | None) -> None:
         result: dict[str, Any] = {"values": fmean(scores)} if failure is None else {"state": TrialState.FAIL}
-        self._study.tell(self._asked[number], **result)
+        self._study.tell(self._optuna_trials[number], **result)
         state: State = "complete" if failure is None else "failed"
         self.all[number] = replace(self.all[number], scores=scores, state=state, failure=failure)
 
@@ -129,7 +129,7 @@ class Trials:
 class Search:
     """A search for the best options and the best composition of providers.
 
-    ``runs`` is the budget, of which each trial takes one per seed.
+    ``runs`` is the budget, of which a trial takes one per seed.
     """
 
     space: Space
@@ -154,14 +154,14 @@ class Search:
 
     @property
     def other_options(self) -> str | None:
-        """The options that were others for the search in the folder, if any; it may have had other ``--runs``."""
-        old, new = ({**made.pop("options", {}), **made} for made in (self._output.read(), self._settings))
-        names = [name for name in {**new, **old} if old and old.get(name) != new.get(name)]
+        """The options in which the search in the folder differs, if any; ``--runs`` may differ."""
+        saved, new = ({**settings.pop("options", {}), **settings} for settings in (self._output.read(), self._settings))
+        names = [name for name in {**new, **saved} if saved and saved.get(name) != new.get(name)]
         return f"other {', '.join(map(flag_of, names))}" if names else None
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What must be the same when a search goes on."""
+        """The settings that must be the same when a search goes on."""
         options = {name: value if value is True else str(value) for name, value in self.held_out.options.items()}
         held_out = {"options": options, "seeds": self.held_out.seeds, "search_rows": self.held_out.rows}
         return {"space": self.space.content, **held_out, "sampler_seed": self.sampler_seed}
@@ -176,28 +176,28 @@ class Search:
         with self._output.locked():
             self._output.write(self._settings)
             trials = Trials(self._output.path / "trials.json", self.space, self.sampler_seed)
-            for run in self.known(trials):
+            for run in self.runs_of(trials):
                 run.check()
             yield trials
 
     def make(self, trials: Trials, launch: Launcher, jobs: int, console: Console) -> None:
         """Make runs until the budget is spent, or nothing is left to try."""
-        most = self.runs // self.held_out.seeds
-        while tried := trials.next_round(jobs, most):
-            say(console, *(f"trial-{trial.number}: {trial.method.text}" for trial in tried))
-            runs = [self.held_out.runs(trial.method) for trial in tried]
-            if unfinished := [run for some in runs for run in some if not run.finished]:
-                with Board(self.known(trials), console, total=most * self.held_out.seeds) as board:
+        limit = self.runs // self.held_out.seeds
+        while unscored := trials.next_round(jobs, limit):
+            say(console, *(f"trial-{trial.number}: {trial.method.text}" for trial in unscored))
+            runs_by_trial = [self.held_out.runs(trial.method) for trial in unscored]
+            if unfinished := [run for runs in runs_by_trial for run in runs if not run.finished]:
+                with Board(self.runs_of(trials), console, total=limit * self.held_out.seeds) as board:
                     launch(unfinished, board)
-            for trial, some in zip(tried, runs, strict=True):
-                for run in some:
+            for trial, runs in zip(unscored, runs_by_trial, strict=True):
+                for run in runs:
                     run.tidy()
-                say(console, self._told(trials, trial, some))
-        if len(trials.all) < most:
+                say(console, self._end(trials, trial, runs))
+        if len(trials.all) < limit:
             say(console, "The search space has nothing left to try.")
 
-    def _told(self, trials: Trials, trial: Trial, runs: Sequence[PlannedRun]) -> str:
-        """Tell optuna how the runs of a trial have ended; say it."""
+    def _end(self, trials: Trials, trial: Trial, runs: Sequence[PlannedRun]) -> str:
+        """Tell optuna how the runs of a trial have ended; return a sentence that says it."""
         name, leader = f"trial-{trial.number}", best(trials.all)
         scores, failed = [run.score for run in runs if run.finished], [run for run in runs if not run.finished]
         failure = (failed[0].failure or "no output") if failed else None
@@ -210,27 +210,28 @@ class Search:
             return f"{name}: mean {trial.mean:.4f}, the best so far"
         return f"{name}: mean {trial.mean:.4f} (best: trial-{leader.number}, {leader.mean:.4f})"
 
-    def known(self, trials: Trials) -> list[PlannedRun]:
+    def runs_of(self, trials: Trials) -> list[PlannedRun]:
         """Return the runs of all trials so far."""
         return [run for trial in trials.all for run in self.held_out.runs(trial.method)]
 
 
 def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list[str | Table]:
-    """Write the winner and the report; return what to show: nothing, if no trial is complete.
+    """Write the winner and the report; return the texts and tables to show, none if no trial is complete.
 
-    ``command`` are the words of the command that made the search. Raises an ``InputError`` if trials have failed and
-    none is complete.
+    ``command`` are the words of the search's command. Raises an ``InputError`` if trials have failed and none is
+    complete.
     """
     failures = [f"trial-{trial.number} failed: {trial.failure}" for trial in trials.all if trial.failure is not None]
-    if (first := best(trials.all)) is None:
+    if (winning := best(trials.all)) is None:
         if failures:
             raise InputError(f"No trial has finished. {failures[0]}")
         return []
-    held_out, made = search.held_out, [run for run in search.known(trials) if run.finished or run.failure is not None]
-    said = _summary(search, trials, made)
-    run = held_out.runs(first.method)[0]
-    counts = len(trials.all), len(made), held_out.seeds, held_out.rows
-    winner = Winner(first.method.text, first.mean, run.settings.task, *counts)
+    held_out = search.held_out
+    ended = [run for run in search.runs_of(trials) if run.finished or run.failure is not None]
+    summary = _summary(search, trials, ended)
+    run = held_out.runs(winning.method)[0]
+    counts = len(trials.all), len(ended), held_out.seeds, held_out.rows
+    winner = Winner(winning.method.text, winning.mean, run.settings.task, *counts)
     folder = held_out.folder
     winner.write(folder)
     ranked = sorted(trials.all, key=lambda trial: -rank(trial.mean) if trial.state == "complete" else math.inf)
@@ -239,9 +240,9 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code(shlex.join(command)),
-        Paragraph(said),
+        Paragraph(summary),
         Paragraph(
-            f"Each trial is scored on {held_out.rows} rows held out from train, with seeds from "
+            f"A trial is scored on {held_out.rows} rows held out from train, with seeds from "
             f"{FIRST_SEED} on ({held_out.seeds} in all). Dev was not used. The sampler's seed is {search.sampler_seed}."
         ),
         Heading("Winner"),
@@ -254,16 +255,16 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     ]
     document.save(blocks, folder)
     saved = f"Report saved to {folder}/report.md and report.html."
-    return [_table(ranked[:5]), said, "Compare the winner:", compare, saved]
+    return [_table(ranked[:5]), summary, "Compare the winner:", compare, saved]
 
 
-def _summary(search: Search, trials: Trials, made: Sequence[PlannedRun]) -> str:
+def _summary(search: Search, trials: Trials, ended: Sequence[PlannedRun]) -> str:
     """Say how many trials and runs there were, and what they cost."""
     states = [trial.state for trial in trials.all]
     names = {"complete": "complete", "failed": "failed", "running": "unfinished"}
     counts = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
-    minutes = sum(run.seconds for run in made if run.finished) / 60
-    runs = f"{len(made)} runs of at most {search.runs}"
+    minutes = sum(run.seconds for run in ended if run.finished) / 60
+    runs = f"{len(ended)} runs of at most {search.runs}"
     return f"{len(states)} trials ({counts}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 

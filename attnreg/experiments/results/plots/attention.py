@@ -52,7 +52,7 @@ def plot_sample(run: RunReader, path: Path, layer: int) -> None:
         raise UsageError(f"Expected --layer from 0 to {layers - 1}, the layers of {run.folder}/model, got {layer}.")
     kind = kind_class(task.kind)(task, tokenizer, run.config["max_length"])
     rows = kind.encode(splits.get("validation", splits.get("train"))).remove_columns(REFERENCE)
-    number = next((i for i, length in enumerate(kind.lengths(rows)) if 8 <= length <= LONGEST_SAMPLE), 0)
+    number = next((row for row, length in enumerate(kind.lengths(rows)) if 8 <= length <= LONGEST_SAMPLE), 0)
     batch = kind.collate([rows[number]])
     with torch.no_grad():
         choice = int(model.eval()(**batch).logits.argmax()) if task.choices else 0
@@ -116,11 +116,9 @@ def plot_attention(
     panels: list[tuple[str, Tensor, str]] = [("attention (square-root scale)", weights[choice, head], "Greys")]
     if isinstance(provider, attnreg.AttributionProvider) and attributions is not None and site is not None:
         region = functional.candidate_region(attributions, site.valid, provider.p, provider.region)
-        shown = attributions[choice, head, : len(tokens), : len(tokens)]
-        by_row = shown / shown.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-        panels.append(
-            (f"attribution by {provider.method.replace('_', ' ')}, each row on its own scale", by_row, "PuOr")
-        )
+        attribution = attributions[choice, head, : len(tokens), : len(tokens)]
+        by_row = attribution / attribution.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        panels.append((f"attribution by {provider.method.replace('_', ' ')}, scaled by row", by_row, "PuOr"))
         panels.append((f"candidate region, p = {provider.p:g}", region[choice, head], "Greys"))
     kept = None if mask is None else mask.units_kept
     kept = torch.ones((), dtype=torch.bool) if kept is None else kept
@@ -132,9 +130,9 @@ def plot_attention(
 
 
 def _matrix(axes: Any, values: Tensor, colors: str, tokens: Sequence[str], title: str, *, with_rows: bool) -> None:
-    shown = values[: len(tokens), : len(tokens)].float().cpu().numpy()
+    cells = values[: len(tokens), : len(tokens)].float().cpu().numpy()
     norm, ticks = (Normalize(-1, 1), [-1, 0, 1]) if colors == "PuOr" else (PowerNorm(0.5, 0, 1), [0, 0.1, 0.3, 0.6, 1])
-    image = axes.imshow(shown, cmap=colors, norm=Normalize(0, 1.2) if values.dtype == torch.bool else norm)
+    image = axes.imshow(cells, cmap=colors, norm=Normalize(0, 1.2) if values.dtype == torch.bool else norm)
     if values.dtype != torch.bool:
         axes.figure.colorbar(image, ax=axes, shrink=0.6, ticks=ticks)
     axes.set_title(title)

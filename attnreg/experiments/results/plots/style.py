@@ -38,12 +38,12 @@ def styles() -> Iterator[Style]:
 
 def count_axis(*axes: Axes) -> None:
     """Give the x axes of steps, epochs or rounds whole numbers only."""
-    for one in axes:
-        one.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for panel in axes:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def point_alone(values: Sized) -> str | None:
-    """Return the marker of a line without markers: a dot if the line is one point, which would not be seen."""
+    """Return the marker of a line without markers: a dot if the line is a single point, which would be invisible."""
     return "." if len(values) == 1 else None
 
 
@@ -66,14 +66,14 @@ def picture(
         figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
-        for one in axes if grid is not None else ():
-            one.grid(axis=grid, color="#dddddd", lw=0.6)
-            one.set_axisbelow(True)
+        for panel in axes if grid is not None else ():
+            panel.grid(axis=grid, color="#dddddd", lw=0.6)
+            panel.set_axisbelow(True)
         yield axes
-        for one in axes:
-            one.spines[["top", "right"]].set_visible(False)
+        for panel in axes:
+            panel.spines[["top", "right"]].set_visible(False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if any(one.images for one in figure.axes):
+        if any(panel.images for panel in figure.axes):
             figure.draw_without_rendering()  # images have a fixed aspect, and the first layout does not know their size
         figure.savefig(path, dpi=DPI)
         for suffix, metadata in VECTOR_FORMATS.items() if published else ():  # the same figure gives the same file
@@ -82,17 +82,17 @@ def picture(
 
 def legend_beside(*axes: Axes) -> None:
     """Put a legend at the right of the axes, with every label once."""
-    for one in axes:
-        named = dict(zip(*reversed(one.get_legend_handles_labels()), strict=True))
-        one.legend(named.values(), named.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for panel in axes:
+        handles = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+        panel.legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def moving_mean(values: list[float], window: int) -> list[float]:
-    """Return the mean of the last ``window`` values at each position; the first positions average fewer values.
+    """Return the mean of the last ``window`` values at every position; the first positions average fewer values.
 
     Example:
         >>> moving_mean([1.0, 3.0, 5.0, 7.0], 2)
         [1.0, 2.0, 4.0, 6.0]
     """
-    parts = (values[max(0, end + 1 - window) : end + 1] for end in range(len(values)))
-    return [sum(part) / len(part) for part in parts]
+    windows = (values[max(0, end + 1 - window) : end + 1] for end in range(len(values)))
+    return [sum(part) / len(part) for part in windows]
