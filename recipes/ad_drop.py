@@ -73,5 +73,5 @@ def ad_drop(run: "attnreg.experiments.Run", layers: str | list[int] | None, **op
 
     Example: attnreg recipe ad-drop --task cola --p 0.3 --q 0.1
     """
-    layers = run.task.ad_drop_layers if layers is None else layers
-    run.report(run.train(provider=attnreg.ADDrop(layers=None if isinstance(layers, str) else layers, **options)))
+    chosen = run.task.ad_drop_layers if layers is None else layers
+    run.report(run.train(provider=attnreg.ADDrop(layers=None if isinstance(chosen, str) else chosen, **options)))

@@ -30,7 +30,7 @@ _FIT = (
            help="Folder for model and report (default: runs/fit-NAME)."),
     option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available)."),
     option("--threads", type=click.IntRange(min=1), group=RUNNING,
-           help="CPU threads at most (default: torch's own number)."),
+           help="CPU threads at most (default: torch's number)."),
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Contrast:
 
     @property
     def keeps(self) -> bool:
-        """Whether a gain is still there."""
+        """Whether the method still scores higher."""
         return (self.holds or self.is_alike) and self.difference.mean > 0
 
     @property
@@ -128,7 +128,7 @@ def _significant(contrast: Contrast) -> str:
 
 
 def _with_the_same_time(compared: Sequence[Contrast]) -> Iterator[str]:
-    """Say what the baseline with the same training time leaves of the gains."""
+    """Say which gains disappear if the baseline trains for the same time."""
     if lost := sorted(contrast.mine.name for contrast in compared if not (contrast.holds or contrast.is_alike)):
         verb = "shows" if len(lost) == 1 else "show"
         yield f"Given the same training time, {', '.join(lost)} {verb} no significant gain."

@@ -28,7 +28,7 @@ WINNER = "winner.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NAME = r"[A-Za-z0-9]\w*(?:-\w+)*"
 _ALIAS = re.compile(rf"({_NAME})=(?=\S)")
-_FOLDERS = ("search", "plots")  # of a comparison, besides those of the methods
+_FOLDERS = ("search", "plots")  # of a comparison, besides the folders of methods
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class RunReader:
 
     @functools.cached_property
     def predictions(self) -> list[dict[str, Any]]:
-        """Label and prediction of each dev row, in order."""
+        """Label and prediction of every dev row, in order."""
         return self._lines("predictions.jsonl")
 
     @property
@@ -140,7 +140,7 @@ class RunReader:
             raise InputError(f"Cannot read {path} as JSON: {error}.") from error
 
 
-# The files of a run that failed before its first checkpoint: none of them must be kept.
+# The files of a run that failed before its first checkpoint: none of them needs to be kept.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
 
 

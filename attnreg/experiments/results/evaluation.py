@@ -56,7 +56,7 @@ def evaluate(
     """Compute the loss and the task's metrics in eval mode.
 
     Args:
-        network: returns ``logits``, and ``loss`` when it is given labels.
+        network: returns ``logits``, and ``loss`` if the batch has labels.
         labelled: the rows.
         kind: the kind of task.
         accelerator: splits the rows over its processes, which must all call this function with the same rows.

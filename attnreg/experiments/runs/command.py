@@ -183,8 +183,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             raise UsageError(f"Expected a finite number for {parameter.opts[0]}, got {value}.")
         if isinstance(value, int) and value > LARGEST_WHOLE:
             raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
-    own = dict(options)
-    shared = {option.name: own.pop(option.name) for option in OPTIONS}
+    recipe_options = dict(options)
+    shared = {option.name: recipe_options.pop(option.name) for option in OPTIONS}
     task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
     if task.evaluation_only:
         advice = f"run `attnreg evaluate RUN --task {task.name}`"
@@ -206,9 +206,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     shared["output_dir"] = shared["output_dir"] or Path("runs") / f"{command.name}-{data}-seed{shared['seed']}"
     flags = {str(param.name): "/".join((param.opts[0], *param.secondary_opts[:1])) for param in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
-    settings = Settings(recipe=str(command.name), own=own, flags=flags, recipe_file=source, **shared)
+    settings = Settings(recipe=str(command.name), own=recipe_options, flags=flags, recipe_file=source, **shared)
     if isinstance(command, RecipeCommand):
-        values = {**vars(settings), **own}
+        values = {**vars(settings), **recipe_options}
         for name, reason in (row for row in command.excludes if len(row) == 2):
             if is_set(name, values):
                 raise UsageError(f"Recipe {command.name} {reason}: remove {settings.flag(name)}.")

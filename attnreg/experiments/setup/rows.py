@@ -95,9 +95,9 @@ def _of_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 
 CHECKED = 1000  # rows whose length is checked
-MUCH = 0.2  # of these rows
+MUCH = 0.2  # the share of these rows that may be cut
 _READ = 200  # rows whose tokens are checked
-_UNKNOWN = 1 / 3  # of these tokens
+_UNKNOWN = 1 / 3  # the share of these tokens that may be unknown
 _UNCUT = 1_000_000
 _SHOWN = 5  # numbers of rows
 _SEVERAL = 5  # rows, of another class

@@ -83,7 +83,7 @@ class Setup:
             for name in self.task.validation[1:]
             if name in splits and self.scored_on == "dev"
         }
-        #: the rows held out of the whole run, before other held-out rows, for ``--patience`` or ``--select best``, if any
+        #: the rows held out of the whole run, before all others, for ``--patience`` or ``--select best``, if any
         self.stopping: Labelled | None = None
         if settings.stop_on == "held-out":
             size = settings.stopping_rows or min(256, max(1, len(self.train_rows) // 10))

@@ -46,9 +46,9 @@ def write_study_report(study: Study) -> list[Table]:
     opening = [*warnings, *_verdict(declared), *study.notes, *missing]
     blocks: list[Block] = [Heading(f"Study {study.folder.name}"), *map(Paragraph, opening), Contents()]
     tables: list[Table] = []
-    data = f" on {study.report_on}" if study.report_on else ""
+    suffix = f" on {study.report_on}" if study.report_on else ""
     for title, pictures, table, texts in (
-        (f"Scores{data}: means over seeds", (), _scores(study, reported), ()),
+        (f"Scores{suffix}: means over seeds", (), _scores(study, reported), ()),
         ("Differences by task", _pictures(study, declared), _differences(declared), [_TESTS]),
         ("Against the best rung", (), _against_best_rung(study, reported), [_RUNGS]),
         ("Over tasks", (), _across(study, reported), [_OVER_TASKS]),

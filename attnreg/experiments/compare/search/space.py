@@ -121,7 +121,7 @@ class Space:
         if self.providers and not parts:
             recipe, flags = _PLAIN, {param.opts[0] for param in load_command(_PLAIN).params}
             options = {flag: value for flag, value in options.items() if flag in flags}
-        # Without single quotes, so that a shell needs only those.
+        # In double quotes, so that a shell needs only single quotes.
         quoted = " & ".join(parts).replace("\\", "\\\\").replace('"', '\\"')
         words = [recipe, f'--provider "{quoted}"' if parts else "", *(as_typed(*item) for item in options.items())]
         return " ".join(word for word in words if word)
@@ -176,7 +176,7 @@ def read_space(text: str | None) -> Space:
 def read_values(value: Any, name: str) -> Values:
     """Read a range such as ``0.1..0.5``, ``1..8`` or ``1e-5..1e-3 log``, a list of choices, or a fixed value.
 
-    ``name`` is what has this value, for messages.
+    ``name`` names the value in messages.
     """
     if isinstance(value, str) and (ends := _RANGE.fullmatch(value.strip())):
         low, high, log = _number(ends[1]), _number(ends[2]), ends[3] == "log"

@@ -50,9 +50,9 @@ REPEATS = 50  # draws in a row of methods that were drawn before; then as many a
 
 
 class Trials:
-    """The trials of a search, drawn by optuna. A file keeps what happened, so that a search that was killed goes on.
+    """The trials of a search, drawn by optuna. A file keeps the events, so that a killed search can go on.
 
-    The draws follow from what happened before them, so the file only says when there was a draw, and how trials ended.
+    The draws follow from earlier events, so the file only says when there was a draw, and how trials ended.
     """
 
     def __init__(self, path: Path, space: Space, sampler_seed: int) -> None:
