@@ -14,12 +14,12 @@ from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, ModelSite, discover
 from attnreg.injection.discovery.hidden import HiddenModelSite, hidden_sites
 from attnreg.injection.discovery.selection import (
-    asked_for,
     check_blocks,
     choose,
+    choose_hidden,
     is_chosen,
+    warn_of_left_out,
     warn_of_sequences,
-    warn_of_the_rest,
 )
 from attnreg.injection.handle import AttachHandle
 from attnreg.injection.running.replaced_forward import MARK
@@ -96,13 +96,13 @@ def attach(
     if modules is None:
         warn_of_sequences(model, found)
         if masks_attention:
-            warn_of_the_rest(model, found, everything=layers is None and stacks is None)
+            warn_of_left_out(model, found, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if they do not fit together
     present: list[HiddenModelSite] = []
     if any(isinstance(each, HiddenProvider) for each in provider.parts()):
         is_there = functools.partial(is_chosen, layers=layers, stacks=stacks, modules=modules)
         present = hidden_sites(model, found, chosen, is_there)
-    states = asked_for(provider, present, chosen, model)
+    states = choose_hidden(provider, present, chosen, model)
     if not masks_attention:
         chosen = []
     _check_parts(provider, chosen)

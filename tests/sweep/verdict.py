@@ -8,7 +8,7 @@ import torch
 
 import attnreg
 from attnreg.injection import CoverageWarning
-from attnreg.injection.discovery.coverage import ASIDE, NOT_CHOSEN
+from attnreg.injection.discovery.coverage import NOT_CHOSEN, OVER_ALL_SCORES
 from tests.sweep.afterwards import AFTERWARDS
 from tests.sweep.checks import CHECKS, coverage, has_other_ways, kept, run
 from tests.sweep.checks import Answer as Provider
@@ -66,7 +66,7 @@ def verdict(specimen, *, afterwards=True):
         try:
             check(model, inputs, options, **given)
         except Exception as error:
-            said = ASIDE in out.note
+            said = OVER_ALL_SCORES in out.note
             way = OTHER_WAYS.get(specimen.name)
             known = way is not None and (way == CONVOLVED_KEYS or has_other_ways(model, inputs, options))
             if not (name in BETWEEN_POSITIONS and (said or known)):

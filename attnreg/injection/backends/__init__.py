@@ -1,4 +1,4 @@
-"""The attention functions that can be masked, one file each."""
+"""The attention functions that can be masked, one per file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["BACKENDS", "BY_FUNCTION", "Asked", "Backend", "Call", "Noting", "Tap
 
 BACKENDS: dict[str, Backend] = {
     module.BACKEND.name: module.BACKEND
-    for module in (importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
+    for module in (importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__))
     if hasattr(module, "BACKEND")
 }

@@ -1,4 +1,4 @@
-"""What a model allows at its attention: read from its mask when needed, once for all layers that are given the same."""
+"""The positions that a model allows at its attention: read from its mask when needed, once for layers that share it."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ from attnreg.functional.seeded import is_traced
 from attnreg.functional.validity import allowed
 from attnreg.sites import AttentionSite, SiteInfo
 
-#: finds the valid positions of some query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
+#: finds the valid positions of query rows ``(R,)``, or of all (``None``), bool, broadcastable to ``(B, H, R, K)``
 FindValid = Callable[[Tensor | None], Tensor | None]
 
 
 class Allowed:
-    """The positions that a model allows, and what follows from them alone."""
+    """The positions that a model allows, and values that are computed from them once (:meth:`once`)."""
 
     def __init__(self, find: FindValid | None = None, bias: Tensor | None = None, mask: Tensor | None = None) -> None:
         self.bias = bias  #: float, which the model adds to the scores
-        self.given: Tensor | None = None  #: what a mask allows, bool, broadcastable to ``(B, H, Q, K)``
+        self.by_mask: Tensor | None = None  #: what a mask allows, bool, broadcastable to ``(B, H, Q, K)``
         self.causal: tuple[int, int] | None = None  #: ``(Q, K)``, if query i attends only to the keys up to i
-        self._mask = mask  # held, so that no other tensor takes its place in memory
+        self._mask = mask  # held, so that no other tensor gets its memory and its id
         self._find = find
         self._known: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, valid: Tensor | None, bias: Tensor | None = None) -> Allowed:
         """Return what a tensor allows, bool, broadcastable to ``(B, H, Q, K)``."""
-        made = cls(None, bias)
-        made.given = valid
-        return made
+        positions = cls(None, bias)
+        positions.by_mask = valid
+        return positions
 
     @classmethod
     def of_sdpa(cls, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
         """Read the mask arguments of torch's fused attention."""
-        made = cls(None, None if mask is None or mask.dtype == torch.bool else mask, mask)
-        made.given = _one_row(mask if made.bias is None else allowed(made.bias))
-        made.causal = (queries, keys) if is_causal else None
-        return made
+        bias = None if mask is None or mask.dtype == torch.bool else mask
+        positions = cls(None, bias, mask)
+        positions.by_mask = _one_row(mask if bias is None else allowed(bias))
+        positions.causal = (queries, keys) if is_causal else None
+        return positions
 
     def of_rows(self, device: torch.device, rows: Tensor | None = None) -> Tensor | None:
-        """Return the valid positions of some query rows, or of all."""
+        """Return the valid positions of query rows, or of all (``None``)."""
         if self._find is not None:
             return self._find(rows)
-        valid = self.given
+        valid = self.by_mask
         if rows is not None and valid is not None and valid.dim() > 1 and valid.shape[-2] > 1:
             valid = valid[..., rows, :]
         if self.causal is not None:
@@ -68,13 +69,13 @@ class Allowed:
         return valid
 
     def shut_bias(self, device: torch.device) -> Tensor | None:
-        """Return the bias with minus infinity where a position is forbidden; ``None`` if there is none.
+        """Return the bias with minus infinity where a position is forbidden; ``None`` without a bias.
 
-        A row without a valid key attends by its finite biases, as in the model. These are raised until the highest is
-        0, which changes no weight: beside finfo.min, scores would be lost.
+        A row without a valid key attends by its finite biases, as in the model. They are raised until the highest is
+        0, which changes no weight: scores that are added to finfo.min would be lost.
         """
-        found: Tensor | None = self.once("shut bias", lambda: self._find_shut_bias(device))
-        return found
+        bias: Tensor | None = self.once("shut bias", lambda: self._find_shut_bias(device))
+        return bias
 
     def _find_shut_bias(self, device: torch.device) -> Tensor | None:
         bias = self.bias
@@ -86,7 +87,7 @@ class Allowed:
         return torch.where(valid, bias, raised.masked_fill(valid.any(-1, keepdim=True), -math.inf))
 
     def once(self, name: Hashable, find: Callable[[], Any]) -> Any:
-        """Return what a function finds, which is asked the first time."""
+        """Return the result of a function, which is called the first time only."""
         if name not in self._known:
             self._known[name] = find()
         return self._known[name]
@@ -94,25 +95,25 @@ class Allowed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LazySite(AttentionSite):
-    """An attention site that finds what is valid when it is asked."""
+    """An attention site that reads its valid positions when they are needed."""
 
     allowed: Allowed = field(repr=False)
 
     @classmethod
-    def of(cls, info: SiteInfo, allowed: Allowed, given: dict[str, Any]) -> LazySite:
-        """Make a site with given fields, and the others by default; a constructor of 20 fields takes ten times as long.
+    def of(cls, info: SiteInfo, allowed: Allowed, values: dict[str, Any]) -> LazySite:
+        """Make a site of field values, with defaults for the rest; a constructor of 20 fields takes ten times as long.
 
         There is no ``valid`` among its attributes, so that the property below is reached.
         """
         site = object.__new__(cls)
-        fields = site.__dict__
-        fields |= DEFAULTS
-        fields |= info.__dict__
-        fields |= given
-        fields["allowed"] = allowed
-        fields["heads"] = given["shape"][1]
-        if (query := fields["query"]) is not None:
-            fields["head_size"] = query.shape[-1]
+        attributes = site.__dict__
+        attributes |= DEFAULTS
+        attributes |= info.__dict__
+        attributes |= values
+        attributes["allowed"] = allowed
+        attributes["heads"] = values["shape"][1]
+        if (query := attributes["query"]) is not None:
+            attributes["head_size"] = query.shape[-1]
         return site
 
     @functools.cached_property  # type: ignore[misc]  # which a dataclass does not expect
@@ -134,7 +135,7 @@ class LazySite(AttentionSite):
     @property
     def _is_causal_alone(self) -> bool:
         allowed = self.allowed
-        return allowed.causal is not None and allowed.given is None and self.queries is None
+        return allowed.causal is not None and allowed.by_mask is None and self.queries is None
 
     @override
     def valid_of(self, queries: Tensor) -> Tensor | None:
@@ -147,12 +148,12 @@ class LazySite(AttentionSite):
 
 
 DEFAULTS = {
-    each.name: each.default for each in fields(AttentionSite) if each.name != "valid" and each.default is not MISSING
+    item.name: item.default for item in fields(AttentionSite) if item.name != "valid" and item.default is not MISSING
 }
 
 
 def _one_row(valid: Tensor | None) -> Tensor | None:
-    """Return valid positions with one row, ``(B, H, 1, K)``, if all query rows have the same."""
+    """Return valid positions with one row, ``(B, H, 1, K)``, if all query rows are the same."""
     if valid is None or valid.dim() < 2 or valid.shape[-2] == 1:
         return valid
     first = valid[..., :1, :]

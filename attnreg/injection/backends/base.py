@@ -18,9 +18,9 @@ from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
 from attnreg.sites import SiteInfo
 
-#: ``"rows"`` have their own queries and keys, such as one image or window each, and another batch may have more;
-#: ``"blocks"`` have their own queries, and layouts may differ (chunks of queries, block-sparse attention);
-#: ``"values"`` have the same queries and keys, but other values
+#: ``"rows"`` have different queries and keys, such as an image or window per part, and another batch may have more;
+#: ``"blocks"`` have different queries, and layouts may differ (chunks of queries, block-sparse attention);
+#: ``"values"`` have the same queries and keys, but different values
 Parts = Literal["rows", "blocks", "values"]
 
 BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
@@ -30,29 +30,29 @@ BY_FUNCTION: dict[Callable[..., Any], Backend] = {}
 class Call:
     """One call of a function that may compute attention, as discovery sees it."""
 
-    shape: tuple[int, ...]  # of the scores
+    shape: tuple[int, ...]  # shape of the scores
     dim: int = -1  # the dimension of the keys
     scores: Tensor | None = None  # if they are an argument of the function
     query: Tensor | None = None  # ``(..., Q, D)``, if it is an argument of the function
-    key: Tensor | None = None  # ``(..., K, D)``, given with ``query``; may have fewer heads
+    key: Tensor | None = None  # ``(..., K, D)``, if there is a ``query``; may have fewer heads
     valid: Tensor | None = None  # bool, broadcastable to ``shape``: what the model allows; ``None`` allows all
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An attention about to be computed: its site, and the layout of its scores."""
+    """An attention whose mask the provider is asked for: its site, and the layout of its scores."""
 
     info: SiteInfo
     layout: Layout
-    again: bool = False  # the same queries and keys as before, with other values
+    again: bool = False  # whether queries and keys are those of the call before, and only values differ
     parts: Parts | None = None  # how the attention is split, if it is computed in several parts
 
 
 class Tap(nn.Module):
     """Passes attention weights or their replacement through, so that hooks (captum's too) see them as its output.
 
-    With ``at_output``, the output of a fused kernel passes instead, where there is one, no weights are dropped, and one
-    call computes the site. The weights are then never computed.
+    With ``at_output``, the output of a fused kernel passes instead, if there is a kernel, no weights are dropped, and
+    one call computes the site. The weights are then never computed.
     """
 
     def __init__(self, replacement: Tensor | None = None, *, at_output: bool = False) -> None:
@@ -77,28 +77,28 @@ class Tap(nn.Module):
 
 
 class Watching(TorchFunctionMode):
-    """A mode that sees each call of a backend's functions, to find attention or to mask it."""
+    """A mode that sees all calls of backends' functions, to find attention or to mask it."""
 
-    heads: int | None = None  # H, if the function that is running tells it
+    heads: int | None = None  # H, if it is an argument of the function that is running
 
     def has_grad(self) -> bool:
-        """Whether gradients are enabled, or were when this was computed first."""
+        """Whether gradients are enabled, or were when a repeated pass was computed first."""
         return torch.is_grad_enabled()
 
     @contextmanager
     def of_heads(self, heads: int | None) -> Iterator[None]:
         """Read scores as ``(B, H, Q, K)`` or ``(B * H, Q, K)`` with this H within the block."""
-        before, self.heads = self.heads, heads
+        outer, self.heads = self.heads, heads
         try:
             yield
         finally:
-            self.heads = before
+            self.heads = outer
 
 
 class Masking(Watching):
-    """What backends use of the mode that is active while an attached module runs."""
+    """The interface between backends and the mode that is active while an attached module runs."""
 
-    is_quiet: bool = False  # whether it is known that nothing repeats, records, compiles or transforms what runs
+    is_quiet: bool = False  # whether it is known that nothing repeats, records, compiles or transforms the pass
     tap: Tap | None = None
     taps_output: bool = False  # whether the output of a fused kernel may pass through the tap instead of the weights
 
@@ -111,13 +111,13 @@ class Masking(Watching):
 
     @abstractmethod
     def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int, device: torch.device) -> Allowed:
-        """Read the mask arguments of torch's fused attention, or remember what the pass has read of the same."""
+        """Read the mask arguments of torch's fused attention, once per pass for the same arguments."""
 
     @abstractmethod
-    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **given: Any) -> Mask | None:
+    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **fields: Any) -> Mask | None:
         """Return the provider's mask for a site, checked and on the right device; ``None`` keeps everything.
 
-        ``given`` are more fields of :class:`attnreg.AttentionSite`; those of its device and dtype come from ``like``.
+        ``fields`` are more fields of :class:`attnreg.AttentionSite`, whose device and dtype are those of ``like``.
         """
 
     @abstractmethod
@@ -126,23 +126,23 @@ class Masking(Watching):
 
     @abstractmethod
     def count(self, kept: Tensor | None, factor: Tensor | None = None) -> None:
-        """Record the drop rate of what is not 0 where a unit is kept, and of a factor of the output."""
+        """Record the drop rate of a tensor that is 0 where a unit is dropped, and of a factor of the output."""
 
     @abstractmethod
     def counter(self, factor: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Record the drop rate of a kernel, which adds the number of units that it drops to what is returned.
+        """Return a counter, int64, 0-d, to which a kernel adds the units that it drops, and the query rows that count.
 
-        That is int64, 0-d; with it come the query rows that count, bool, broadcastable to ``(B, H, Q, 1)``, ``None``
-        for all. Rows whose ``factor`` is 0 are dropped already. No place means that nothing is to be counted.
+        The rows are bool, broadcastable to ``(B, H, Q, 1)``; ``None`` for all. Rows whose ``factor`` is 0 are dropped
+        already. Without a counter, nothing is to be counted.
         """
 
     @abstractmethod
     def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
-        """Return decisions of the model's own dropout of weights, which kept ones are divided by 1 - p."""
+        """Return decisions of the model's own dropout of weights; kept weights are divided by 1 - p."""
 
     @abstractmethod
     def allowed(self, scores: Tensor) -> Tensor:
-        """Return the positions of scores ``(B, H, Q, K)`` that the model's own mask, already added, allows."""
+        """Return the positions of scores ``(B, H, Q, K)`` that the model's mask, already added, allows."""
 
     @abstractmethod
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
@@ -150,7 +150,7 @@ class Masking(Watching):
 
 
 class Noting(Watching):
-    """What backends use of the mode that is active in the dry run."""
+    """The interface between backends and the mode that is active in the dry run."""
 
     @abstractmethod
     def note(self, backend: str, call: Call, func: Any, *args: Any, **kwargs: Any) -> Any:

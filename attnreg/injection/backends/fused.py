@@ -21,18 +21,18 @@ from attnreg.masks import Mask
 
 LARGEST_HEAD = 256
 KERNEL_DTYPES = torch.float16, torch.bfloat16
-LONG = 2**24  # positions from which a mask is too much memory, although products in float32 are slow in the kernel
+LONG = 2**24  # positions; from here on, a mask takes so much memory that the kernel, slow in float32, is better
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """One call of fused attention, in ``(B, H, Q, K)``."""
+    """A call of fused attention, in ``(B, H, Q, K)``."""
 
     query: Tensor  # (B, H, Q, D)
     key: Tensor  # (B, H_kv, K, D)
     value: Tensor  # (B, H_kv, K, D_v)
-    allowed: Allowed  # of its keys
-    whole: Allowed  # also of columns that are no keys
+    allowed: Allowed  # the positions of keys
+    with_sinks: Allowed  # the positions of all columns
     layout: Layout
     scale: float | None
     dropout_p: float
@@ -55,13 +55,15 @@ class Attention:
             mode.count(mask.kept, factor)
             out = run()
         elif (options := self.kernel_options(rest, mode) if kernels.runs_on(self.query.device) else None) is not None:
-            if self.dropout_p:  # of weights, after those that count
+            if self.dropout_p:  # after the mask's decisions on weights, which alone count
                 shape = (*self.query.shape[:-1], self.key.shape[-2])
-                own = mode.own_dropout(self.query, shape, self.dropout_p)
-                options["weights"] = *(options["weights"] or (None,)), own
+                dropout = mode.own_dropout(self.query, shape, self.dropout_p)
+                options["weights"] = *(options["weights"] or (None,)), dropout
             options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
-        elif mode.tap is None and not rest.has_factors and self.whole is self.allowed and self.whole.bias is None:
+        elif (
+            mode.tap is None and not rest.has_factors and self.with_sinks is self.allowed and self.allowed.bias is None
+        ):
             keep = rest.scores
             for drawn in rest.drawn:
                 keep = drawn.written_out() if keep is None else keep & drawn.written_out()
@@ -90,7 +92,7 @@ class Attention:
         return out * (factor if factor.dtype == out.dtype else factor.to(out.dtype))
 
     def kernel_options(self, mask: Mask, mode: Watching) -> dict[str, Any] | None:
-        """Return the arguments of the kernel for a mask that it can apply, where it is faster than torch's."""
+        """Return the kernel's arguments for a mask that the kernel can apply, where it is faster than torch's."""
         query, (*_, queries, size) = self.query, self.query.shape
         keys, device, bias = self.key.shape[-2], query.device, self.allowed.bias
         if (
@@ -108,31 +110,31 @@ class Attention:
         dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
         if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
             return None
-        for each in mask.drawn + mask.drawn_weights:
-            if each.shape[3] != keys:
+        for drawn in mask.drawn + mask.drawn_weights:
+            if drawn.shape[3] != keys:
                 return None
         if len(mask.drawn_weights) + bool(self.dropout_p) > 2:
             return None
         keep = mask.scores
-        for each in mask.drawn[1:]:
-            keep = each.written_out() if keep is None else keep & each.written_out()
-        valid, bias = (self.allowed.given, None) if bias is None else (None, self.allowed.shut_bias(device))
+        for drawn in mask.drawn[1:]:
+            keep = drawn.written_out() if keep is None else keep & drawn.written_out()
+        valid, bias = (self.allowed.by_mask, None) if bias is None else (None, self.allowed.shut_bias(device))
         return {
-            "valid": None if valid is None else _four(valid, keys),
+            "valid": None if valid is None else _in_four_dims(valid, keys),
             "causal": None if self.allowed.causal is None else 0,
-            "bias": None if bias is None else _four(bias, keys),
-            "keep": None if keep is None else _four(keep, keys),
+            "bias": None if bias is None else _in_four_dims(bias, keys),
+            "keep": None if keep is None else _in_four_dims(keep, keys),
             "scale": self.scale,
             "scores": mask.drawn[0] if mask.drawn else None,
             "weights": mask.drawn_weights,
         }
 
     def _of_weights(self, mask: Mask, factor: Tensor | None, mode: Masking) -> Tensor | None:
-        """Drop weights alone, decided by one draw, without writing all of them out."""
+        """Drop weights by the decisions of one draw, block by block, so that weights are never all in memory."""
         query, allowed = self.query, self.allowed
         if mask.drawn or mask.scores is not None or not mask.drops_in_kernel or len(mask.drawn_weights) > 1:
             return None
-        if not query.is_cpu or self.dropout_p or self.whole is not allowed or allowed.bias is not None:
+        if not query.is_cpu or self.dropout_p or self.with_sinks is not allowed or allowed.bias is not None:
             return None
         key, value = self.key, self.value
         if key.shape[1] != query.shape[1]:
@@ -149,7 +151,7 @@ class Attention:
     def _uniform(self) -> Tensor:
         values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)
         # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
-        unused = (x[:0].sum() for x in (self.query, self.key, self.whole.bias) if x is not None)
+        unused = (x[:0].sum() for x in (self.query, self.key, self.with_sinks.bias) if x is not None)
         shape = (*self.query.shape[:-1], values.shape[-2])
         return functional.uniform_attention(values, valid, shape) + sum(unused)
 
@@ -158,19 +160,19 @@ class Attention:
         query, key, value, layout, scale, dropout_p = (
             self.query, self.key, self.value, self.layout, self.scale, self.dropout_p
         )  # fmt: skip
-        own_valid = valid = self.allowed.valid(query.device)
-        if self.whole is not self.allowed:
-            valid = self.whole.valid(query.device)
-        bias = self.whole.bias
+        key_valid = valid = self.allowed.valid(query.device)
+        if self.with_sinks is not self.allowed:
+            valid = self.with_sinks.valid(query.device)
+        bias = self.with_sinks.bias
         full = (*query.shape[:-1], key.shape[-2])
         keep = None if mask is None else mask.scores
         gamma = None if mask is None or dropout_p or layout.has_sinks else mask.relaxed  # dropout is of relaxed weights
         if keep is None and gamma is not None:
             keep = torch.ones((), dtype=torch.bool, device=query.device)
         if keep is not None and layout.has_sinks:
-            keep, valid = layout.around_keys(keep, own_valid, full)
+            keep, valid = layout.around_keys(keep, key_valid, full)
         elif keep is not None:
-            valid = own_valid
+            valid = key_valid
         if bias is not None and valid is not None:
             # A query row without a valid key keeps the weights that the model's finite biases give it.
             orphan = ~valid.any(-1, keepdim=True)
@@ -184,17 +186,17 @@ class Attention:
             )
             if gamma is None:
                 return out
-            own = (*full[:-1], layout.number_of_keys(full[-1]))
-            return functional.relaxed_output(out, value, gamma, mask.scores, own_valid, own)
+            key_shape = (*full[:-1], layout.number_of_keys(full[-1]))
+            return functional.relaxed_output(out, value, gamma, mask.scores, key_valid, key_shape)
         if self.enable_gqa:
             key, value = (per_head(x, query.shape[1]) for x in (key, value))
         weights = functional.attention_weights(query, key, valid, bias, scale, keep)
-        weights = mode.finish(layout, weights, mask, own_valid)
+        weights = mode.finish(layout, weights, mask, key_valid)
         weights = F.dropout(weights, dropout_p) if dropout_p else weights
         return weights @ value
 
 
-def _four(mask: Tensor, keys: int) -> Tensor:
-    """Return a mask with four dimensions, the last of which is in full."""
+def _in_four_dims(mask: Tensor, keys: int) -> Tensor:
+    """Return a mask with four dimensions, expanded over the keys."""
     mask = mask.view(*[1] * (4 - mask.dim()), *mask.shape)
     return mask.expand(*mask.shape[:3], keys)

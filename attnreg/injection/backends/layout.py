@@ -16,7 +16,7 @@ STANDARD = "bhqk"
 
 @dataclass(frozen=True)
 class Layout:
-    """The meaning of each dimension of a tensor of attention scores, by letters, which may occur more than once.
+    """The meaning of the dimensions of a tensor of attention scores, by letters, which may occur more than once.
 
     ``b`` are samples (or windows of them), ``h`` heads, ``q`` queries, ``k`` keys, ``f`` samples times heads in one
     dimension, ``g`` heads times samples. ``1`` is a dimension of size 1 whose meaning is unknown.
@@ -26,17 +26,17 @@ class Layout:
     heads: int = 1  # H, if one dimension combines it with B
     sinks_before: int = 0  # number of leading columns that are not keys, such as learned sinks
     sinks_after: int = 0  # number of trailing columns that are not keys
-    rest_asks: bool = False  # whether all other columns were as many as the queries when the model was attached
+    was_square: bool = False  # whether there were as many keys (without sinks) as queries when the model was attached
     has_sinks: bool = field(init=False, compare=False)  # whether some columns are not keys
-    is_plain: bool = field(init=False, compare=False)  # whether scores are ``(B, H, Q, K)``, and all columns are keys
+    is_plain: bool = field(init=False, compare=False)  # whether scores are ``(B, H, Q, K)`` and all columns are keys
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "has_sinks", self.sinks_before + self.sinks_after > 0)
         object.__setattr__(self, "is_plain", self.dims == STANDARD and not self.has_sinks)
 
     def of_pass(self, shape: tuple[int, ...]) -> Layout:
-        """Return the layout of scores of one pass, which may have no sinks, as if a prefix adapter is switched off."""
-        if not (self.has_sinks and self.rest_asks):
+        """Return the layout of the scores of a pass, which have no sinks if, say, a prefix adapter is switched off."""
+        if not (self.has_sinks and self.was_square):
             return self
         _, _, queries, columns = self.sizes(shape)
         if columns == queries:
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def has_queries(self) -> bool:
-        """Whether queries share their keys. If not, each query has its own keys (a local layout), and Q is 1."""
+        """Whether queries share their keys. If not, every query has separate keys (a local layout), and Q is 1."""
         return "q" in self.dims
 
     @property
@@ -106,8 +106,8 @@ class Layout:
 
     def are_keys(self, columns: int, device: torch.device) -> Tensor:
         """Return which of these columns are keys, bool, ``(columns,)``."""
-        own = torch.ones(self.number_of_keys(columns), dtype=torch.bool, device=device)
-        return F.pad(own, (self.sinks_before, self.sinks_after))
+        keys = torch.ones(self.number_of_keys(columns), dtype=torch.bool, device=device)
+        return F.pad(keys, (self.sinks_before, self.sinks_after))
 
     def of_keys(self, tensor: Tensor, dim: int = -1) -> Tensor:
         """Remove the columns of sinks."""
@@ -115,12 +115,12 @@ class Layout:
             return tensor
         return tensor.narrow(dim, self.sinks_before, self.number_of_keys(tensor.shape[dim]))
 
-    def with_keys(self, tensor: Tensor, own: Tensor) -> Tensor:
-        """Replace the columns of keys by ``own``, and keep those of sinks."""
+    def with_keys(self, tensor: Tensor, keys: Tensor) -> Tensor:
+        """Replace the columns of keys by ``keys``, and keep the columns of sinks."""
         if not self.has_sinks:
-            return own
-        end = self.sinks_before + own.shape[-1]
-        return torch.cat([tensor[..., : self.sinks_before], own, tensor[..., end:]], -1)
+            return keys
+        end = self.sinks_before + keys.shape[-1]
+        return torch.cat([tensor[..., : self.sinks_before], keys, tensor[..., end:]], -1)
 
     def around_keys(self, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """Add columns for sinks to a mask on keys and to the valid positions (``None``: all); ``shape`` has sinks.
@@ -129,10 +129,9 @@ class Layout:
         """
         if not self.has_sinks:
             return keep, valid
-        own = (*shape[:-1], self.number_of_keys(shape[-1]))
-        allowed = (keep if valid is None else keep & valid).expand(own)
-        dead = ~allowed.any(-1, keepdim=True)
+        key_shape = (*shape[:-1], self.number_of_keys(shape[-1]))
+        kept = (keep if valid is None else keep & valid).expand(key_shape)
         pad = (self.sinks_before, self.sinks_after)
-        sinks = ~self.are_keys(shape[-1], keep.device)
-        open_ = torch.ones((), dtype=torch.bool, device=keep.device) if valid is None else valid
-        return F.pad(allowed, pad) | (sinks & ~dead), F.pad(open_.expand(own), pad) | (sinks & ~dead)
+        sinks = ~self.are_keys(shape[-1], keep.device) & kept.any(-1, keepdim=True)
+        valid = torch.ones((), dtype=torch.bool, device=keep.device) if valid is None else valid
+        return F.pad(kept, pad) | sinks, F.pad(valid.expand(key_shape), pad) | sinks

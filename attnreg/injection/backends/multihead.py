@@ -19,11 +19,11 @@ class MultiheadAttention(Backend):
     functions = (F.multi_head_attention_forward,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
-        """Return nothing; the functions that it calls are read instead."""
+        """Return ``None``; the functions that it calls are read instead."""
         return None
 
     def intercept(self, mode: Watching, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run torch's own implementation under the mode, which then sees its softmax or fused attention."""
+        """Run torch's implementation under the mode, which then sees its softmax or fused attention."""
         with mode.of_heads(heads_of(args, kwargs)), mode:
             return _UNDISPATCHED(*args, **kwargs)
 
@@ -33,7 +33,7 @@ class MultiheadAttention(Backend):
 
 
 def heads_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the number of heads, given the arguments of ``F.multi_head_attention_forward``."""
+    """Return the number of heads from the arguments of ``F.multi_head_attention_forward``."""
     return args[4] if len(args) > 4 else kwargs["num_heads"]
 
 
@@ -41,7 +41,7 @@ def undispatched(function: Any) -> Any:
     """Copy a function of torch, written in Python, so that it does not dispatch itself to the active function mode.
 
     ``F.multi_head_attention_forward`` first dispatches itself, so a mode would never see its inner softmax or fused
-    attention. The copy runs torch's own code with a ``has_torch_function`` that returns False.
+    attention. The copy runs torch's code with a ``has_torch_function`` that returns False.
     """
     twin = FunctionType(
         function.__code__,

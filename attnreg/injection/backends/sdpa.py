@@ -63,28 +63,28 @@ class FusedAttention(Backend):
         layout = site.layout
         mask = attn_mask if attn_mask is None or type(attn_mask) is Tensor else materialized(attn_mask)
         allowed = mode.read(mask, is_causal, shape[-2], shape[-1], query.device)
-        whole, queries, keys, values = allowed, query, key, value
+        with_sinks, queries, keys, values = allowed, query, key, value
         if not (layout.is_plain and query.ndim == key.ndim == 4 and query.shape[0] == key.shape[0]):
-            queries, keys, values = (layout.canonical_rows(_of_lead(x, shape)) for x in (query, key, value))
-            whole, allowed = _canonical(allowed, layout, shape, query.device)
+            queries, keys, values = (layout.canonical_rows(_expanded(x, shape)) for x in (query, key, value))
+            with_sinks, allowed = _canonical(allowed, layout, shape, query.device)
 
         def run() -> Tensor:
             out = func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
             return out if layout.dims == STANDARD else layout.canonical_rows(out)
 
-        attention = Attention(queries, keys, values, allowed, whole, layout, scale, dropout_p, enable_gqa)
+        attention = Attention(queries, keys, values, allowed, with_sinks, layout, scale, dropout_p, enable_gqa)
         if mode.tap is not None and mode.taps_output and not dropout_p:
             out = mode.tap.output(run(), layout.of_keys(values, dim=-2))
         else:
-            own_keys = layout.of_keys(keys, dim=-2) if layout.has_sinks else keys
-            own = (*queries.shape[:-1], own_keys.shape[-2])
-            given: Any = {"query": queries, "key": own_keys, "bias": allowed.bias, "scale": scale, "in_kernel": True}
-            out = attention.under(mode.ask(site, own, allowed, like=query, **given), mode, run)
+            keys = layout.of_keys(keys, dim=-2) if layout.has_sinks else keys
+            site_shape = (*queries.shape[:-1], keys.shape[-2])
+            fields: Any = {"query": queries, "key": keys, "bias": allowed.bias, "scale": scale, "in_kernel": True}
+            out = attention.under(mode.ask(site, site_shape, allowed, like=query, **fields), mode, run)
         return out if layout.dims == STANDARD else layout.restored_rows(out, shape[:-1])
 
 
 def note_packed(x: Tensor, reshaped: Tensor) -> None:
-    """Mark queries ``(B, H, 1, D)`` that become ``(B, H_kv, H / H_kv, D)``: transformers packs those of one token."""
+    """Mark queries ``(B, H, 1, D)`` that become ``(B, H_kv, H / H_kv, D)``: transformers packs queries of one token."""
     is_one = x.ndim == reshaped.ndim == 4 and x.shape[2] == 1 < reshaped.shape[2]
     if is_one and x.shape[::3] == reshaped.shape[::3] and not torch.compiler.is_compiling():
         setattr(reshaped, PACKED, True)
@@ -108,7 +108,7 @@ def shape_of_scores(query: Tensor, key: Tensor) -> tuple[int, ...]:
     return (*lead, query.shape[-2], key.shape[-2])
 
 
-def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _expanded(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Expand queries, keys or values that broadcast to all samples and heads of the scores."""
     lead = tuple(rows.shape[:-2])
     fits = len(lead) == len(shape) - 2 and not any(a == 1 < b for a, b in zip(lead[:-1], shape, strict=False))
@@ -118,11 +118,11 @@ def _of_lead(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _canonical(
     allowed: Allowed, layout: Layout, shape: tuple[int, ...], device: torch.device
 ) -> tuple[Allowed, Allowed]:
-    """Return what is allowed in ``(B, H, Q, K)``: of all columns, and of keys alone."""
-    found = (None if x is None else layout.canonical_mask(x, shape) for x in (allowed.valid(device), allowed.bias))
-    valid, bias = found
-    own_valid, own_bias = (None if x is None else layout.of_keys(x) for x in (valid, bias))
-    return Allowed.of(valid, bias), Allowed.of(own_valid, own_bias)
+    """Return the allowed positions in ``(B, H, Q, K)``: of all columns, and of keys alone."""
+    masks = (allowed.valid(device), allowed.bias)
+    valid, bias = (None if mask is None else layout.canonical_mask(mask, shape) for mask in masks)
+    key_valid, key_bias = (None if mask is None else layout.of_keys(mask) for mask in (valid, bias))
+    return Allowed.of(valid, bias), Allowed.of(key_valid, key_bias)
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:

@@ -21,7 +21,7 @@ class Softmax(Backend):
     modules = (nn.Softmax,)
 
     def read(self, *args: Any, **kwargs: Any) -> Call | None:
-        """Read a softmax; with a given dimension and at least two dimensions, it may be attention."""
+        """Read a softmax; over a known dimension of two or more, it may be attention."""
         scores = args[0] if args else kwargs["input"]
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if not isinstance(dim, int) or scores.dim() < 2:
@@ -37,18 +37,18 @@ class Softmax(Backend):
         assert call.scores is not None
         layout, shape = site.layout, call.shape
         scores = layout.canonical(call.scores)
-        own = layout.of_keys(scores)
-        valid = mode.allowed(own)
-        mask = mode.ask(site, tuple(own.shape), Allowed.of(valid), like=scores, written_scores=own)
+        key_scores = layout.of_keys(scores)
+        valid = mode.allowed(key_scores)
+        mask = mode.ask(site, tuple(key_scores.shape), Allowed.of(valid), like=scores, written_scores=key_scores)
         mode.note(mask)
         if mask is None and mode.tap is None:
             return func(*args, **kwargs)
-        given = call.scores
+        masked = call.scores
         if mask is not None and mask.scores is not None:
-            keep, open_ = layout.around_keys(mask.scores, valid, tuple(scores.shape))
-            given = layout.restored(functional.masked_scores(scores, keep, open_), shape)
-        rest = {name: value for name, value in kwargs.items() if name != "input"}
-        weights = layout.canonical(func(given, *args[1:], **rest))
+            keep, valid_columns = layout.around_keys(mask.scores, valid, tuple(scores.shape))
+            masked = layout.restored(functional.masked_scores(scores, keep, valid_columns), shape)
+        options = {name: value for name, value in kwargs.items() if name != "input"}
+        weights = layout.canonical(func(masked, *args[1:], **options))
         # Models may rely on a contiguous output, as softmax returns.
         return layout.restored(mode.finish(layout, weights, mask, valid), shape).contiguous()
 

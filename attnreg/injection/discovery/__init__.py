@@ -31,15 +31,15 @@ class Discovery:
 
     sites: tuple[ModelSite, ...]  #: the attention that can be masked, in the order in which it runs
     left_out: tuple[LeftOut, ...]  #: other attention, and what is named or looks like attention
-    attentions: tuple[AttentionCall, ...]  #: every computation that looked like attention, in order
+    attentions: tuple[AttentionCall, ...]  #: all computations that looked like attention, in order
     names: Mapping[nn.Module, str]  #: the names of the model's modules
     called: tuple[nn.Module, ...]  #: the modules that ran, in the order of their first calls
     samples: int  #: number of samples of the dry run
     entries: tuple[ModuleCall, ...]  #: the calls of entries of lists, in order
-    classifier: ModuleCall | None  #: the call of the linear layer that takes the pooled state, if there is one
+    classifier: ModuleCall | None  #: the call of the linear layer that takes the pooled state, if any
 
     def left_out_besides(self, chosen: Sequence[ModelSite]) -> tuple[LeftOut, ...]:
-        """Return what is left out if only these sites are chosen."""
+        """Return the attention that is left out if only these sites are chosen."""
         rest = [site.info for site in self.sites if site not in chosen]
         return (*self.left_out, *(LeftOut(info.name, info.label, NOT_CHOSEN) for info in rest))
 
@@ -63,7 +63,7 @@ def discover(
     left = left_out(finder)
     sites = sites_of(model, finder.names, [attention for attention in finder.attentions if attention.is_attention])
     if not sites and needs_attention:
-        seen = "; ".join(str(each) for each in left[:3])
+        seen = "; ".join(map(str, left[:3]))
         raise NoAttentionError(
             f"No attention that can be masked was found in {type(model).__name__}: "
             + (f"{seen}." if seen else why_hidden(model))
@@ -73,15 +73,16 @@ def discover(
 
 
 def _refuse_shuffled(attentions: Sequence[AttentionCall]) -> None:
-    """Treat queries as reordered in all modules of a class that reordered them once."""
-    classes = {type(each.place.module) for each in attentions if each.structure and not each.structure.in_order}
+    """Treat queries as reordered in all modules of a class, if a module of this class reorders them."""
+    structures = [(attention.structure, type(attention.caller.module)) for attention in attentions]
+    classes = {kind for structure, kind in structures if structure and not structure.same_order}
     for attention in attentions:
-        if attention.structure is not None and type(attention.place.module) in classes:
-            attention.structure = replace(attention.structure, in_order=False)
+        if attention.structure is not None and type(attention.caller.module) in classes:
+            attention.structure = replace(attention.structure, same_order=False)
 
 
 def _unshared(tensor: Tensor) -> Tensor:
-    """Return a tensor whose elements have a place in memory each, which those of an expanded one do not."""
+    """Copy an expanded tensor, so that no two elements share memory; return any other tensor as it is."""
     expanded = tensor.layout == torch.strided and not tensor.is_contiguous() and 0 in tensor.stride()
     return tensor.contiguous() if expanded else tensor
 
@@ -90,11 +91,10 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
     # A head may need more than its backbone, such as an end-of-sentence token or several choices.
     runnables = dict.fromkeys((model, getattr(model, "base_model", model) if inputs is None else model))
     problems: list[Exception] = []
-    for runnable, given in (
-        (each, made) for each in runnables for made in (make_example_inputs(each) if inputs is None else (inputs,))
-    ):
-        named = own_caches(given if isinstance(given, Mapping) else dict(enumerate(given)))
-        args, kwargs = ((), named) if isinstance(given, Mapping) else (tuple(named.values()), {})
+    candidates = ((module, make_example_inputs(module) if inputs is None else [inputs]) for module in runnables)
+    for runnable, trial in ((module, trial) for module, trials in candidates for trial in trials):
+        named = own_caches(trial if isinstance(trial, Mapping) else dict(enumerate(trial)))
+        args, kwargs = ((), named) if isinstance(trial, Mapping) else (tuple(named.values()), {})
         args, kwargs = tree_map_only(Tensor, _unshared, (args, kwargs))
         try:
             with unchanged(model) as tensors:
@@ -102,7 +102,7 @@ def _dry_run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None)
                 with finder.watching():
                     output = runnable(*args, **kwargs)
                 classifier = finder.classifier(output)
-        except NoAttentionError:  # says itself what is wrong, and no other inputs would mend it
+        except NoAttentionError:  # no other inputs would help, and its message says what is wrong
             raise
         except Exception as error:
             problems.append(error)

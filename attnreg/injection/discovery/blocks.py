@@ -1,4 +1,4 @@
-"""Find the Transformer block around a self-attention, and number layers by the model's own lists of blocks."""
+"""Find the Transformer block around a self-attention, and number layers by the model's lists of blocks."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ class ModuleCall:
     is_entry: bool = False  # whether the module is an entry of a list, as blocks are
     around: tuple[ModuleCall, ...] = ()  # the calls around it, outermost first
     rows: int = 0  # number of vectors that a linear layer was called on
-    first: str = ""  # name of the first argument
-    # whether it is a block: its first argument is hidden states, and so is, in the same shape, its output, or the first
-    # entry of its output
+    input_name: str = ""  # name of the first argument
+    # whether it is a block: its first argument is hidden states, and its output, or the first entry of its output, is
+    # hidden states of the same shape
     is_block: bool = False
     shape: tuple[int, ...] = ()  # the shape of a block's hidden states
     # whether a block returns only hidden states. If not, it returns a tuple or list, or stores something for later
     # blocks in a dict or list among its arguments
-    alone: bool = False
+    only_states: bool = False
 
     def __post_init__(self) -> None:
-        self._given = list(_leaves((self.args, self.kwargs)))
+        self._leaves = list(_leaves((self.args, self.kwargs)))
 
-    def returns(self, output: Any) -> None:
-        """End the call."""
+    def end(self, output: Any) -> None:
+        """Describe the call by its output and by what it has stored in its arguments."""
         if not (self.attention_count or self.is_entry):
             return
-        self.first = next(iter(input_names(self.module)), "")
-        given = self.args[0] if self.args else self.kwargs.get(self.first)
-        now = list(_leaves((self.args, self.kwargs)))
-        same = len(now) == len(self._given) and all(a is b for a, b in zip(now, self._given, strict=True))
-        self.alone = isinstance(output, Tensor) and same
+        self.input_name = next(iter(input_names(self.module)), "")
+        states = self.args[0] if self.args else self.kwargs.get(self.input_name)
+        leaves = list(_leaves((self.args, self.kwargs)))
+        stored = len(leaves) != len(self._leaves) or any(a is not b for a, b in zip(leaves, self._leaves, strict=True))
+        self.only_states = isinstance(output, Tensor) and not stored
         out = output[0] if type(output) in (tuple, list) and len(output) else output
-        if not (isinstance(given, Tensor) and isinstance(out, Tensor) and given.is_floating_point()):
+        if not (isinstance(states, Tensor) and isinstance(out, Tensor) and states.is_floating_point()):
             return
-        self.is_block, self.shape = given.shape == out.shape, tuple(given.shape)
+        self.is_block, self.shape = states.shape == out.shape, tuple(states.shape)
 
 
 def input_names(module: nn.Module) -> list[str]:
@@ -59,10 +59,10 @@ def input_names(module: nn.Module) -> list[str]:
 
 
 def _leaves(argument: Any) -> Iterator[Any]:
-    """Yield the leaves of tuples, lists and mappings. A cache is one leaf: each block has its own part of it."""
+    """Yield the leaves of tuples, lists and mappings. A cache is one leaf, because blocks write to separate parts."""
     if isinstance(argument, (tuple, list, Mapping)):
-        for each in argument.values() if isinstance(argument, Mapping) else argument:
-            yield from _leaves(each)
+        for child in argument.values() if isinstance(argument, Mapping) else argument:
+            yield from _leaves(child)
     else:
         yield argument
 
@@ -71,11 +71,11 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Module
     """Return the block around an attention: the outermost entry of a module list with one self-attention in it.
 
     A model may itself be a block. No other module counts as one, because a module that is only part of a residual
-    branch (an entry of a list of attentions or of pairs) must not be skipped alone. ``calls`` were running, outermost
-    first; the last is the attention module's.
+    branch (an entry of a list of attentions or of pairs) must not be skipped alone. ``calls`` are the calls that were
+    running, outermost first; the last call is that of the attention module.
     """
     around = {call.module: call for call in calls[:-1]}
-    entries = [held._modules[key] for _, held, key in lists_around(model, name)]
+    entries = [parent._modules[key] for _, parent, key in lists_around(model, name)]
     for entry in entries:
         call = None if entry is None else around.get(entry)
         if call is None:
@@ -87,7 +87,7 @@ def block_of(model: nn.Module, name: str, calls: Sequence[ModuleCall]) -> Module
 
 
 def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield the lists that contain a module, outermost first: name, list, and the key of the entry around it."""
+    """Yield the lists that contain a module, outermost first: name, list, key of the entry around the module."""
     parent, path = model, ""
     for key in name.split("."):
         child = parent._modules.get(key)
@@ -99,31 +99,31 @@ def lists_around(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, 
 
 
 def number_layers(model: nn.Module, names: Sequence[str]) -> tuple[list[int], int]:
-    """Return the layer numbers of the attention modules of one stack, named in running order, and of how many layers.
+    """Return the layer numbers of the attention modules ``names`` of one stack, in running order, and their total.
 
-    A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, each of whose entries contains at
-    most one of these modules; the outermost such list counts. The layer number is the index in it, so blocks without
-    attention count too. Numbers continue from list to list, in running order. A module in no such list is one layer.
+    A list of blocks is a ``ModuleList``, or a ``Sequential`` of modules of one class, whose entries contain at most one
+    of these attention modules; the outermost such list counts. The layer number is the index in the list, so blocks
+    without attention count too. Numbers continue from list to list, in running order. A module in no list is one layer.
     """
-    entries = [
+    entries_by_module = [
         [
-            (path, list(held._modules).index(key), len(held._modules))
-            for path, held, key in lists_around(model, name)
-            if may_hold_blocks(held)
+            (path, list(parent._modules).index(key), len(parent._modules))
+            for path, parent, key in lists_around(model, name)
+            if may_hold_blocks(parent)
         ]
         for name in names
     ]
-    held = Counter((name, index) for each in entries for name, index, _ in each)
-    crowded = {name for (name, _), count in held.items() if count > 1}
+    modules_in = Counter((path, index) for entries in entries_by_module for path, index, _ in entries)
+    crowded = {path for (path, _), count in modules_in.items() if count > 1}
     begin: dict[str, int] = {}
     total = 0
     layers = []
-    for position, each in enumerate(entries):
-        name, index, length = next((entry for entry in each if entry[0] not in crowded), (f"#{position}", 0, 1))
-        if name not in begin:
-            begin[name] = total
+    for number, entries in enumerate(entries_by_module):
+        path, index, length = next((entry for entry in entries if entry[0] not in crowded), (f"#{number}", 0, 1))
+        if path not in begin:
+            begin[path] = total
             total += length
-        layers.append(begin[name] + index)
+        layers.append(begin[path] + index)
     return layers, total
 
 

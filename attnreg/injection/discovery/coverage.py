@@ -21,7 +21,7 @@ SEEN = (
 NO_PRODUCTS = "its scores are not products of queries and keys"
 NO_VALUES = "its weights are not multiplied by values"
 SHUFFLED = "its queries are ordered differently from its keys"
-ASIDE = "it is taken over all scores, so it still counts dropped positions"
+OVER_ALL_SCORES = "it is taken over all scores, so it still counts dropped positions"
 NOT_SOFTMAX = "its weights come from a function that cannot be masked, such as log_softmax, sigmoid or a compiled one"
 UNSEEN = "no softmax or fused attention was seen in it"
 NOT_CHOSEN = "it is not selected by `stacks`, `layers` or `modules`"
@@ -35,7 +35,7 @@ class LeftOut:
     name: str  #: name of the module
     seen: str  #: what was seen there
     reason: str  #: why it is left out
-    is_attention: bool = True  #: whether it is attention, or is named so
+    is_attention: bool = True  #: whether it is attention, or has a name like attention
 
     def __str__(self) -> str:
         return f"{self.name} ({self.seen}: {self.reason})"
@@ -55,53 +55,54 @@ def why_hidden(model: nn.Module) -> str:
 
 
 def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> tuple[str, LeftOut] | None:
-    """Return the name of a list of blocks whose attention is all left out, and an example of it; ``None`` without one.
+    """Return the name of a list of blocks whose attention is all left out, and an example; ``None`` if there is none.
 
-    ``left`` is what is left out, ``covered`` the names of the sites that were found.
+    ``left`` is what is left out, ``covered`` are the names of the attention sites.
     """
-    attention = [each for each in left if each.is_attention]
+    attention = [omission for omission in left if omission.is_attention]
     for name, blocks in model.named_modules():  # the outermost lists come first
         if not may_hold_blocks(blocks):
             continue
-        inside = [each for each in attention if each.name.startswith(f"{name}." if name else "")]
+        inside = [omission for omission in attention if omission.name.startswith(f"{name}." if name else "")]
         if len(blocks._modules) > 1 and inside and not any(site.startswith(f"{name}.") for site in covered):
-            held = {each.name.removeprefix(f"{name}.").split(".")[0] for each in inside}
-            if held == set(blocks._modules):
+            keys = {omission.name.removeprefix(f"{name}.").split(".")[0] for omission in inside}
+            if keys == set(blocks._modules):
                 return name or type(model).__name__, inside[0]
     return None
 
 
 def _seen(finder: Finder) -> Iterator[LeftOut]:
     names = finder.names
-    found = {attention.place.module for attention in finder.attentions if attention.is_attention}
+    masked = {attention.caller.module for attention in finder.attentions if attention.is_attention}
     for attention in finder.attentions:
-        module = attention.place.module
+        module = attention.caller.module
         name = names[module]
-        named = module not in found and _is_called_attention(module, name)
+        named = module not in masked and _is_called_attention(module, name)
         if not attention.is_attention:
-            shuffled = attention.structure is not None and not attention.structure.in_order
+            shuffled = attention.structure is not None and not attention.structure.same_order
             reason = SHUFFLED if shuffled else NO_PRODUCTS if attention.structure is None else NO_VALUES
             yield LeftOut(name, f"softmax of {attention.rank} dimensions", reason, is_attention=named or shuffled)
-    for seen, reason, places in (("attention", NOT_SOFTMAX, finder.hidden), ("logsumexp", ASIDE, finder.aside)):
-        for module in (running[-1].module for running in places):
-            yield LeftOut(names[module], seen, reason)
+    for running in finder.other_weights:
+        yield LeftOut(names[running[-1].module], "attention", NOT_SOFTMAX)
+    for running in finder.logsumexps:
+        yield LeftOut(names[running[-1].module], "logsumexp", OVER_ALL_SCORES)
 
 
 def _named(finder: Finder) -> Iterator[LeftOut]:
-    """Yield modules that are named attention, but in and around which no attention was found."""
+    """Yield modules with a name like attention, if no attention was seen in or around them."""
     seen = [attention.running for attention in finder.attentions]
-    seen += finder.hidden
-    places = {running[-1].module for running in seen}
+    seen += finder.other_weights
+    innermost = {running[-1].module for running in seen}
     around = {call.module for running in seen for call in running}
     waiting = [("", finder.model)]
     while waiting:
         name, module = waiting.pop()
-        if module in places:
+        if module in innermost:
             continue
         is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
         if module not in around and not is_list and _is_called_attention(module, name):
-            if sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2:  # as its projections
-                run = any(each in finder.called for each in module.modules())
+            if sum(parameter.dim() >= 2 for parameter in module.parameters()) >= 2:  # such as projections
+                run = any(part in finder.called for part in module.modules())
                 yield LeftOut(name or type(module).__name__, type(module).__name__, UNSEEN if run else NOT_RUN)
             continue
         children = [(f"{name}.{key}".lstrip("."), child) for key, child in module.named_children()]

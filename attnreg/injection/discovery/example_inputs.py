@@ -13,7 +13,7 @@ from torch import Tensor, nn
 # Differs from the usual numbers of labels, heads and layers of tiny models, so that shapes identify tokens.
 LENGTH = 7
 SAMPLES = 2  # shows the order of samples and heads in a shared dimension
-SIZE = 64  # pixels per side of an image, if the configuration gives none
+SIZE = 64  # pixels per side of an image, if the configuration has no size
 FRAMES = 40  # frames of a spectrogram
 SOUND = 4000  # samples of a waveform
 CLIP = 2  # frames of a video
@@ -24,48 +24,48 @@ Inputs = dict[str, Any]
 def example_inputs(model: nn.Module) -> list[Inputs]:
     """Make keyword arguments for one forward pass of a model on two samples: candidates, the most likely first.
 
-    Covers torch's own Transformer modules, and transformers models whose inputs have usual names: token ids, images,
+    Covers torch's Transformer modules, and transformers models whose inputs have usual names: token ids, images,
     videos, waveforms, spectrograms, text with one of these. The list is empty for other models.
     """
-    # Made on the device, not moved to it: a moved tensor that is query, key and value would become three.
+    # Tensors are created on the device, because moving one that is query, key and value would make three of it.
     like = next(model.parameters(), torch.empty(0))
-    is_theirs = hasattr(model, "config") and hasattr(model, "main_input_name")
+    from_transformers = hasattr(model, "config") and hasattr(model, "main_input_name")
     with torch.device(like.device):
-        found = list(_transformers_inputs(model) if is_theirs else _torch_inputs(model))
-    # An input that is given twice stays one tensor.
-    cast = {id(x): x.to(like.dtype) if x.is_floating_point() else x for inputs in found for x in inputs.values()}
-    return [{name: cast[id(x)] for name, x in inputs.items()} for inputs in found]
+        candidates = list(_transformers_inputs(model) if from_transformers else _torch_inputs(model))
+    # A tensor that is the value of two arguments stays one tensor.
+    cast = {id(x): x.to(like.dtype) if x.is_floating_point() else x for inputs in candidates for x in inputs.values()}
+    return [{name: cast[id(x)] for name, x in inputs.items()} for inputs in candidates]
 
 
 def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     config: Any = model.config
     main = str(model.main_input_name)
-    taken = inspect.signature(type(model).forward).parameters
-    if main not in taken:  # a part of a model that names the input of the whole
-        main = next((name for name in taken if name in FORMS), main)
-    has_decoder = "decoder_input_ids" in taken or getattr(config, "is_encoder_decoder", False)
+    parameters = inspect.signature(type(model).forward).parameters
+    if main not in parameters:  # a part of a model may name the main input of the whole model
+        main = next((name for name in parameters if name in FORMS), main)
+    has_decoder = "decoder_input_ids" in parameters or getattr(config, "is_encoder_decoder", False)
     target = {"decoder_input_ids": torch.arange(1, LENGTH).repeat(SAMPLES, 1)} if has_decoder else {}
     if main == "input_ids":
         yield {**_ids(), **target}
-    for name in dict.fromkeys((main, *taken)):
+    for name in dict.fromkeys((main, *parameters)):
         for form in FORMS.get(name, ()):
             with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # the configuration is unusual
-                made = form(config)
-                made = {name: made} if isinstance(made, Tensor) else made
+                value = form(config)
+                inputs = {name: value} if isinstance(value, Tensor) else value
                 if name == main:
-                    yield {**made, **target}
-                if "input_ids" in taken:
-                    yield {**_ids(), **made, **target}
+                    yield {**inputs, **target}
+                if "input_ids" in parameters:
+                    yield {**_ids(), **inputs, **target}
 
 
 def _value(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first of these fields that a configuration, or one nested in it, has."""
+    """Return the value of the first of these fields that a configuration, or one nested in it, has."""
     waiting = [config]
-    for each in waiting:  # grows during the loop
+    for candidate in waiting:  # grows during the loop
         for name in names:
-            if (value := getattr(each, name, None)) is not None:
+            if (value := getattr(candidate, name, None)) is not None:
                 return value
-        waiting += [inner for inner in vars(each).values() if hasattr(inner, "model_type")]
+        waiting += [inner for inner in vars(candidate).values() if hasattr(inner, "model_type")]
     return default
 
 
@@ -75,11 +75,11 @@ def _ids() -> Inputs:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _image(config: Any, *before: int) -> Tensor:
+def _image(config: Any, *frames: int) -> Tensor:
     size = _value(config, "image_size", default=SIZE)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     channels = _value(config, "num_channels", "in_channels", "in_chans", default=3)
-    return torch.zeros(SAMPLES, *before, channels, height, width)
+    return torch.zeros(SAMPLES, *frames, channels, height, width)
 
 
 def _video(config: Any) -> Tensor:
@@ -91,7 +91,7 @@ def _bands(config: Any) -> int:
     return _value(config, *names, default=80)
 
 
-# The input of a name, or it and others that it needs, in the shapes that models accept.
+# By name: functions that make the input, or the input and others that it needs, in the shapes that models accept.
 FORMS: dict[str, tuple[Callable[[Any], Tensor | Inputs], ...]] = {
     "pixel_values": (_image, lambda config: _image(config, CLIP), _video),
     "pixel_values_videos": (lambda config: _image(config, CLIP), _video),

@@ -35,7 +35,7 @@ class AttentionCall:
     causal: bool = False  # whether no query may attend to a later key
     head_size: int | None = None  # D, if the backend sees queries
     weighted: bool = False  # whether its weights were multiplied by values
-    asked: tuple[Tensor, Tensor] | None = None  # its queries and keys, if the backend sees them
+    queries_and_keys: tuple[Tensor, Tensor] | None = None  # if the backend sees them
     # bool, ``(B, K)``, the keys to which any query may attend, if queries share their keys
     tokens: Tensor | None = None
 
@@ -52,11 +52,11 @@ class AttentionCall:
     @property
     def is_attention(self) -> bool:
         """Whether it is attention that can be masked."""
-        return self.structure is not None and self.weighted and self.structure.in_order
+        return self.structure is not None and self.weighted and self.structure.same_order
 
     @property
-    def place(self) -> ModuleCall:
-        """The call of the module whose own forward computes the attention."""
+    def caller(self) -> ModuleCall:
+        """The call of the module whose forward computes the attention."""
         depth = len(self.running) - 1
         while depth and isinstance(self.running[depth].module, BACKENDS[self.backend].modules):
             depth -= 1
@@ -64,25 +64,26 @@ class AttentionCall:
 
 
 class Finder(Noting):
-    """Watches a forward pass, and notes each attention and the modules that compute it.
+    """Watches a forward pass, and notes every attention and the modules that compute it.
 
-    The model holds ``tensors``, other than parameters and buffers.
+    ``tensors`` are those that the model holds besides its parameters and buffers.
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[Tensor], inputs: Any) -> None:
         super().__init__()
         self.model = model
-        given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        self.samples = next((leaf.shape[0] for leaf in given if leaf.dim()), 0)
-        self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], given, self._confirm)
+        leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        self.samples = next((leaf.shape[0] for leaf in leaves if leaf.dim()), 0)
+        self._tracer = Tracer([*model.parameters(), *model.buffers(), *tensors], leaves, self._confirm)
         self.names = {module: name or type(module).__name__ for name, module in model.named_modules()}
         self.attentions: list[AttentionCall] = []
-        self.hidden: list[tuple[ModuleCall, ...]] = []  # where values are multiplied by other weights
-        self.aside: list[tuple[ModuleCall, ...]] = []  # where a logsumexp of scores is taken
+        # the module calls around products of values with weights that are not from a softmax, and around logsumexps
+        self.other_weights: list[tuple[ModuleCall, ...]] = []
+        self.logsumexps: list[tuple[ModuleCall, ...]] = []
         self.entries: list[ModuleCall] = []  # calls of entries of lists
         self.linear: list[tuple[ModuleCall, Tensor]] = []  # linear layers of one vector per sample, with their output
         self._listed = {child for module in self.names if isinstance(module, LISTS) for child in module.children()}
-        self._before: tuple[Any, Tensor, Structure | None] | None = None
+        self._latest_read: tuple[Any, Tensor, Structure | None] | None = None
         self._running: list[ModuleCall] = []
         self._latest: dict[nn.Module, ModuleCall] = {}
 
@@ -101,17 +102,17 @@ class Finder(Noting):
 
     @contextmanager
     def _followed(self, module: nn.Module) -> Iterator[None]:
-        """Run the module's forward through :meth:`_forward` within the block, however it is called."""
-        before = module.__dict__.get("forward")
+        """Run the module's forward through :meth:`_forward` within the block, however the forward is called."""
+        attribute = module.__dict__.get("forward")
         plain = module.forward
         module.forward = functools.wraps(plain)(functools.partial(self._forward, module, plain))
         try:
             yield
         finally:
-            if before is None:
+            if attribute is None:
                 del module.forward
             else:
-                module.forward = before
+                module.forward = attribute
 
     @property
     def called(self) -> Set[nn.Module]:
@@ -121,14 +122,14 @@ class Finder(Noting):
     def classifier(self, output: Any) -> ModuleCall | None:
         """Return the last call of a linear layer on one vector per sample whose output is in the model's output."""
         returned = {leaf.untyped_storage()._cdata for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
-        made = [call for call, logits in self.linear if logits.untyped_storage()._cdata in returned]
-        return made[-1] if made else None
+        calls = [call for call, logits in self.linear if logits.untyped_storage()._cdata in returned]
+        return calls[-1] if calls else None
 
     def _forward(self, module: nn.Module, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._latest.get(module)
-        call = self._latest[module] = ModuleCall(module, args, kwargs, 0 if before is None else before.index + 1)
-        if before is not None:
-            call.is_repeated = before.is_repeated = True
+        earlier = self._latest.get(module)
+        call = self._latest[module] = ModuleCall(module, args, kwargs, 0 if earlier is None else earlier.index + 1)
+        if earlier is not None:
+            call.is_repeated = earlier.is_repeated = True
         if module in self._listed:
             call.is_entry, call.around = True, tuple(self._running)
             self.entries.append(call)
@@ -137,9 +138,9 @@ class Finder(Noting):
             output = plain(*args, **kwargs)
         finally:
             self._running.pop()
-        call.returns(output)
+        call.end(output)
         if isinstance(module, nn.Linear) and isinstance(output, Tensor) and output.dim() == 2:
-            call.around, call.rows, call.first = tuple(self._running), len(output), "input"
+            call.around, call.rows, call.input_name = tuple(self._running), len(output), "input"
             self.linear.append((call, output))
         return output
 
@@ -150,7 +151,7 @@ class Finder(Noting):
         if func in LOGSUMEXP and self._running:
             origin = self._tracer.origins.read(args[0])
             if origin is not None and rules.is_pair(origin):
-                self.aside.append(tuple(self._running))
+                self.logsumexps.append(tuple(self._running))
         if backend is None:
             return func(*args, **(kwargs or {}))
         return backend.discover(self, func, *args, **(kwargs or {}))
@@ -166,7 +167,7 @@ class Finder(Noting):
         if call.query is None:
             out = func(*args, **kwargs)
             if structure is not None:
-                tracer.came_from_softmax(out, len(self.attentions) - 1, structure.keys, call.shape[call.dim])
+                tracer.came_from_softmax(out, len(self.attentions) - 1, structure.key_part, call.shape[call.dim])
         else:
             with tracer.paused():
                 out = func(*args, **kwargs)
@@ -174,20 +175,20 @@ class Finder(Noting):
                 tracer.came_from_queries(out[0] if isinstance(out, tuple) else out, origin)
             self._confirm(len(self.attentions) - 1)
             attention.head_size = call.query.shape[-1]
-            attention.asked = None if call.key is None else (call.query, call.key)
+            attention.queries_and_keys = None if call.key is None else (call.query, call.key)
         if structure is not None:
             with tracer.paused():
                 self._describe(attention, structure, call)
         return out
 
     def _read(self, origin: Tensor | None, call: Call) -> Structure | None:
-        """Read the scores of a call. The last answer is reused, because most layers repeat the one before."""
-        how = call.shape, call.dim, call.query is None, self.heads
-        small = None if origin is None else compact(origin)
-        if small is not None and self._before is not None and self._before[0] == how and small.equal(self._before[1]):
-            return self._before[2]
+        """Derive the structure of a call. The latest result is reused, because most layers equal the one before."""
+        key = call.shape, call.dim, call.query is None, self.heads
+        entries, latest = None if origin is None else compact(origin), self._latest_read
+        if entries is not None and latest is not None and latest[0] == key and entries.equal(latest[1]):
+            return latest[2]
         structure = structure_of(origin, call, self._tracer.origins, self.heads)
-        self._before = None if small is None else (how, small, structure)
+        self._latest_read = None if entries is None else (key, entries, structure)
         return structure
 
     def _origin_of_scores(self, call: Call) -> Tensor | None:
@@ -214,12 +215,12 @@ class Finder(Noting):
             return
         valid = valid.expand(*valid.shape[:-2], valid.shape[-2], keys)
         if layout.has_sinks and not bool((valid.any(-2) & ~layout.are_keys(keys, valid.device)).any()):
-            # Keys that the model forbids to all queries are padding, whose number varies with the length.
+            # Columns that the model forbids to all queries are padding, so their number varies with the length.
             layout = replace(layout, sinks_before=0, sinks_after=0)
             attention.structure = replace(structure, layout=layout)
         valid = valid[..., layout.sinks_before : keys - layout.sinks_after]
-        of_samples = valid.reshape(*[1] * (4 - valid.dim()), *valid.shape)
-        attention.tokens = of_samples.any(2).any(1).expand(batch, -1)
+        four_dims = valid.reshape(*[1] * (4 - valid.dim()), *valid.shape)
+        attention.tokens = four_dims.any(2).any(1).expand(batch, -1)
         is_square = valid.shape[-2] == queries == valid.shape[-1] > 1
         attention.causal = is_square and not bool(valid.triu(1).any()) and bool(valid.tril(-1).any())
 
@@ -227,7 +228,7 @@ class Finder(Noting):
         """Note that the weights of an attention (``None``: other weights) are multiplied by values."""
         if number is None:
             if self._running:
-                self.hidden.append(tuple(self._running))
+                self.other_weights.append(tuple(self._running))
             return
         attention = self.attentions[number]
         if not attention.weighted and attention.structure is not None and attention.structure.relation == "self":

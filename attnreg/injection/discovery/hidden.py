@@ -17,7 +17,7 @@ class HiddenModelSite(NamedTuple):
     """A hidden-state site of a model."""
 
     info: HiddenInfo  # the site as providers see it
-    call: ModuleCall  # of the block, or of the linear layer that takes the pooled state
+    call: ModuleCall  # the call of the block, or of the linear layer that takes the pooled state
     axes: str  # the dimensions of the states, ``"btc"``, ``"tbc"`` or ``"bc"``; empty if they are unknown
 
     @property
@@ -27,11 +27,11 @@ class HiddenModelSite(NamedTuple):
 
     @property
     def around(self) -> list[nn.Module]:
-        """The modules around it that run once in a pass, outermost first, and itself."""
-        return [each.module for each in (*self.call.around, self.call) if not each.is_repeated]
+        """Itself and the modules around it, outermost first, without modules that run more than once in a pass."""
+        return [call.module for call in (*self.call.around, self.call) if not call.is_repeated]
 
 
-class _Place(NamedTuple):
+class _Block(NamedTuple):
     """A block: its position, its call, the axes of its states, and whether it is chosen."""
 
     site: Site
@@ -42,86 +42,86 @@ class _Place(NamedTuple):
 
 
 def hidden_sites(
-    model: nn.Module, found: Discovery, chosen: Sequence[ModelSite], is_chosen: Callable[[Site], bool]
+    model: nn.Module, discovery: Discovery, chosen: Sequence[ModelSite], is_chosen: Callable[[Site], bool]
 ) -> list[HiddenModelSite]:
     """Return the hidden-state sites of a model, in the order in which they run.
 
-    Blocks are those around ``chosen`` attention, and the entries beside them, such as Mamba layers, that return hidden
-    states in their input shape. If no attention is found (a kernel hides it), they are the entries of the model's lists
-    that do. ``is_chosen`` tells of a block without attention.
+    Blocks are the blocks around ``chosen`` attention, and the list entries beside them, such as Mamba layers, that
+    return hidden states in their input shape. If no attention was seen (a kernel hides it), they are all list entries
+    that return such states. ``is_chosen`` tells whether a block without attention is chosen.
     """
-    places = _around_attention(found, chosen)
-    places += list(_beside(found, places, is_chosen) if places else _without_attention(model, found, is_chosen))
-    order = {id(call): number for number, call in enumerate(found.entries)}
-    places.sort(key=lambda place: order.get(id(place.call), -1))
+    blocks = _around_attention(discovery, chosen)
+    blocks += list(_beside(discovery, blocks, is_chosen) if blocks else _without_attention(model, discovery, is_chosen))
+    order = {id(call): number for number, call in enumerate(discovery.entries)}
+    blocks.sort(key=lambda block: order.get(id(block.call), -1))
     sites = []
-    first: dict[tuple[str, str], _Place] = {}
-    for place in places:
-        site, call = place.site, place.call
-        begun = first.setdefault((site.stack, _outermost_list(model, found, call)), place)
+    firsts: dict[tuple[str, str], _Block] = {}
+    for block in blocks:
+        site, call = block.site, block.call
+        first = firsts.setdefault((site.stack, _outermost_list(model, discovery, call)), block)
         wheres: tuple[Where, ...] = ("input", "output", "residual")
-        if place is begun or (place.attention and place.attention.begins_again(begun.attention)):
+        if block is first or (block.attention and block.attention.begins_again(first.attention)):
             wheres = ("embeddings", *wheres)
-        if place.chosen:
-            sites += [HiddenModelSite(HiddenInfo(**vars(site), where=where), call, place.axes) for where in wheres]
-    classifier = found.classifier
-    if classifier is not None and classifier.rows == found.samples and not classifier.is_repeated:
-        last = next((place.site for place in reversed(places) if place.chosen), Site())
-        info = HiddenInfo(**{**vars(last), "name": found.names[classifier.module]}, where="pooled")
+        if block.chosen:
+            sites += [HiddenModelSite(HiddenInfo(**vars(site), where=where), call, block.axes) for where in wheres]
+    classifier = discovery.classifier
+    if classifier is not None and classifier.rows == discovery.samples and not classifier.is_repeated:
+        last = next((block.site for block in reversed(blocks) if block.chosen), Site())
+        info = HiddenInfo(**{**vars(last), "name": discovery.names[classifier.module]}, where="pooled")
         sites.append(HiddenModelSite(info, classifier, "bc"))
     return sites
 
 
-def _named(found: Discovery, call: ModuleCall) -> str:
-    return found.names[call.module] + (f"#{call.index + 1}" if call.index else "")
+def _name(discovery: Discovery, call: ModuleCall) -> str:
+    return discovery.names[call.module] + (f"#{call.index + 1}" if call.index else "")
 
 
-def _around_attention(found: Discovery, chosen: Sequence[ModelSite]) -> list[_Place]:
-    places: dict[int, _Place] = {}
-    for site in found.sites:
+def _around_attention(discovery: Discovery, chosen: Sequence[ModelSite]) -> list[_Block]:
+    blocks: dict[int, _Block] = {}
+    for site in discovery.sites:
         block, info = site.block, site.info
         if block is None or info.stack == "cross":
             continue
-        if id(block) not in places:
-            name = _named(found, block)
-            place = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
-            axes = _axes(site, block.shape, found.samples)
-            places[id(block)] = _Place(place, block, axes, site in chosen, site)
-    return list(places.values())
+        if id(block) not in blocks:
+            name = _name(discovery, block)
+            around = Site(name=name, layer=info.layer, num_layers=info.num_layers, stack=info.stack)
+            axes = _axes(site, block.shape, discovery.samples)
+            blocks[id(block)] = _Block(around, block, axes, site in chosen, site)
+    return list(blocks.values())
 
 
-def _beside(found: Discovery, places: Sequence[_Place], is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
+def _beside(discovery: Discovery, blocks: Sequence[_Block], is_chosen: Callable[[Site], bool]) -> Iterator[_Block]:
     """Yield the entries without attention of lists that hold blocks."""
-    lists = {found.names[place.call.module].rpartition(".")[0]: place for place in reversed(places)}
-    for call in found.entries:
-        held, _, key = found.names[call.module].rpartition(".")
-        if held not in lists or call.attention_count or not call.is_block:
+    first_blocks = {discovery.names[block.call.module].rpartition(".")[0]: block for block in reversed(blocks)}
+    for call in discovery.entries:
+        path, _, key = discovery.names[call.module].rpartition(".")
+        if path not in first_blocks or call.attention_count or not call.is_block:
             continue
-        other, beside, axes = lists[held][:3]
-        its_key = found.names[beside.module].rpartition(".")[2]
-        if key.isdigit() and its_key.isdigit():
-            layer = other.layer + int(key) - int(its_key)
-            site = Site(name=_named(found, call), layer=layer, num_layers=other.num_layers, stack=other.stack)
-            yield _Place(site, call, axes, is_chosen(site))
+        first, first_call, axes = first_blocks[path][:3]
+        first_key = discovery.names[first_call.module].rpartition(".")[2]
+        if key.isdigit() and first_key.isdigit():
+            layer = first.layer + int(key) - int(first_key)
+            site = Site(name=_name(discovery, call), layer=layer, num_layers=first.num_layers, stack=first.stack)
+            yield _Block(site, call, axes, is_chosen(site))
 
 
-def _without_attention(model: nn.Module, found: Discovery, is_chosen: Callable[[Site], bool]) -> Iterator[_Place]:
-    """Yield the entries of outermost lists, of two or more, that return hidden states in their input shape."""
-    lists: dict[int, str] = {}
-    for number, call in enumerate(found.entries):
-        held = found.names[call.module].rpartition(".")[0]
-        if call.is_block and len(call.shape) == 3 and held == _outermost_list(model, found, call):
-            lists[number] = held
-    calls = [found.entries[number] for number, held in lists.items() if list(lists.values()).count(held) > 1]
+def _without_attention(model: nn.Module, discovery: Discovery, is_chosen: Callable[[Site], bool]) -> Iterator[_Block]:
+    """Yield the entries of outermost lists, if two or more in a list return hidden states in their input shape."""
+    paths: dict[ModuleCall, str] = {}
+    for call in discovery.entries:
+        path = discovery.names[call.module].rpartition(".")[0]
+        if call.is_block and len(call.shape) == 3 and path == _outermost_list(model, discovery, call):
+            paths[call] = path
+    calls = [call for call, path in paths.items() if list(paths.values()).count(path) > 1]
     for layer, call in enumerate(calls):
-        site = Site(name=_named(found, call), layer=layer, num_layers=len(calls))
-        axes = "btc" if call.shape[0] == found.samples != call.shape[1] else ""
-        yield _Place(site, call, axes, is_chosen(site))
+        site = Site(name=_name(discovery, call), layer=layer, num_layers=len(calls))
+        axes = "btc" if call.shape[0] == discovery.samples != call.shape[1] else ""
+        yield _Block(site, call, axes, is_chosen(site))
 
 
-def _outermost_list(model: nn.Module, found: Discovery, call: ModuleCall) -> str:
+def _outermost_list(model: nn.Module, discovery: Discovery, call: ModuleCall) -> str:
     """Return the name of the outermost list around a module; ``""`` without one."""
-    return next((path for path, _, _ in lists_around(model, found.names[call.module])), "")
+    return next((path for path, _, _ in lists_around(model, discovery.names[call.module])), "")
 
 
 def _axes(site: ModelSite, shape: tuple[int, ...], samples: int) -> str:

@@ -1,4 +1,4 @@
-"""Record which input positions each tensor element of a forward pass comes from."""
+"""Record from which input positions the tensor elements of a forward pass come."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The fields of an element. It has up to two origins: an attention score comes from a query and a key. An origin is an
-# interval of positions, stored as its negated lowest and its highest, so that the maximum of two is their union.
+# The fields of an element. An element has up to two origins: an attention score comes from a query and a key. An origin
+# is an interval of positions, stored as its negated lowest and its highest, so that the maximum of two is their union.
 FIRST, SECOND = slice(0, 2), slice(2, 4)
 SOFTMAX = 4  # the number of the softmax that computed it
 PRODUCT = 5  # 1 if it is an element of a product of two tensors, neither of which is a parameter
@@ -22,7 +22,7 @@ NOTHING = torch.iinfo(torch.int32).min
 
 @dataclass
 class _Memory:
-    """The origins in one storage: an entry for each block of elements that share their origins."""
+    """The origins in one storage: an entry per block of elements that share their origins."""
 
     storage: weakref.ref[torch.UntypedStorage]
     shadow: Tensor  # (FIELDS, blocks)
@@ -31,16 +31,16 @@ class _Memory:
 
 
 class Origins:
-    """Memory that holds the origins of the elements of each tensor's storage.
+    """Memory that holds the origins of the elements of all tensors, by storage.
 
     A *position* is one element of an input, or one row of an embedding's output. A *stream* is a range of positions
-    made at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
+    created at once. Elements that depend on no input (parameters, constants) have no origin. Views share memory and so
     share origins; for other tensors, :class:`~attnreg.injection.discovery.tracing.Tracer` writes them.
     """
 
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}
-        self._streams = [0]
+        self._streams = [0]  # the first positions of streams, and last that of the next stream
         self._widths = [1]  # features per position, by stream
         self.learned: set[int] = set()  # streams of parameters, and of attention output whose queries are parameters
 
@@ -73,37 +73,37 @@ class Origins:
         if whole or memory is None:
             key = storage._cdata
             forget = functools.partial(_forget, self._memory, key)
-            held = weakref.ref(storage, forget) if memory is None else memory.storage
-            memory = self._memory[key] = _Memory(held, shadow, tensor.element_size(), block)
+            reference = weakref.ref(storage, forget) if memory is None else memory.storage
+            memory = self._memory[key] = _Memory(reference, shadow, tensor.element_size(), block)
         if not whole:
             if memory.block > 1:
                 memory.shadow, memory.block = memory.shadow.repeat_interleave(memory.block, 1), 1
             _view(memory, tensor).copy_(origin)
 
     def seed(self, tensor: Tensor, dims: int | None = None) -> None:
-        """Make a tensor's elements new positions, one for each index into its first ``dims`` dimensions."""
+        """Make a tensor's elements new positions, one per index into its first ``dims`` dimensions."""
         if tensor.layout != torch.strided or not tensor.numel():
             return
         shape = tensor.shape if dims is None else tensor.shape[:dims]
-        places = self.fresh(shape, width=tensor.shape[-1] if dims is None and tensor.dim() == 3 else 1)
+        positions = self.fresh(shape, width=tensor.shape[-1] if dims is None and tensor.dim() == 3 else 1)
         origin = torch.full((FIELDS, *shape, *[1] * (tensor.dim() - len(shape))), NOTHING, dtype=torch.int32)
-        origin[FIRST] = places.reshape(2, *origin.shape[1:])
+        origin[FIRST] = positions.reshape(2, *origin.shape[1:])
         self.write(tensor, origin)
 
     def fresh(self, shape: Sequence[int], *, width: int = 1, learned: bool = False) -> Tensor:
-        """Create a stream of new positions; returns their origins ``(2, *shape)``.
+        """Create a stream of new positions; return their origins ``(2, *shape)``.
 
-        A ``width`` of consecutive positions may be features of one; ``learned`` are parameters inserted into a
-        sequence, or attention output with such queries.
+        If ``width`` is above 1, so many consecutive positions are the features of one. ``learned`` positions are
+        parameters inserted into a sequence, or attention output whose queries are parameters.
         """
         if learned:
             self.learned.add(len(self._streams) - 1)
         begin = self._streams[-1]
-        places = torch.arange(begin, begin + torch.Size(shape).numel(), dtype=torch.int32).reshape(shape)
+        positions = torch.arange(begin, begin + torch.Size(shape).numel(), dtype=torch.int32).reshape(shape)
         self._widths[-1] = width
         self._widths.append(1)
-        self._streams.append(begin + max(places.numel(), 1))
-        return torch.stack([-places, places])
+        self._streams.append(begin + max(positions.numel(), 1))
+        return torch.stack([-positions, positions])
 
     def streams(self, origin: Tensor) -> set[int]:
         """Return the streams at the ends of the intervals of origins ``(2, ...)``."""
@@ -141,8 +141,7 @@ def blank(shape: Sequence[int], *, product: bool = False) -> Tensor:
 
 def compact(origin: Tensor) -> Tensor:
     """Reduce expanded dimensions to one entry."""
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in origin.stride())
-    return origin[once]
+    return origin[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in origin.stride())]
 
 
 def _view(memory: _Memory, tensor: Tensor) -> Tensor:
@@ -166,5 +165,5 @@ def _forget(memory: dict[int, _Memory], key: int, storage: weakref.ref[torch.Unt
 
 
 def key_of(tensor: Tensor) -> int:
-    """Return what identifies a tensor's storage while that lives; 0 of a tensor without one."""
+    """Return the key of a tensor's storage, unique while the storage lives; 0 of a tensor without storage."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else 0

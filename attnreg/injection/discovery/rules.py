@@ -20,7 +20,7 @@ IN_FLOAT = (aten.im2col, aten.reflection_pad1d, aten.reflection_pad2d, aten.repl
 OF_ONE: tuple[Any, ...] = (aten.constant_pad_nd, aten.flip, aten.gather, aten.index, aten.index_select, aten.repeat)
 OF_ONE += (aten.masked_select, aten.roll, aten.take, aten.unfold_copy, aten.pixel_shuffle, aten.pixel_unshuffle)
 
-#: The arguments whose elements each operation moves. Views need no rule, because they share memory.
+#: The arguments whose elements an operation moves. Views need no rule, because they share memory.
 MOVES: dict[Any, tuple[str, ...]] = {
     **dict.fromkeys((*OF_ONE, *IN_FLOAT), ("self",)),
     **dict.fromkeys((aten.cat, aten.stack), ("tensors",)),
@@ -46,7 +46,7 @@ def is_known(origin: Tensor, part: slice) -> bool:
 
 def is_pair(origin: Tensor) -> bool:
     """Whether elements have two origins, as attention scores have a query and a key."""
-    return is_known(origin, SECOND) and is_known(origin, FIRST)  # few have a second, so it is tested first
+    return is_known(origin, SECOND) and is_known(origin, FIRST)  # few have a second origin, so it is tested first
 
 
 def has(origin: Tensor, field: int) -> bool:
@@ -73,7 +73,7 @@ def varies(part: Tensor, dim: int) -> bool:
 
 
 def differs(part: Tensor, dim: int) -> bool:
-    """Whether origins ``(2, *shape)`` differ along a dimension of ``shape``, unknown ones included."""
+    """Whether origins ``(2, *shape)``, known or not, differ along a dimension of ``shape``."""
     part = compact(part)
     return bool((part != part.narrow(dim + 1, 0, 1)).any())
 
@@ -81,23 +81,22 @@ def differs(part: Tensor, dim: int) -> bool:
 def merged(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
     """Elementwise operations: an element takes the origins of all operands.
 
-    If any operand holds attention scores, others (a mask, a bias) are ignored. If any has the full shape, those that
-    broadcast (a gate, a summary) are. Two that broadcast along different dimensions form pairs (additive attention).
+    If any operand holds attention scores, the others (a mask, a bias) are ignored. If any has the full shape, operands
+    that broadcast (a gate, a summary) are ignored. Two operands that broadcast along different dimensions form pairs
+    (additive attention).
     """
     scores = [operand for operand in operands if is_pair(operand)]
     scores = scores or [operand for operand in operands if has(operand, PRODUCT)]
     operands = scores or operands
-    lacking = [_lacking(operand, shape) for operand in operands]
-    full = [operand for operand, lacks in zip(operands, lacking, strict=True) if not lacks]
-    if full or scores or len(operands) == 1:
+    broadcast = [_broadcast_dims(operand, shape) for operand in operands]
+    full = [operand for operand, dims in zip(operands, broadcast, strict=True) if not dims]
+    if full or scores or len(operands) == 1 or broadcast[0] & broadcast[1]:
         return _union(full or operands, shape)
-    if lacking[0] & lacking[1] or not (lacking[0] - lacking[1] and lacking[1] - lacking[0]):
-        return _union(operands, shape)
     out = _union(operands, shape).clone()
-    # In one order, however they are written: two such biases may be added.
-    a, b = operands[:2] if max(lacking[0]) > max(lacking[1]) else operands[1::-1]
-    out[FIRST] = _fitted(a, shape)[FIRST]
-    out[SECOND] = _fitted(b, shape)[FIRST]
+    # The order of the operands must not matter, because two such biases may be added.
+    a, b = operands[:2] if max(broadcast[0]) > max(broadcast[1]) else operands[1::-1]
+    out[FIRST] = _expanded(a, shape)[FIRST]
+    out[SECOND] = _expanded(b, shape)[FIRST]
     out[PRODUCT] = 1
     return out
 
@@ -111,11 +110,10 @@ def reduced(origin: Tensor, dims: Sequence[int], *, keepdim: bool) -> Tensor:
 def resampled(origin: Tensor, shape: Sequence[int]) -> Tensor:
     """Convolution, pooling and interpolation, ``(B, C, *space)`` to ``(B, C', *space')``.
 
-    An element takes the origins of all channels at its own places; overlap with neighbours is ignored.
+    An element takes the origins of all channels at its place; overlap with neighbours is ignored.
     """
-    over_channels = origin.amax(2)
     size = list(shape[2:])
-    space = over_channels.double().flatten(0, 1).unsqueeze(1)
+    space = origin.amax(2).double().flatten(0, 1).unsqueeze(1)
     pool = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[len(size) - 1]
     pooled = pool(space, size).to(torch.int32).reshape(FIELDS, shape[0], 1, *size)
     return pooled.expand(FIELDS, *shape)
@@ -126,7 +124,7 @@ def across(origin: Tensor, shape: Sequence[int]) -> Tensor:
     return origin.amax(-1, keepdim=True).expand(FIELDS, *shape)
 
 
-def settled(origin: Tensor) -> Tensor:
+def before_linear(origin: Tensor) -> Tensor:
     """Prepare origins for a linear map by parameters.
 
     Scores stay scores, if a query occurs with several keys and a key with several queries. Any other product becomes
@@ -134,14 +132,14 @@ def settled(origin: Tensor) -> Tensor:
     """
     if is_pair(origin):
         pairs = compact(origin)[FIRST.start : SECOND.stop].flatten(1)
-        count, *each = (len(part.unique(dim=1).T) for part in (pairs, *(pairs[part] for part in PARTS)))
-        if count <= max(each):
+        count, *counts = (len(part.unique(dim=1).T) for part in (pairs, *(pairs[part] for part in PARTS)))
+        if count <= max(counts):
             origin = with_field(origin, SECOND, NOTHING)
     return with_field(origin, PRODUCT, NOTHING)
 
 
 def everywhere(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """Unknown operations: each element takes the origins of all operands."""
+    """Unknown operations: an element takes the origins of all operands."""
     fields = torch.stack([operand.flatten(1).amax(1) for operand in operands]).amax(0)
     return fields.reshape(FIELDS, *[1] * len(shape)).expand(FIELDS, *shape)
 
@@ -162,14 +160,14 @@ def pairs_along(origin: Tensor, dim: int) -> bool:
 
 
 def named(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an operation by name, with the defaults of those that are not given."""
+    """Return the arguments of an operation by name, with the defaults of omitted arguments."""
     defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
     return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
 
 def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origins: Origins) -> Tensor:
     """Return the origins after an operation of :data:`MOVES`, by applying it to element numbers."""
-    given = named(func, args, kwargs)
+    arguments = named(func, args, kwargs)
     learned = op is aten.cat and _adds_positions(origins, *args, **kwargs)
     parts = [blank((1,))]  # number 0: an element without origin
     count = 1
@@ -182,58 +180,57 @@ def moved(op: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ori
         if origin is None:
             origin = blank(value.shape)
             if learned and bool(value.any()):  # all zeros are padding
-                dim = given["dim"] % value.dim()
-                places = origins.fresh(value.shape[dim : dim + 1], learned=True)
-                origin[FIRST] = places.reshape(2, *(-1 if i == dim else 1 for i in range(value.dim())))
+                dim = arguments["dim"] % value.dim()
+                positions = origins.fresh(value.shape[dim : dim + 1], learned=True)
+                origin[FIRST] = positions.reshape(2, *(-1 if i == dim else 1 for i in range(value.dim())))
         parts.append(origin.reshape(FIELDS, -1))
         numbers = torch.arange(count, count + value.numel()).reshape(value.shape)
         count += value.numel()
         return numbers.double() if op in IN_FLOAT else numbers
 
     for name in MOVES[op]:
-        if name in given:
-            given[name] = tree_map(numbered, given[name])
-    if "value" in given:
-        given["value"] = 0
+        if name in arguments:
+            arguments[name] = tree_map(numbered, arguments[name])
+    if "value" in arguments:
+        arguments["value"] = 0
     for name in ("accumulate", "alpha", "unsafe"):
-        given.pop(name, None)
-    given = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, given)
-    numbers = INSTEAD.get(op, op)(**given).long()
+        arguments.pop(name, None)
+    arguments = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, arguments)
+    numbers = INSTEAD.get(op, op)(**arguments).long()
     return torch.cat(parts, 1)[:, numbers.flatten()].reshape(FIELDS, *numbers.shape)
 
 
-def of_queries(weights: Tensor, dim: int, keys: int | None, size: int | None) -> Tensor | None:
+def of_queries(weights: Tensor, dim: int, key_part: int | None, size: int | None) -> Tensor | None:
     """Return the query origins ``(2, ...)`` of attention weights that are summed with values over a dimension.
 
-    They are unknown if queries do not depend on the input; ``None`` if the sum is not over keys. If known, ``keys`` is
-    which of the two origins of weights is the keys' (0 or 1), and ``size`` is K.
+    They are unknown if queries do not depend on the input; ``None`` if the sum is not over keys. If known, ``key_part``
+    is the index in ``PARTS`` of the keys' origins, and ``size`` is K.
     """
     moving = [varies(weights[part], dim) for part in PARTS]
-    if keys is None:
-        keys = 0 if moving == [True, False] else 1
-    elif not moving[keys] and (moving[1 - keys] or (size is not None and weights.shape[1:][dim] > size)):
+    if key_part is None:
+        key_part = 0 if moving == [True, False] else 1
+    elif not moving[key_part] and (moving[1 - key_part] or (size is not None and weights.shape[1:][dim] > size)):
         return None  # a sum over queries
-    return weights[PARTS[1 - keys]].amax(dim if dim < 0 else dim + 1)
+    return weights[PARTS[1 - key_part]].amax(dim if dim < 0 else dim + 1)
 
 
 def _union(operands: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    fitted = [_fitted(operand, shape) for operand in operands]
+    expanded = [_expanded(operand, shape) for operand in operands]
     # Along dimensions where all operands are expanded, one entry is enough.
-    same = [all(each.stride(dim) == 0 for each in fitted) for dim in range(1, len(shape) + 1)]
-    once = (slice(None), *(slice(0, 1) if each else slice(None) for each in same))
-    small = [each[once] for each in fitted]
-    return functools.reduce(torch.maximum, small).expand(FIELDS, *shape)
+    repeated = [all(operand.stride(dim) == 0 for operand in expanded) for dim in range(1, len(shape) + 1)]
+    entries = (slice(None), *(slice(0, 1) if is_repeated else slice(None) for is_repeated in repeated))
+    return functools.reduce(torch.maximum, [operand[entries] for operand in expanded]).expand(FIELDS, *shape)
 
 
-def _fitted(operand: Tensor, shape: Sequence[int]) -> Tensor:
+def _expanded(operand: Tensor, shape: Sequence[int]) -> Tensor:
     lead = len(shape) - (operand.dim() - 1)
     return operand.reshape(FIELDS, *[1] * lead, *operand.shape[1:]).expand(FIELDS, *shape)
 
 
-def _lacking(operand: Tensor, shape: Sequence[int]) -> set[int]:
-    lead = len(shape) - (operand.dim() - 1)
-    own = [1] * lead + list(operand.shape[1:])
-    return {dim for dim, (mine, full) in enumerate(zip(own, shape, strict=True)) if mine == 1 < full}
+def _broadcast_dims(operand: Tensor, shape: Sequence[int]) -> set[int]:
+    """Return the dimensions along which an operand broadcasts to a shape."""
+    sizes = [1] * (len(shape) - (operand.dim() - 1)) + list(operand.shape[1:])
+    return {dim for dim, (size, full) in enumerate(zip(sizes, shape, strict=True)) if size == 1 < full}
 
 
 def _adds_positions(origins: Origins, tensors: list[Tensor], dim: int = 0) -> bool:

@@ -26,68 +26,68 @@ WHY: dict[Where, str] = {
 
 
 def choose(
-    found: Discovery,
+    discovery: Discovery,
     layers: Sequence[int] | None = None,
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
 ) -> list[ModelSite]:
-    """Return the sites on the given layers, in the given stacks and modules; by default all self-attention."""
+    """Return the sites on these layers, in these stacks and modules; by default all self-attention."""
     for name, wanted in (("layers", layers), ("stacks", stacks)):
         if wanted is not None and (isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted)):
             write = f": write [{wanted!r}]" if isinstance(wanted, (int, str)) else ""
             raise InputError(f"Expected `{name}` to be a non-empty list, or None for all, got {wanted!r}{write}.")
-    present = sorted({site.info.stack for site in found.sites})
+    present = sorted({site.info.stack for site in discovery.sites})
     if missing := [stack for stack in stacks or () if stack not in present]:
         raise InputError(f"Expected `stacks` among those of the model, {present}, got {missing}.")
     if modules is not None:
-        _check_patterns([modules] if isinstance(modules, str) else list(modules), found.sites)
+        _check_patterns([modules] if isinstance(modules, str) else list(modules), discovery.sites)
     elif stacks is None:
         stacks = [stack for stack in get_args(Stack) if stack != "cross"]
-    sites = [site for site in found.sites if is_chosen(site.info, None, stacks, modules)]
+    sites = [site for site in discovery.sites if is_chosen(site.info, None, stacks, modules)]
     if not sites:
-        rest = next((f" (left out: {each})" for each in found.left_out if each.is_attention), "")
+        rest = next((f" (left out: {omission})" for omission in discovery.left_out if omission.is_attention), "")
         raise InputError(f"No attention is selected{rest}; the default is self-attention. Pass `stacks={present}`.")
     if layers is None:
         return sites
     where = "`attach(layers=...)`"
-    on_layers([site.info for site in sites], layer_indices(layers, where), where)  # raises if one has no site
+    on_layers([site.info for site in sites], layer_indices(layers, where), where)  # raises if a layer has no site
     return [site for site in sites if site.info.is_among(layers)]
 
 
-def asked_for(
-    provider: Regularizer, found: Sequence[HiddenModelSite], chosen: Sequence[ModelSite], model: nn.Module
+def choose_hidden(
+    provider: Regularizer, candidates: Sequence[HiddenModelSite], chosen: Sequence[ModelSite], model: nn.Module
 ) -> list[HiddenModelSite]:
-    """Return the hidden-state sites, of those on the chosen layers, at which a provider inside this one is asked."""
-    asked = {each.info: _asked_at(provider, each.info) for each in found}
-    for each in provider.parts():
-        for where in each.places if isinstance(each, HiddenProvider) else ():
-            if any(site.where == where and each in leaves for site, leaves in asked.items()):
+    """Return the hidden-state sites, among candidates on the chosen layers, at which a part of the provider acts."""
+    acting = {site.info: _acting_at(provider, site.info) for site in candidates}
+    for part in provider.parts():
+        for where in part.places if isinstance(part, HiddenProvider) else ():
+            if any(info.where == where and part in parts for info, parts in acting.items()):
                 continue
-            present = ", ".join(dict.fromkeys(site.label for site in asked)) or "none"
+            present = ", ".join(dict.fromkeys(info.label for info in acting)) or "none"
             raise InputError(
-                f"{type(each).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
+                f"{type(part).__name__} acts on {where!r}, but {type(model).__name__} has no such hidden states on the "
                 f"chosen layers (found: {present}). {WHY.get(where, A_BLOCK)}"
             )
-    sites = [each for each in found if asked[each.info]]
-    if any(each.info.where != "pooled" for each in sites):
+    sites = [site for site in candidates if acting[site.info]]
+    if any(site.info.where != "pooled" for site in sites):
         check_blocks("A provider of hidden states", chosen)
     for site in sites:
         if not site.axes:
             raise InputError(
-                f"The hidden states of {site.info.name} have the shape {site.call.shape}, of which it is not known "
-                "which dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
+                f"The hidden states of {site.info.name} have the shape {site.call.shape}, and it is not known which "
+                "dimensions are samples and tokens: expected (B, T, C) or (T, B, C)."
             )
     return sites
 
 
-def _asked_at(provider: Regularizer, site: HiddenInfo) -> list[Regularizer]:
-    """Return the regularizers of hidden states, among this one and those inside it, that are asked at a site."""
-    found = [leaf for each in provider.inner(site) for leaf in _asked_at(each, site)]
-    return [*found, provider] if isinstance(provider, HiddenProvider) and site.where in provider.places else found
+def _acting_at(provider: Regularizer, site: HiddenInfo) -> list[Regularizer]:
+    """Return the regularizers of hidden states, among a provider and its parts, that act at a site."""
+    parts = [part for inner in provider.inner(site) for part in _acting_at(inner, site)]
+    return [*parts, provider] if isinstance(provider, HiddenProvider) and site.where in provider.places else parts
 
 
 def check_blocks(who: str, chosen: Sequence[ModelSite]) -> None:
-    """Raise if a chosen self-attention has no block around it, which a provider needs; ``who`` begins the message."""
+    """Raise if a chosen self-attention has no block around it; ``who`` needs blocks, and begins the message."""
     without = [site.info.name for site in chosen if site.block is None and site.info.stack != "cross"]
     if without:
         raise InputError(
@@ -102,7 +102,7 @@ def is_chosen(
     stacks: Sequence[Stack] | None = None,
     modules: str | Sequence[str] | None = None,
 ) -> bool:
-    """Whether attention, or a block without it, is on the given layers, in the given stacks and modules."""
+    """Whether attention, or a block without attention, is on these layers, in these stacks and modules."""
     patterns = [modules] if isinstance(modules, str) else modules
     return (
         (stacks is None or site.stack in stacks)
@@ -111,36 +111,36 @@ def is_chosen(
     )
 
 
-def warn_of_the_rest(model: nn.Module, found: Discovery, *, everything: bool) -> None:
-    """Warn of attention that cannot be masked; raise if it is all in a list of blocks, and ``everything`` is to be."""
-    whole = stack_left_out(found.left_out, model, {site.info.name for site in found.sites}) if everything else None
-    if whole is not None:
-        name, example = whole
+def warn_of_left_out(model: nn.Module, discovery: Discovery, *, everything: bool) -> None:
+    """Warn of attention that is left out; with ``everything``, raise if no attention in a list of blocks is masked."""
+    covered = {site.info.name for site in discovery.sites}
+    if everything and (stack := stack_left_out(discovery.left_out, model, covered)) is not None:
+        name, example = stack
         raise NoAttentionError(
             f"All attention in {name} would be left out, for example {example}. Pass `example_inputs` that run this "
             "attention, or choose what to mask with `modules=...`."
         )
-    rest = [each for each in found.left_out if each.is_attention]
+    rest = [omission for omission in discovery.left_out if omission.is_attention]
     if rest:
-        listed = "; ".join(str(each) for each in rest[:3]) + ("; ..." if len(rest) > 3 else "")
+        examples = "; ".join(map(str, rest[:3])) + ("; ..." if len(rest) > 3 else "")
         warnings.warn(
-            f"Attention is not masked in {len(rest)} module(s) of {type(model).__name__}: {listed}. All are listed in "
-            "`handle.left_out`. To silence this warning, choose what to mask with `modules=...`.",
+            f"Attention is not masked in {len(rest)} module(s) of {type(model).__name__}: {examples}. All are listed "
+            "in `handle.left_out`. To silence this warning, choose what to mask with `modules=...`.",
             CoverageWarning,
             stacklevel=3,
         )
 
 
-def warn_of_sequences(model: nn.Module, found: Discovery) -> None:
-    """Warn if several attentions share a module that runs on other sequences in the same pass."""
+def warn_of_sequences(model: nn.Module, discovery: Discovery) -> None:
+    """Warn if several attentions share a module that runs on several sequences in the same pass."""
     first: dict[nn.Module, ModelSite] = {}
-    again = [site for site in found.sites if site.begins_again(first.setdefault(site.module, site))]
+    again = [site for site in discovery.sites if site.begins_again(first.setdefault(site.module, site))]
     shared = [next(call.module for call in site.attention.running if call.is_repeated) for site in again]
     if several := [module for module in shared if shared.count(module) > 1]:
-        name = found.names[several[0]]
+        name = discovery.names[several[0]]
         warnings.warn(
             f"In a pass of {type(model).__name__}, {name} runs on several sequences: its layers count on, and what is "
-            f"decided once per pass is the same in each. To regularize each by itself, attach to `{name}` instead.",
+            f"decided per pass is the same for all. To regularize them separately, attach to `{name}` instead.",
             AttnRegWarning,
             stacklevel=3,
         )
@@ -158,4 +158,4 @@ def _check_patterns(patterns: Sequence[str], sites: Sequence[ModelSite]) -> None
 
 
 def _matches(name: str, pattern: str) -> bool:
-    return any(fnmatchcase(name, each) for each in (pattern, f"{pattern}.*", f"{pattern}#*", f"{pattern}@*"))
+    return any(fnmatchcase(name, pattern + suffix) for suffix in ("", ".*", "#*", "@*"))

@@ -1,4 +1,4 @@
-"""The attention sites of a model: what a dry run has seen, numbered by layer and with its parts together."""
+"""The attention sites of a model: the attentions of a dry run, numbered by layer, with their parts put together."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ class ModelSite:
     attention: AttentionCall  # where the dry run saw it
     layout: Layout  # layout of its scores
     block: ModuleCall | None = None  # the Transformer block that contains it, if it is self-attention in a block
-    parts: Parts | None = None  # how it is split, if it is computed in several parts
+    parts: Parts | None = None  # how the attention is split, if it is computed in several parts
     others: tuple[AttentionCall, ...] = ()  # the attentions of its other parts
 
     @property
     def module(self) -> nn.Module:
-        """The module whose own forward computes the attention."""
-        return self.attention.place.module
+        """The module whose forward computes the attention."""
+        return self.attention.caller.module
 
     def begins_again(self, first: ModelSite | None) -> bool:
-        """Whether it is a later call of the module of ``first``, on another sequence instead of the states of that."""
-        if first is None or first.module is not self.module or first.attention.place is self.attention.place:
+        """Whether it is a later call of the module of ``first``, on another sequence."""
+        if first is None or first.module is not self.module or first.attention.caller is self.attention.caller:
             return False
-        structures = (each.attention.structure for each in (first, self))
-        streams, others = (frozenset() if structure is None else structure.streams for structure in structures)
-        return bool(streams and others) and streams.isdisjoint(others)
+        structures = (site.attention.structure for site in (first, self))
+        first_streams, streams = (frozenset() if structure is None else structure.streams for structure in structures)
+        return bool(first_streams and streams) and first_streams.isdisjoint(streams)
 
 
 def sites_of(
     model: nn.Module, names: Mapping[nn.Module, str], attentions: Sequence[AttentionCall]
 ) -> tuple[ModelSite, ...]:
-    """Return the attention sites of a model, given the names of its modules and the attention seen in them."""
-    _settle(attentions, names)
+    """Return the attention sites of a model, from the names of its modules and the attentions of a dry run."""
+    _complete_layouts(attentions, names)
     parts = _in_parts(attentions)
     later = {attention for _, others in parts.values() for attention in others}
     attentions = [attention for attention in attentions if attention not in later]
     stacks = [_stack(attention) for attention in attentions]
-    layers: dict[AttentionCall, tuple[int, int]] = {}  # and the depth of its stack
+    layers: dict[AttentionCall, tuple[int, int]] = {}  # the layer, and the depth of its stack
     for stack in dict.fromkeys(stacks):
-        inside = [attention for attention, each in zip(attentions, stacks, strict=True) if each == stack]
-        numbers, depth = number_layers(model, [names[attention.place.module] for attention in inside])
+        inside = [attention for attention, its_stack in zip(attentions, stacks, strict=True) if its_stack == stack]
+        numbers, depth = number_layers(model, [names[attention.caller.module] for attention in inside])
         layers |= {attention: (number, depth) for attention, number in zip(inside, numbers, strict=True)}
     seen: Counter[tuple[nn.Module, int]] = Counter()
     sites = []
     for attention, stack in zip(attentions, stacks, strict=True):
-        place, structure, path = attention.place, attention.structure, names[attention.place.module]
+        caller, structure, path = attention.caller, attention.structure, names[attention.caller.module]
         assert structure is not None
         kind, others = parts.get(attention, (None, []))
-        seen[place.module, place.index] += 1
-        again = seen[place.module, place.index]
+        seen[caller.module, caller.index] += 1
+        count = seen[caller.module, caller.index]
         info = SiteInfo(
-            name=path + (f"#{place.index + 1}" if place.index else "") + (f"@{again}" if again > 1 else ""),
+            name=path + (f"#{caller.index + 1}" if caller.index else "") + (f"@{count}" if count > 1 else ""),
             layer=layers[attention][0],
             num_layers=layers[attention][1],
             stack=stack,
@@ -81,22 +81,24 @@ def sites_of(
     return tuple(sites)
 
 
-def _settle(attentions: Sequence[AttentionCall], names: Mapping[nn.Module, str]) -> None:
+def _complete_layouts(attentions: Sequence[AttentionCall], names: Mapping[nn.Module, str]) -> None:
     """Give attention of unclear layout the layout of attention in modules of the same class, or of the same size."""
-    layouts = [(each, each.structure.layout) for each in reversed(attentions) if each.structure and each.structure.sure]
-    known: dict[Any, Layout] = {(each.shape[0], each.backend, each.rank): layout for each, layout in layouts}
-    known |= {(type(each.place.module), each.backend, each.rank): layout for each, layout in layouts}
+    known: dict[Any, Layout] = {}
+    for attention in reversed(attentions):  # so that the first of a class or size counts
+        if attention.structure is not None and attention.structure.is_certain:
+            for key in (type(attention.caller.module), attention.shape[0]):
+                known[key, attention.backend, attention.rank] = attention.structure.layout
     for attention in attentions:
         structure = attention.structure
-        if structure is None or structure.sure:
+        if structure is None or structure.is_certain:
             continue
         kind = attention.backend, attention.rank
-        layout = known.get((type(attention.place.module), *kind)) or known.get((attention.shape[0], *kind))
+        layout = known.get((type(attention.caller.module), *kind)) or known.get((attention.shape[0], *kind))
         if layout is not None:
             attention.structure = replace(structure, layout=layout)
         elif attention.rank == 3:
             raise NoAttentionError(
-                f"Samples and heads share a dimension at {names[attention.place.module]}, and their order is not "
+                f"Samples and heads share a dimension at {names[attention.caller.module]}, and their order is not "
                 "clear from one sample. Pass `example_inputs` with two samples."
             )
 
@@ -110,17 +112,17 @@ def _stack(attention: AttentionCall) -> Stack:
 
 
 def _in_parts(attentions: Sequence[AttentionCall]) -> dict[AttentionCall, tuple[Parts, list[AttentionCall]]]:
-    """Group the attentions of attention that is computed in parts: by the first part, the kind and the other parts."""
+    """Group the parts of attention that is computed in parts: the kind and the other parts, by the first part."""
     groups: dict[int, list[AttentionCall]] = defaultdict(list)
     for attention in attentions:
-        groups[id(attention.place)].append(attention)
-    found: dict[AttentionCall, tuple[Parts, list[AttentionCall]]] = {}
+        groups[id(attention.caller)].append(attention)
+    parts: dict[AttentionCall, tuple[Parts, list[AttentionCall]]] = {}
     for first, *others in groups.values():
         kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
         if None in kinds or not kinds or kinds > {"values"}:
             continue
-        found[first] = next(kind for kind in kinds if kind) if len(kinds) == 1 else "blocks", others
-    return found
+        parts[first] = next(kind for kind in kinds if kind) if len(kinds) == 1 else "blocks", others
+    return parts
 
 
 def _kind(a: AttentionCall, b: AttentionCall) -> Parts | None:
@@ -129,20 +131,20 @@ def _kind(a: AttentionCall, b: AttentionCall) -> Parts | None:
     assert one is not None
     assert other is not None
     alike = (a.backend, one.layout, a.heads) == (b.backend, other.layout, b.heads)
-    pairs = [*zip(a.asked or (), b.asked or (), strict=False)]
-    same = ((x.data_ptr(), x.shape, x.stride()) == (y.data_ptr(), y.shape, y.stride()) for x, y in pairs)
-    if alike and pairs and all(same):
+    pairs = [*zip(a.queries_and_keys or (), b.queries_and_keys or (), strict=False)]
+    equal = ((x.data_ptr(), x.shape, x.stride()) == (y.data_ptr(), y.shape, y.stride()) for x, y in pairs)
+    if alike and pairs and all(equal):
         return "values"
     if {one.relation, other.relation} != {"self"} or not one.streams & other.streams:
         return None
-    places = ((_places(mine), _places(theirs)) for mine, theirs in zip(one.rows, other.rows, strict=True))
-    queries, keys = (bool(mine and theirs) and not mine & theirs for mine, theirs in places)  # whether they are apart
-    if not queries:
+    sets = ((_distinct(x), _distinct(y)) for x, y in zip(one.origins, other.origins, strict=True))
+    queries_differ, keys_differ = (bool(x and y) and not x & y for x, y in sets)
+    if not queries_differ:
         return None
-    return "rows" if alike and keys else "blocks"
+    return "rows" if alike and keys_differ else "blocks"
 
 
-def _places(part: Tensor) -> set[tuple[int, ...]]:
-    """Return the distinct known origins of ``(2, ...)``."""
-    ends = compact(part).flatten(1)
+def _distinct(origin: Tensor) -> set[tuple[int, ...]]:
+    """Return the distinct known origins among ``(2, ...)``."""
+    ends = compact(origin).flatten(1)
     return set(map(tuple, ends[:, ends[1] != NOTHING].unique(dim=1).T.tolist()))

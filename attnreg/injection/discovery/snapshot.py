@@ -23,12 +23,12 @@ FOREIGN: tuple[type, ...] = (type, types.ModuleType, types.FunctionType, types.B
 FOREIGN += (weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType)
 EMPTY: dict[Any, Any] = {}
 LIBRARIES = ("accelerate", "peft", "torch", "transformers")
-MOST = 20_000  # objects to inspect at most; a model that reaches more refers to something outside it
+MAX_OBJECTS = 20_000  # to inspect; a model that reaches more refers to something outside it
 
 
 @contextmanager
 def evaluated(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Set a model to eval (or ``training``) mode within the block; restore each module's mode after it.
+    """Set a model to eval (or ``training``) mode within the block; restore the modes of its modules after it.
 
     In ``training`` mode, parts of a training model that are in eval mode, such as frozen statistics, stay in it. The
     method ``train`` is not called: some layers change their weights in it.
@@ -53,9 +53,9 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def draws_repeated(model: nn.Module) -> Iterator[None]:
-    """Let what follows the block draw what the block draws, from the global generators of torch, Python and numpy."""
-    used = {each.device for each in model.parameters()}  # the CPU's generator is always among them; meta has none
-    devices = [each for each in used if each.type != "cpu" and hasattr(torch, each.type)]
+    """Restore the global generators of torch, Python and numpy after the block, so that later code draws the same."""
+    used = {parameter.device for parameter in model.parameters()}  # the CPU's generator counts anyway; meta has none
+    devices = [device for device in used if device.type != "cpu" and hasattr(torch, device.type)]
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
@@ -67,7 +67,7 @@ def draws_repeated(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Give tensors the bits back, after the block, that they have now."""
+    """Restore the values of tensors, bit by bit, after the block."""
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
@@ -79,7 +79,7 @@ def put_back(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Set a model to eval mode, without gradients and hooks, within the block; then as :func:`restored`."""
+    """Set a model to eval mode, without gradients and hooks, within the block; then restore it (:func:`restored`)."""
     quiet = warnings.catch_warnings()
     with restored(model) as tensors, undisturbed(model), _without_hooks(model), torch.no_grad(), quiet:
         warnings.simplefilter("ignore")  # the first real forward pass repeats them
@@ -90,64 +90,63 @@ def unchanged(model: nn.Module) -> Iterator[list[Tensor]]:
 def restored(model: nn.Module) -> Iterator[list[Tensor]]:
     """Restore every attribute of every module after the block.
 
-    Yields the tensors that the model holds, other than parameters and buffers.
+    Yields the tensors that the model holds besides its parameters and buffers.
     """
     tensors: list[Tensor] = []
-    remembered = _remembered(model, tensors)
+    copies = _copies(model, tensors)
     try:
         yield tensors
     finally:
-        for held, before in remembered:
-            _restore(held, before)
+        for container, copy in copies:
+            _restore(container, copy)
 
 
 @contextmanager
 def materialized(model: nn.Module) -> Iterator[None]:
     """Hold zeros on the CPU in place of parameters and buffers on the meta device, within the block.
 
-    Zeros that nobody writes to take no memory. Attention is found by what depends on what, not by values; only those of
-    masks are needed.
+    Zeros that nobody writes to take no memory. Discovery needs the values of masks only.
     """
     zeros: dict[int, Tensor] = {}
-    before: list[tuple[dict[str, Any], str, Tensor]] = []
+    replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for name, module in model.named_modules():
-        for held in (module._parameters, module._buffers):
-            for key, tensor in held.items():
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
                 if tensor is None or not tensor.is_meta:
                     continue
                 is_square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
                 may_mask = tensor.dtype == torch.bool or (is_square and tensor.is_floating_point())
-                if held is module._buffers and may_mask:
+                if tensors is module._buffers and may_mask:
                     path = f"{name}.{key}".lstrip(".")
                     raise NoAttentionError(
                         f"The buffer {path} is on the meta device, and may be a mask whose values attnreg needs. "
                         "Materialize the model (`to_empty`, then load its weights), then attach."
                     )
-                before.append((held, key, tensor))
+                replaced.append((tensors, key, tensor))
                 if id(tensor) not in zeros:
-                    made = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    zeros[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if held is module._parameters else made
+                    zero = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    is_parameter = tensors is module._parameters
+                    zeros[id(tensor)] = nn.Parameter(zero, tensor.requires_grad) if is_parameter else zero
     try:
-        for held, key, tensor in before:
-            held[key] = zeros[id(tensor)]
+        for tensors, key, tensor in replaced:
+            tensors[key] = zeros[id(tensor)]
         yield
     finally:
-        for held, key, tensor in before:
-            held[key] = tensor
+        for tensors, key, tensor in replaced:
+            tensors[key] = tensor
 
 
 @contextmanager
 def _without_hooks(model: nn.Module) -> Iterator[None]:
-    everywhere = torch.nn.modules.module
-    kept = [(vars(module), name) for module in model.modules() for name in HOOKS if vars(module)[name]]
-    kept += [(vars(everywhere), f"_global{name}") for name in HOOKS]
-    before = [holder[name] for holder, name in kept]
-    for holder, name in kept:
+    holders = [(vars(module), name) for module in model.modules() for name in HOOKS if vars(module)[name]]
+    holders += [(vars(torch.nn.modules.module), f"_global{name}") for name in HOOKS]
+    removed = [holder[name] for holder, name in holders]
+    for holder, name in holders:
         holder[name] = OrderedDict((key, hook) for key, hook in holder[name].items() if _is_machinery(hook))
     try:
         yield
     finally:
-        for (holder, name), hooks in zip(kept, before, strict=True):
+        for (holder, name), hooks in zip(holders, removed, strict=True):
             holder[name] = hooks
 
 
@@ -157,37 +156,37 @@ def _is_machinery(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).partition(".")[0] in LIBRARIES
 
 
-def _remembered(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
-    """Return everything mutable that the model holds, each with a copy of its contents."""
+def _copies(model: nn.Module, tensors: list[Tensor]) -> list[tuple[Any, Any]]:
+    """Return the mutable containers that the model holds, with copies of their contents; append its tensors."""
     seen: set[int] = set()
     copies: list[tuple[Any, Any]] = []
     waiting: list[Any] = [vars(module) for module in model.modules()]
-    for held in waiting:  # grows during the loop
-        if type(held) in ATOMS or id(held) in seen or len(seen) > MOST:
+    for value in waiting:  # grows during the loop
+        if type(value) in ATOMS or id(value) in seen or len(seen) > MAX_OBJECTS:
             continue
-        seen.add(id(held))
-        if isinstance(held, dict):
-            copies.append((held, held.copy() if held else EMPTY))
-            waiting += held.values()
-        elif isinstance(held, Tensor):
-            tensors.append(held)
-        elif isinstance(held, (list, deque, set)):
-            copies.append((held, held.copy()))
-            waiting += held
-        elif isinstance(held, (tuple, frozenset)):
-            waiting += held
-        elif not isinstance(held, FOREIGN) and hasattr(held, "__dict__"):
-            waiting.append(vars(held))
+        seen.add(id(value))
+        if isinstance(value, dict):
+            copies.append((value, value.copy() if value else EMPTY))
+            waiting += value.values()
+        elif isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, (list, deque, set)):
+            copies.append((value, value.copy()))
+            waiting += value
+        elif isinstance(value, (tuple, frozenset)):
+            waiting += value
+        elif not isinstance(value, FOREIGN) and hasattr(value, "__dict__"):
+            waiting.append(vars(value))
     return copies
 
 
-def _restore(held: Any, before: Any) -> None:
-    if held is not before and _contents(held) != _contents(before):
-        held.clear()
-        (held.extend if isinstance(held, (list, deque)) else held.update)(before)
+def _restore(container: Any, copy: Any) -> None:
+    if container is not copy and _contents(container) != _contents(copy):
+        container.clear()
+        (container.extend if isinstance(container, (list, deque)) else container.update)(copy)
 
 
-def _contents(held: Any) -> Any:
-    if isinstance(held, dict):
-        return [(key, id(value)) for key, value in held.items()]
-    return held if isinstance(held, set) else [*map(id, held)]
+def _contents(container: Any) -> Any:
+    if isinstance(container, dict):
+        return [(key, id(value)) for key, value in container.items()]
+    return container if isinstance(container, set) else [*map(id, container)]

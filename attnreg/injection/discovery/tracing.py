@@ -28,8 +28,8 @@ class Tracer(TorchDispatchMode):
     """Tracks origins through the ATen operations that torch's Python functions consist of.
 
     Products with large parameters are replaced by something cheaper of the same shape. In-place changes of the model's
-    own tensors (``held``) and of its inputs are undone at the end of the block. When weights are multiplied by values,
-    it calls ``weighted`` with the number of the softmax that computed the weights; ``None`` if something else did.
+    tensors (``held``) and of its inputs are undone at the end of the block. When weights are multiplied by values, the
+    tracer calls ``weighted`` with the number of the softmax that computed the weights, ``None`` without a softmax.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Tracer(TorchDispatchMode):
         self._held = {*map(key_of, held)} - {0}
         self._restored = {*map(key_of, inputs), *self._held} - {0}
         self._weighted = weighted
-        self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: which origin is the keys' (0 or 1), and K
-        self._together: dict[int, int] = {}  # softmaxes whose weights were combined: later to earlier
+        self._keys: dict[int, tuple[int | None, int]] = {}  # by softmax: the part of the keys' origins, and K
+        self._combined: dict[int, int] = {}  # softmaxes whose weights were combined: later to earlier
         self._overwritten: dict[int, tuple[Tensor, Tensor]] = {}
         self._paused = False
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for tensor, before in self._overwritten.values():
-            tensor.copy_(before)
+        for tensor, original in self._overwritten.values():
+            tensor.copy_(original)
         self._overwritten = {}
 
     @contextmanager
@@ -67,16 +67,16 @@ class Tracer(TorchDispatchMode):
             super().__enter__()
             self._paused = False
 
-    def came_from_softmax(self, weights: Tensor, number: int, keys: int | None, size: int) -> None:
-        """Mark the output of a softmax; ``keys`` is which of the origins of an element is its key's, ``size`` is K."""
+    def came_from_softmax(self, weights: Tensor, number: int, key_part: int | None, size: int) -> None:
+        """Mark the output of a softmax; ``key_part`` is the index in ``PARTS`` of the keys' origins, ``size`` is K."""
         with self.paused():
-            self._keys[number] = keys, size
+            self._keys[number] = key_part, size
             origin = self.origins.read(weights)
             origin = blank(weights.shape) if origin is None else origin
             self.origins.write(weights, rules.with_field(origin, SOFTMAX, number))
 
     def came_from_queries(self, out: Tensor, scores: Tensor) -> None:
-        """Mark the output ``(..., Q, D)`` of a fused kernel; ``scores`` are their origins, ``(FIELDS, ..., Q, K)``."""
+        """Mark the output ``(..., Q, D)`` of a fused kernel by the origins of scores ``(FIELDS, ..., Q, K)``."""
         with self.paused():
             queries = scores[FIRST].amax(-1, keepdim=True).expand(2, *out.shape)
             self.origins.write(out, self._at_queries(queries, out))
@@ -86,7 +86,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            self._before_writing(func, args, kwargs)
+            self._save_overwritten(func, args, kwargs)
         op = getattr(func, "overloadpacket", func)
         out = self._instead_of_linear(*args[-2:]) if op in LINEAR and len(args) >= 2 else None
         if out is None:
@@ -101,7 +101,7 @@ class Tracer(TorchDispatchMode):
     def _is_held(self, tensor: Tensor) -> bool:
         return key_of(tensor) in self._held
 
-    def _before_writing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _save_overwritten(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(value, Tensor) and key_of(value) in self._restored:
                 whole = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
@@ -136,8 +136,8 @@ class Tracer(TorchDispatchMode):
             self._weighted(None)
             self.origins.write(first, origins[0])
         else:
-            for each in outs[: 1 if "norm" in name else None]:
-                self.origins.write(each, self._computed(op, func, args, kwargs, tensors, origins, each))
+            for tensor in outs[: 1 if "norm" in name else None]:
+                self.origins.write(tensor, self._computed(op, func, args, kwargs, tensors, origins, tensor))
 
     def _lose_track(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Let every output element come from all inputs of the operation."""
@@ -163,16 +163,16 @@ class Tracer(TorchDispatchMode):
         if _broadcast_shape(tensors) == out.shape:
             result = rules.merged(floats or known, out.shape)
             numbers = sorted({int(origin[SOFTMAX].max()) for origin in known if rules.has(origin, SOFTMAX)})
-            self._together.update((later, earlier) for earlier, later in itertools.pairwise(numbers))
+            self._combined.update((later, earlier) for earlier, later in itertools.pairwise(numbers))
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
                 return rules.with_field(result, VALUED, 1)
             return result
-        if "grid_sampler" in name:  # a sample belongs to its place in the grid, as attention output to its query
+        if "grid_sampler" in name:  # a sample belongs to its grid point, as attention output belongs to its query
             grid = origins[1] if origins[1] is not None else rules.everywhere(known, args[1].shape)
             return rules.across(grid, args[1].shape).movedim(-1, 2)[:, :, :1].expand(FIELDS, *out.shape)
-        given = rules.named(func, args, kwargs)
-        if "dim" in given or "dims" in given:
-            dims = given.get("dim", given.get("dims"))
+        arguments = rules.named(func, args, kwargs)
+        if "dim" in arguments or "dims" in arguments:
+            dims = arguments.get("dim", arguments.get("dims"))
             dims = [] if dims is None else list(dims) if isinstance(dims, (list, tuple)) else [dims]
             if first.dim() - 1 == out.dim():
                 return rules.reduced(first, dims, keepdim=True).expand(FIELDS, *out.shape)
@@ -180,10 +180,10 @@ class Tracer(TorchDispatchMode):
             if queries is not None:
                 return self._at_queries(queries.reshape(2, *out.shape), out)
             return rules.reduced(first, dims, keepdim=False).reshape(FIELDS, *out.shape)
-        if first.dim() - 1 == out.dim() >= 3 and any(each in name for each in RESAMPLING):
+        if first.dim() - 1 == out.dim() >= 3 and any(kind in name for kind in RESAMPLING):
             return rules.resampled(first, out.shape)
         if first.dim() - 1 == out.dim() > 0 and first.shape[1:-1] == out.shape[:-1]:
-            return rules.across(rules.settled(first) if any(map(self._is_held, tensors)) else first, out.shape)
+            return rules.across(rules.before_linear(first) if any(map(self._is_held, tensors)) else first, out.shape)
         return rules.everywhere(known, out.shape)
 
     def _summed_over_keys(self, origin: Tensor, dims: list[int]) -> Tensor | None:
@@ -202,9 +202,9 @@ class Tracer(TorchDispatchMode):
         if left is None and right is None and (self._is_held(a) or self._is_held(b)):
             return None
         if self._is_held(b) and left is not None:
-            return rules.across(rules.settled(left), out.shape)
+            return rules.across(rules.before_linear(left), out.shape)
         if self._is_held(a) and right is not None:
-            return rules.settled(right).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
+            return rules.before_linear(right).amax(-2, keepdim=True).expand(FIELDS, *out.shape)
         sides = [(weights, dim) for weights, dim in ((left, -1), (right, -2)) if weights is not None]
         sides.sort(key=lambda side: not rules.has(side[0], SOFTMAX))
         for weights, dim in sides:
@@ -218,10 +218,10 @@ class Tracer(TorchDispatchMode):
         return rules.scores(left, right, out.shape)
 
     def _confirm(self, number: int | None) -> None:
-        """Report that weights are multiplied by values, and so are weights that were combined with them."""
+        """Report that weights, and all weights that were combined with them, are multiplied by values."""
         self._weighted(number)
-        while number in self._together:
-            number = self._together.pop(number)
+        while number in self._combined:
+            number = self._combined.pop(number)
             self._weighted(number)
 
     def _at_queries(self, queries: Tensor, out: Tensor) -> Tensor:
@@ -236,13 +236,13 @@ class Tracer(TorchDispatchMode):
 
 def _tensors(*values: Any) -> list[Tensor]:
     """Return the tensors among an operation's arguments, including those in containers."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple, dict)):
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return found
+            tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return tensors
 
 
 def _broadcast_shape(tensors: list[Tensor]) -> torch.Size | None:

@@ -200,12 +200,12 @@ def _call(
         return None
     places = {where: (each.info, each.axes) for where, each in states.items()}
     changed = (info for where, (info, _) in places.items() if where != "embeddings")
-    called = {(seen.place.module, seen.place.index) for site in sites for seen in (site.attention, *site.others)}
+    called = {(seen.caller.module, seen.caller.index) for site in sites for seen in (site.attention, *site.others)}
     attached = tuple(modules[module] for module, _ in called if module in modules)
     info = None if own is None else own.info
     chosen_here = (*(site.info for site in inside), *changed)
     foreign = frozenset[str]().union(*map(_foreign, states.values()))
-    return BlockCall(block.first, block.alone, info, chosen_here, attached, places, foreign)
+    return BlockCall(block.input_name, block.only_states, info, chosen_here, attached, places, foreign)
 
 
 def _foreign(states: HiddenModelSite) -> frozenset[str]:

@@ -79,7 +79,7 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[ModelSit
     """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
     sites = {part: site for site in chosen for part in (site.attention, *site.others)}
     again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
-    modules = dict.fromkeys(attention.place.module for attention in sites)  # in running order
+    modules = dict.fromkeys(attention.caller.module for attention in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
     for attention in found.attentions:
         if attention in again:
