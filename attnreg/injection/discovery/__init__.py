@@ -30,7 +30,7 @@ class Discovery:
     """The result of a dry run of a model."""
 
     sites: tuple[ModelSite, ...]  #: the attention that can be masked, in the order in which it runs
-    left_out: tuple[LeftOut, ...]  #: other attention, and what is named or looks like attention
+    left_out: tuple[LeftOut, ...]  #: other attention, and modules that are named or look like attention
     attentions: tuple[AttentionCall, ...]  #: all computations that looked like attention, in order
     names: Mapping[nn.Module, str]  #: the names of the model's modules
     called: tuple[nn.Module, ...]  #: the modules that ran, in the order of their first calls

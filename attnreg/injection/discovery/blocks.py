@@ -36,7 +36,7 @@ class ModuleCall:
     only_states: bool = False
 
     def __post_init__(self) -> None:
-        self._leaves = list(_leaves((self.args, self.kwargs)))
+        self._leaves_before = list(_leaves((self.args, self.kwargs)))
 
     def end(self, output: Any) -> None:
         """Describe the call by its output and by what it has stored in its arguments."""
@@ -44,8 +44,8 @@ class ModuleCall:
             return
         self.input_name = next(iter(input_names(self.module)), "")
         states = self.args[0] if self.args else self.kwargs.get(self.input_name)
-        leaves = list(_leaves((self.args, self.kwargs)))
-        stored = len(leaves) != len(self._leaves) or any(a is not b for a, b in zip(leaves, self._leaves, strict=True))
+        before, after = self._leaves_before, list(_leaves((self.args, self.kwargs)))
+        stored = len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True))
         self.only_states = isinstance(output, Tensor) and not stored
         out = output[0] if type(output) in (tuple, list) and len(output) else output
         if not (isinstance(states, Tensor) and isinstance(out, Tensor) and states.is_floating_point()):

@@ -40,7 +40,7 @@ class Origins:
 
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}
-        self._streams = [0]  # the first positions of streams, and last that of the next stream
+        self._streams = [0]  # the first position of every stream, and of the next stream
         self._widths = [1]  # features per position, by stream
         self.learned: set[int] = set()  # streams of parameters, and of attention output whose queries are parameters
 

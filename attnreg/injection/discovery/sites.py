@@ -50,7 +50,7 @@ def sites_of(
     """Return the attention sites of a model, from the names of its modules and the attentions of a dry run."""
     _complete_layouts(attentions, names)
     parts = _in_parts(attentions)
-    later = {attention for _, others in parts.values() for attention in others}
+    later = {attention for _, later_parts in parts.values() for attention in later_parts}
     attentions = [attention for attention in attentions if attention not in later]
     stacks = [_stack(attention) for attention in attentions]
     layers: dict[AttentionCall, tuple[int, int]] = {}  # the layer, and the depth of its stack
@@ -63,7 +63,7 @@ def sites_of(
     for attention, stack in zip(attentions, stacks, strict=True):
         caller, structure, path = attention.caller, attention.structure, names[attention.caller.module]
         assert structure is not None
-        kind, others = parts.get(attention, (None, []))
+        kind, later_parts = parts.get(attention, (None, []))
         seen[caller.module, caller.index] += 1
         count = seen[caller.module, caller.index]
         info = SiteInfo(
@@ -77,7 +77,7 @@ def sites_of(
             in_parts=attention in parts,
         )
         block = block_of(model, path, attention.running)
-        sites.append(ModelSite(info, attention, structure.layout, block, kind, tuple(others)))
+        sites.append(ModelSite(info, attention, structure.layout, block, kind, tuple(later_parts)))
     return tuple(sites)
 
 
@@ -117,11 +117,11 @@ def _in_parts(attentions: Sequence[AttentionCall]) -> dict[AttentionCall, tuple[
     for attention in attentions:
         groups[id(attention.caller)].append(attention)
     parts: dict[AttentionCall, tuple[Parts, list[AttentionCall]]] = {}
-    for first, *others in groups.values():
-        kinds = {_kind(a, b) for a, b in itertools.combinations([first, *others], 2)}
+    for first, *later_parts in groups.values():
+        kinds = {_kind(a, b) for a, b in itertools.combinations([first, *later_parts], 2)}
         if None in kinds or not kinds or kinds > {"values"}:
             continue
-        parts[first] = next(kind for kind in kinds if kind) if len(kinds) == 1 else "blocks", others
+        parts[first] = next(kind for kind in kinds if kind) if len(kinds) == 1 else "blocks", later_parts
     return parts
 
 

@@ -53,7 +53,7 @@ def undisturbed(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
 @contextmanager
 def draws_repeated(model: nn.Module) -> Iterator[None]:
-    """Restore the global generators of torch, Python and numpy after the block, so that later code draws the same."""
+    """Let code after the block repeat its draws from the global generators of torch, Python and numpy."""
     used = {parameter.device for parameter in model.parameters()}  # the CPU's generator counts anyway; meta has none
     devices = [device for device in used if device.type != "cpu" and hasattr(torch, device.type)]
     python, numpy = random.getstate(), np.random.get_state()

@@ -25,7 +25,7 @@ class Structure:
     key_part: int | None  # index in ``PARTS`` of the keys' origins; ``None`` if no origin is known
     is_certain: bool  # whether the layout follows from origins, not from convention
     streams: frozenset[int]  # the streams that queries come from
-    origins: tuple[Tensor, Tensor] = field(repr=False)  # those of queries and those of keys, ``(2, ...)``
+    origins: tuple[Tensor, Tensor] = field(repr=False)  # of queries and of keys, ``(2, ...)``
     same_order: bool = True  # whether queries and keys are in the same order, as far as known
 
 

@@ -257,10 +257,10 @@ def _multiplies_values(tensors: list[Tensor], origins: list[Tensor | None]) -> b
     """Whether one of two factors holds softmax weights, and the other values (not a mask on the weights)."""
     if len(tensors) != 2:
         return False
-    weights = [origin is not None and rules.has(origin, SOFTMAX) for origin in origins]
-    if weights[0] == weights[1]:
+    are_weights = [origin is not None and rules.has(origin, SOFTMAX) for origin in origins]
+    if are_weights[0] == are_weights[1]:
         return False
-    other, factor = tensors[weights.index(False)], tensors[weights.index(True)]
-    return any(n > 1 == m for n, m in zip(reversed(other.shape), reversed(factor.shape), strict=False)) or (
-        other.dim() > factor.dim()
+    values, weights = tensors[are_weights.index(False)], tensors[are_weights.index(True)]
+    return any(n > 1 == m for n, m in zip(reversed(values.shape), reversed(weights.shape), strict=False)) or (
+        values.dim() > weights.dim()
     )
