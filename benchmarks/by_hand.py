@@ -60,4 +60,4 @@ class OneBackwardPassPerLayer(attnreg.AttributionProvider):
         score = output.logits.max(-1).values.sum()
         for layer, weights in enumerate(output.attentions):
             self.attributions[f"encoder.{layer}"] = torch.autograd.grad(score, weights, retain_graph=True)[0]
-        self._await({})  # no further first pass: this one was made by hand
+        self._mask_next_pass({})  # the first pass was made by hand

@@ -33,7 +33,7 @@ def test_cross_tuning_without_an_epoch():
     handle = attnreg.attach(model, attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5)))
     (message,) = train(model, 3)
     assert message.startswith(
-        "CrossTuning does not alternate, because it was never told the epoch: call `provider.on_epoch("
+        "CrossTuning does not alternate, because it does not know the epoch: call `provider.on_epoch("
     )
     handle.detach()
     provider = attnreg.AttentionDropout(0.1) & attnreg.CrossTuning(attnreg.AttentionLayerDrop(0.5))

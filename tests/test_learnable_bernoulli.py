@@ -82,7 +82,7 @@ def test_the_estimate_has_the_gradient_of_the_expected_loss_for_its_mean(placeme
 def test_units_are_dropped_at_the_rate(p):
     provider = attnreg.LearnableBernoulli(2, p)
     torch.manual_seed(0)
-    for provider._draw in ("own", "first", "second"):
+    for provider._draw in ("training", "first", "second"):
         mask = provider(site(shape=(4, 8, 40, 40)))
         assert close((~mask.kept).float().mean(), p, mask.kept.numel())
         assert mask.weights.detach().unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-5)

@@ -66,7 +66,7 @@ def test_noise_on_prompts_needs_labels_that_tell_them():
     attnreg.attach(model, EmbeddingNoise(tokens="prompt"))
     with pytest.raises(ValueError, match=r"needs `labels` of shape \(3, 6\) in the model's inputs"):
         model(**{**batch, "labels": None})
-    with pytest.raises(ValueError, match="there must be some in the first batch"):
+    with pytest.raises(ValueError, match="the first batch must have such tokens"):
         model(**{**batch, "labels": batch["input_ids"]})
     model(**batch)
     model(**{**batch, "labels": batch["input_ids"]})

@@ -83,10 +83,10 @@ def test_what_nobody_defines_has_its_default():
 
 
 test_one_kind_at_the_site_of_the_other_is_refused = refused(
-    (lambda: DropHead()(STATES_AT, STATES), "DropHead regularizes attention: ask it at an AttentionSite"),
+    (lambda: DropHead()(STATES_AT, STATES), "DropHead regularizes attention: call it with an AttentionSite"),
     (lambda: DropHead()(SITE, STATES), "DropHead regularizes attention: .* without states"),
-    (lambda: HiddenDropout()(SITE), "HiddenDropout regularizes hidden states: ask it at a HiddenSite"),
-    (lambda: HiddenDropout()(STATES_AT), "HiddenDropout regularizes hidden states: .* with the states"),
+    (lambda: HiddenDropout()(SITE), "HiddenDropout regularizes hidden states: call it with a HiddenSite"),
+    (lambda: HiddenDropout()(STATES_AT), "HiddenDropout regularizes hidden states: .* and the states"),
 )
 
 
@@ -120,7 +120,7 @@ test_an_answer_of_another_kind_is_refused = refused(
     [
         (DropHead, r"got the class DropHead: make one, as in DropHead\(\)"),
         ("DropHead(0.1)", r"got the text 'DropHead\(0.1\)': make a regularizer of it with `attnreg.parse_provider`"),
-        (nn.Dropout(0.1), "got Dropout, which is none"),
+        (nn.Dropout(0.1), "got Dropout, which is no regularizer"),
     ],
 )
 def test_what_is_no_regularizer_is_refused(value, message):

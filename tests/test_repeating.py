@@ -239,7 +239,7 @@ def test_ad_drop_repeats_its_latest_pass_and_refuses_others():
             assert torch.equal(model(**batch).logits, once)
         model(**batch)
         for replay in (handle.replay(seed), handle.replay()):
-            with replay, pytest.raises(RuntimeError, match="What the masks of that pass were made of is gone"):
+            with replay, pytest.raises(RuntimeError, match="The attributions of that pass are gone"):
                 model(**batch)
         provider.attribute(model, batch)
         model(**batch)

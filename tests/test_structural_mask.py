@@ -124,7 +124,7 @@ test_what_it_cannot_serve_is_refused = refused(
 
 
 def test_a_graph_is_made_by_the_attached_model_only():
-    with pytest.raises(RuntimeError, match="No graph was made for this forward pass: call the attached model"):
+    with pytest.raises(RuntimeError, match="This forward pass has no graph: call the attached model"):
         attnreg.StructuralMask(some_graph)(site())
 
 

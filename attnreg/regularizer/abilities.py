@@ -15,24 +15,24 @@ PATIENCE = 100  # training passes without a step; gradient accumulation rarely s
 
 def that_look_at_batches(regularizer: Regularizer) -> list[Regularizer]:
     """Return the regularizers in a composition that look at batches, or raise if one must be alone but is not."""
-    looking = [each for each in regularizer.parts() if each.looks_at_batches]
-    alone = next((each for each in looking if each.looks_alone), None)
-    others = [type(each).__name__ for each in looking if each is not alone]
-    if alone is not None and others:
-        remove = f"remove {', '.join(others)} from the composition"
-        raise InputError(f"{type(alone).__name__} must be the only provider that looks at batches: {remove}.")
+    looking = [part for part in regularizer.parts() if part.looks_at_batches]
+    exclusive = next((part for part in looking if part.looks_alone), None)
+    surplus = ", ".join(type(part).__name__ for part in looking if part is not exclusive)
+    if exclusive is not None and surplus:
+        only = f"{type(exclusive).__name__} must be the only provider that looks at batches"
+        raise InputError(f"{only}: remove {surplus} from the composition.")
     return looking
 
 
 def effects(regularizer: Regularizer) -> list[str]:
-    """Return a sentence for each regularizer in a composition that drops nothing by design."""
-    others = (each for each in regularizer.parts() if each.effect != "drops")
-    return [f"{type(each).__name__} {each.effect}; it drops nothing by design." for each in others]
+    """Return a sentence per regularizer in a composition that drops nothing by design."""
+    parts = (part for part in regularizer.parts() if part.effect != "drops")
+    return [f"{type(part).__name__} {part.effect}; it drops nothing by design." for part in parts]
 
 
 def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:
-    """Return a sentence on a regularizer, or one inside it, that does not act within this number of epochs, if any."""
-    late = next((each for each in regularizer.parts() if each.first_epoch >= epochs), None)
+    """Return a sentence on a part of a regularizer that does not act within this number of epochs, if there is one."""
+    late = next((part for part in regularizer.parts() if part.first_epoch >= epochs), None)
     if late is None:
         return None
     return (
@@ -42,7 +42,7 @@ def asleep_for(regularizer: Regularizer, epochs: int) -> str | None:
 
 
 def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str | None:
-    """Return a sentence on a schedule that nobody advances, if so; for :meth:`attnreg.Regularizer.why_asleep`."""
+    """Return a sentence on a schedule if nobody advances it; for :meth:`attnreg.Regularizer.why_asleep`."""
     if passes < PATIENCE or int(steps):
         return None
     return (
@@ -52,13 +52,13 @@ def never_stepped(regularizer: Regularizer, steps: Tensor, passes: int) -> str |
 
 
 def never_added(regularizer: Regularizer, passes: int) -> str | None:
-    """Return a sentence on a penalty that nobody has asked for in so many training passes, if there is one."""
+    """Return a sentence on a penalty that nobody has added to the loss in so many training passes, if there is one."""
     parts = regularizer.parts()
-    priced = next((part for part in parts if type(part).penalty is not Regularizer.penalty), None)
-    if passes < PATIENCE or priced is None or any(part._gave_penalty for part in parts):
+    penalized = next((part for part in parts if type(part).penalty is not Regularizer.penalty), None)
+    if passes < PATIENCE or penalized is None or any(part._penalty_was_read for part in parts):
         return None
     return (
-        f"Nobody has added the penalty of {type(priced).__name__} to the loss in {passes} training passes: add "
+        f"Nobody has added the penalty of {type(penalized).__name__} to the loss in {passes} training passes: add "
         "`provider.penalty()` where it is not None (training methods and RegularizedTrainer do)."
     )
 
@@ -69,7 +69,7 @@ class Watch:
     def __init__(self, regularizer: Regularizer) -> None:
         self.regularizer = regularizer
         self.passes = 0
-        self._first: list[tuple[Tensor, Tensor]] = []  # learned parameters, with a copy from the first training pass
+        self._initial: list[tuple[Tensor, Tensor]] = []  # learned parameters, with a copy from the first training pass
         self._done = False
 
     def training_pass(self) -> None:
@@ -77,17 +77,14 @@ class Watch:
         if torch.compiler.is_compiling() or self._done:
             return
         self.passes += 1
-        reasons = [reason for each in self.regularizer.parts() if (reason := each.why_asleep(self.passes))]
+        reasons = [reason for part in self.regularizer.parts() if (reason := part.why_asleep(self.passes))]
         if self.passes == 1:  # fused optimizers do not count the versions of what they change
             learned = self.regularizer.learned_parameters()
-            self._first = [(p, p.detach().clone()) for p in learned if p.requires_grad]
-        if (
-            self._first
-            and self.passes >= PATIENCE
-            and all(
-                p.grad is not None and p.device == before.device and torch.equal(p, before) for p, before in self._first
-            )
-        ):
+            self._initial = [(p, p.detach().clone()) for p in learned if p.requires_grad]
+        unchanged = (
+            p.grad is not None and p.device == copy.device and torch.equal(p, copy) for p, copy in self._initial
+        )
+        if self._initial and self.passes >= PATIENCE and all(unchanged):
             reasons.append(
                 f"The learned parameters of {type(self.regularizer).__name__} have gradients, but have not changed in "
                 f"{self.passes} training passes. Add them to the optimizer: "
@@ -96,6 +93,6 @@ class Watch:
         if reason := never_added(self.regularizer, self.passes):
             reasons.append(reason)
         self._done = bool(reasons) or self.passes > PATIENCE
-        self._first = [] if self._done else self._first
+        self._initial = [] if self._done else self._initial
         for reason in reasons:
             warnings.warn(reason, AsleepWarning, stacklevel=2)

@@ -29,8 +29,8 @@ def _check_names(cls: type) -> None:
     inherited = {name for parent in cls.__mro__[1:] for name in vars(parent)}
     for name, value in vars(cls).items():
         near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
-        is_own = name.startswith("_") or name in inherited or not near
-        if not is_own and inspect.isfunction(value) == inspect.isfunction(known[near[0]]):
+        is_deliberate = name.startswith("_") or name in inherited or not near
+        if not is_deliberate and inspect.isfunction(value) == inspect.isfunction(known[near[0]]):
             raise TypeError(
                 f"{cls.__name__}.{name} would never be read. Did you mean {near[0]}? If not, choose a name that is "
                 "less like it, or begin it with an underscore."
@@ -40,16 +40,16 @@ def _check_names(cls: type) -> None:
 Penalty = Callable[[Any], Tensor | None]
 
 
-def _noted(penalty: Penalty) -> Penalty:
-    """Note that a penalty was asked for, so that one that nobody adds to the loss can be told."""
+def _recorded(penalty: Penalty) -> Penalty:
+    """Record calls of a penalty, to warn of a penalty that nobody adds to the loss."""
 
     @functools.wraps(penalty)
-    def noted(self: Regularizer) -> Tensor | None:
+    def wrapped(self: Regularizer) -> Tensor | None:
         if not torch.compiler.is_compiling():
-            vars(self)["_gave_penalty"] = True
+            vars(self)["_penalty_was_read"] = True
         return penalty(self)
 
-    return noted
+    return wrapped
 
 
 class Regularizer(PretrainedMixin, nn.Module, ABC):
@@ -61,10 +61,10 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
     A regularizer acts while both it and the attached module are in training mode. Draw with ``site.keep(p)`` and
     ``site.uniform()``: their numbers follow from the seed of the pass, so that gradient checkpointing and
-    ``handle.replay()`` get the same ones. Store each constructor argument as an attribute of the same name, so that
+    ``handle.replay()`` repeat them. Store every constructor argument as an attribute of the same name, so that
     :meth:`save_pretrained` can write it. Every built-in regularizer raises ``InputError``, a :class:`ValueError`, if an
     argument is out of range, and when attached to a model that lacks what it acts on, such as its layers or queries.
-    Of its arguments, only those that a schedule can change may be set later.
+    Only arguments that a schedule can change may be set later.
 
     Abilities are class attributes, properties or methods that a subclass may override. A class whose body defines a
     name that is nearly one of them, or a hook, is refused with :class:`TypeError`: it would never be called.
@@ -74,9 +74,9 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     ======================  ============================  ==========================================================
     ``schedulable``         ``()``                        the arguments that :class:`attnreg.Scheduled` can change
     ``skips_block(...)``    ``None``                      whether to skip the block around a self-attention
-    ``looks_at_batches``    ``attribute`` is overridden   whether ``attribute`` is needed before each training step
+    ``looks_at_batches``    ``attribute`` is overridden   whether every training step needs ``attribute`` first
     ``looks_alone``         ``False``                     whether no other in a composition may look at batches
-    ``uses_model_loss``     ``False``                     whether it computes the model's own loss in extra passes
+    ``uses_model_loss``     ``False``                     whether it computes the model's loss in extra passes
     ``draws_in_prepare``    ``prepare`` is overridden     whether the masks of a whole pass are drawn in ``prepare``
     ``decides_for_batch``   ``False``                     whether one decision holds for all rows of a batch
     ``effect``              ``"drops"``                   what it does, such as ``"adds noise"`` if it never drops
@@ -93,7 +93,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         TypeError: Careless.looks_at_batch would never be read. Did you mean looks_at_batches? ...
     """
 
-    schedulable: ClassVar[Collection[str]] = ()  # float arguments that `forward` reads each time
+    schedulable: ClassVar[Collection[str]] = ()  # float arguments that `forward` reads in every call
     looks_alone: bool = False
     uses_model_loss: bool = False
     decides_for_batch: bool = False
@@ -101,14 +101,14 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     first_epoch: int = 0
     _arguments: ClassVar[frozenset[str]]  # of a built-in constructor
     _scheduled: frozenset[str] = frozenset()  # the arguments that follow a schedule
-    _gave_penalty: bool = False  # whether anybody has asked for it
+    _penalty_was_read: bool = False  # whether anybody has called `penalty`
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _check_names(cls)
         if inspect.isfunction(penalty := vars(cls).get("penalty")) and penalty is not Regularizer.penalty:
-            cls.penalty = _noted(cls.penalty)  # type: ignore[method-assign]
-        built_in = cls.__module__.startswith("attnreg.")  # others may set their arguments whenever they like
+            cls.penalty = _recorded(cls.penalty)  # type: ignore[method-assign]
+        built_in = cls.__module__.startswith("attnreg.")  # users' classes may set their arguments at any time
         cls._arguments = frozenset(inspect.signature(cls.__init__).parameters) if built_in else frozenset()
 
     @override
@@ -122,7 +122,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         super().__setattr__(name, value)
 
     def _check_value(self, name: str, value: Any) -> None:
-        """Raise what the constructor raises if an argument has this value; nothing is drawn."""
+        """Raise the constructor's error for this value of an argument, if any; random states stay as they are."""
         with torch.random.fork_rng(devices=[]):
             type(self)(**{**self.config, name: value})
 
@@ -131,9 +131,9 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         """Act at one site; see :meth:`attnreg.MaskProvider.forward` and :meth:`attnreg.HiddenProvider.forward`."""
 
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        """Raise ``InputError`` if this cannot act at these sites of a model; :func:`attnreg.attach` asks it first."""
-        for each in self.inner():
-            each.check(sites, model)
+        """Raise ``InputError`` if this cannot act at these sites of a model; :func:`attnreg.attach` calls it first."""
+        for part in self.inner():
+            part.check(sites, model)
 
     @property
     def active(self) -> bool:
@@ -149,45 +149,45 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
             RuntimeError: if the regularizer is not attached to the model, directly or within a wrapper.
             InputError: if the model's output lacks what is needed, such as a loss.
         """
-        for each in self._acting():
-            each.attribute(model, batch)
+        for part in self._acting():
+            part.attribute(model, batch)
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Prepare for a forward pass in training mode; called once before the pass, with the model's inputs by name."""
-        for each in self._acting():
-            each.prepare(inputs)
+        for part in self._acting():
+            part.prepare(inputs)
 
-    @_noted
+    @_recorded
     def penalty(self) -> Tensor | None:
         """Return a 0-d term to add to the training loss after a forward pass; ``None`` adds nothing.
 
         Parameters learn through it, too: ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
-        return _together(operator.add, [each.penalty() for each in self._acting()])
+        return _combined(operator.add, [part.penalty() for part in self._acting()])
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the model's loss trains: by default, all that require a gradient."""
-        of_inner = {id(parameter) for each in self.inner() for parameter in each.parameters()}
-        own = [p for p in self.parameters() if p.requires_grad and id(p) not in of_inner]
-        return own + [parameter for each in self.inner() for parameter in each.learned_parameters()]
+        inner = {id(parameter) for part in self.inner() for parameter in part.parameters()}
+        direct = [p for p in self.parameters() if p.requires_grad and id(p) not in inner]
+        return direct + [parameter for part in self.inner() for parameter in part.learned_parameters()]
 
     def step(self) -> None:
-        """Advance schedules; called after each optimizer step."""
-        for each in self.inner():
-            each.step()
+        """Advance schedules; called after every optimizer step."""
+        for part in self.inner():
+            part.step()
 
     def on_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0; called at the start of each."""
-        for each in self.inner():
-            each.on_epoch(epoch)
+        """Begin an epoch, counted from 0; called at its start."""
+        for part in self.inner():
+            part.on_epoch(epoch)
 
     def skips_block(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Return ``True``, 0-d, on the CPU, if this pass skips the block around a self-attention; ``None``: no say."""
+        """Return whether to skip the block around a self-attention, 0-d, bool, on the CPU; ``None`` leaves it open."""
         return None
 
     @property
     def looks_at_batches(self) -> bool:
-        """Whether :meth:`attribute` must be called before each training step: by default, if it is overridden."""
+        """Whether :meth:`attribute` must be called before every training step: by default, if it is overridden."""
         return type(self).attribute is not Regularizer.attribute
 
     @property
@@ -196,11 +196,11 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         return type(self).prepare is not Regularizer.prepare
 
     def why_asleep(self, passes: int) -> str | None:
-        """Return what is missing after so many training passes, and how to fix it; ``None`` if nothing is."""
+        """Return what is missing after so many training passes, and how to fix it; ``None`` if nothing is missing."""
         return None
 
     def inner(self, site: Site | None = None) -> list[Regularizer]:
-        """Return the regularizers directly inside this one, or in a list of it; given a site, those that act there."""
+        """Return the regularizers directly inside this one, or in its lists; with a site, the ones that act there."""
         lists = (child if isinstance(child, nn.ModuleList) else (child,) for child in self.children())
         return [module for modules in lists for module in modules if isinstance(module, Regularizer)]
 
@@ -211,34 +211,34 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def mask_at(self, site: AttentionSite) -> Mask | None:
         """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
         mask = None
-        for each in self.inner(site):
-            if each.training and each.active and (found := each.mask_at(site)) is not None:
-                mask = found if mask is None else mask & found
+        for part in self._acting(site):
+            if (answer := part.mask_at(site)) is not None:
+                mask = answer if mask is None else mask & answer
         return mask
 
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         """Return hidden states as the regularizers inside this one change them, one after the other."""
-        for each in self._acting(site):
-            states = each.states_at(site, states)
+        for part in self._acting(site):
+            states = part.states_at(site, states)
         return states
 
     def skip_at(self, site: SiteInfo, draws: Draws) -> Tensor | None:
-        """Return whether to skip the block around a self-attention: 0-d, bool; ``None`` if nobody here decides."""
-        own = self.skips_block(site, draws)
-        if own is not None and (own.dim() or own.dtype != torch.bool):
+        """Return whether to skip the block around a self-attention: 0-d, bool; ``None`` if nothing here decides."""
+        skip = self.skips_block(site, draws)
+        if skip is not None and (skip.dim() or skip.dtype != torch.bool):
             raise InputError(
-                f"Expected `skips_block` of {type(self).__name__} to return a 0-d bool tensor, got {own.dtype} of "
-                f"shape {tuple(own.shape)} at {site.name}."
+                f"Expected `skips_block` of {type(self).__name__} to return a 0-d bool tensor, got {skip.dtype} of "
+                f"shape {tuple(skip.shape)} at {site.name}."
             )
-        return _together(operator.or_, [*(each.skip_at(site, draws) for each in self._acting(site)), own])
+        return _combined(operator.or_, [*(part.skip_at(site, draws) for part in self._acting(site)), skip])
 
     @property
     def may_skip_blocks(self) -> bool:
         """Whether this regularizer, or one inside it, skips blocks."""
-        return any(type(each).skips_block is not Regularizer.skips_block for each in self.parts())
+        return any(type(part).skips_block is not Regularizer.skips_block for part in self.parts())
 
     def _acting(self, site: Site | None = None) -> list[Regularizer]:
-        return [each for each in self.inner(site) if each.training and each.active]
+        return [part for part in self.inner(site) if part.training and part.active]
 
     def __and__(self, other: Regularizer) -> Compose:
         """Apply both regularizers."""
@@ -269,28 +269,26 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
         )
 
 
-def _together(combine: Callable[[Any, Any], Any], answers: Sequence[Any]) -> Any:
-    found = None
-    for answer in answers:
-        found = answer if found is None else found if answer is None else combine(found, answer)
-    return found
+def _combined(combine: Callable[[Any, Any], Any], answers: Sequence[Any]) -> Any:
+    answers = [answer for answer in answers if answer is not None]
+    return functools.reduce(combine, answers) if answers else None
 
 
 class Container(Regularizer):
-    """A regularizer that acts only through those inside it, which may be of attention and of hidden states."""
+    """A regularizer that acts only through its inner ones, which may be of attention and of hidden states."""
 
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
-        """Return the mask at an attention site, or the changed states at a hidden-state site, of those inside."""
+        """Return the mask at an attention site, or the changed states at a hidden-state site, of the inner ones."""
         if not (self.training and self._is_on):
             return states
         return super().mask_at(site) if states is None else super().states_at(site, states)
 
-    _is_on: bool = True  # whether those inside may act now
+    _is_on: bool = True  # whether the inner regularizers may act now
 
     @property
     @override
     def active(self) -> bool:
-        return self._is_on and any(each.active for each in self.inner())
+        return self._is_on and any(part.active for part in self.inner())
 
     @override
     def mask_at(self, site: AttentionSite) -> Mask | None:
@@ -299,18 +297,18 @@ class Container(Regularizer):
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
-        after = states_or_none(self(site, states), self, site, states)
-        return states if after is None else after.to(states.dtype)
+        changed = states_or_none(self(site, states), self, site, states)
+        return states if changed is None else changed.to(states.dtype)
 
 
 class Compose(Container):
     """Several regularizers at once, written ``a & b``. What any of them drops is dropped; factors multiply.
 
     Args:
-        providers: the regularizers, which are asked in this order.
+        providers: the regularizers, which act in this order.
 
     Raises:
-        InputError: if one is no regularizer, or one that steps or has a penalty is there twice.
+        InputError: if an argument is no regularizer, or a regularizer that steps or has a penalty occurs twice.
 
     Example:
         >>> from attnreg import AttentionDropout, AttentionLayerDrop
@@ -322,12 +320,14 @@ class Compose(Container):
         super().__init__()
         self.providers: nn.ModuleList = nn.ModuleList(
             part
-            for each in providers
+            for provider in providers
             for part in (
-                each.providers if isinstance(each, Compose) and each._is_flat else (a_regularizer(each, "Compose"),)
+                provider.providers
+                if isinstance(provider, Compose) and provider._is_flat
+                else (a_regularizer(provider, "Compose"),)
             )
         )
-        parts = [part for each in self.inner() for part in each.parts()]
+        parts = [part for provider in self.inner() for part in provider.parts()]
         for part in (part for number, part in enumerate(parts) if any(part is p for p in parts[:number])):
             for hook, does in (("step", "would step"), ("penalty", "may add its penalty")):
                 if getattr(type(part), hook) is not getattr(Regularizer, hook):
@@ -336,13 +336,13 @@ class Compose(Container):
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:
-        return [*self._modules["providers"]._modules.values()]  # type: ignore[union-attr]  # as was checked
+        return [*self._modules["providers"]._modules.values()]  # type: ignore[union-attr]
 
     @property
     def _is_flat(self) -> bool:
-        """Whether it is nothing but its parts: without hooks, and without a ``forward`` of its own."""
-        own = type(self).forward is not Container.forward or "forward" in vars(self)
-        return not (own or self._forward_hooks or self._forward_pre_hooks)
+        """Whether it is nothing but its parts: without hooks, and without another ``forward``."""
+        overridden = type(self).forward is not Container.forward or "forward" in vars(self)
+        return not (overridden or self._forward_hooks or self._forward_pre_hooks)
 
 
 def a_regularizer(value: Any, where: str) -> Regularizer:
@@ -377,11 +377,11 @@ def states_or_none(answer: Any, regularizer: Regularizer, site: HiddenSite, stat
 
 
 def described(value: Any) -> str:
-    """Say what was given instead of a regularizer, with the fix if it is nearly one."""
+    """Describe a value that is no regularizer, with the fix if it is nearly one."""
     if inspect.isclass(value) and issubclass(value, Regularizer):
         return f"the class {value.__name__}: make one, as in {value.__name__}()"
     if isinstance(value, str):
         return f"the text {value!r}: make a regularizer of it with `attnreg.parse_provider`"
-    if isinstance(value, (list, tuple)) and any(isinstance(each, Regularizer) for each in value):
+    if isinstance(value, (list, tuple)) and any(isinstance(item, Regularizer) for item in value):
         return f"a {type(value).__name__}: compose regularizers with `a & b`"
-    return f"{type(value).__name__}, which is none" if isinstance(value, nn.Module) else repr(value)
+    return f"{type(value).__name__}, which is no regularizer" if isinstance(value, nn.Module) else repr(value)

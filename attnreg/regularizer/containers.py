@@ -1,4 +1,4 @@
-"""Regularizers around others: on some layers, in some epochs, or with arguments that follow a schedule."""
+"""Regularizers around another: on some layers, in some epochs, or with arguments that follow a schedule."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CrossTuning(Container):
             raise InputError(f"Expected `offset` to be below `every`, {every}, got {offset}.")
         self.first_epoch = offset
         self.epoch = 0
-        self._told = False  # whether the epoch was ever set
+        self._knows_epoch = False
         self.register_buffer("current", torch.zeros((), dtype=torch.long))  # the epoch, in checkpoints
         self.register_load_state_dict_post_hook(_read_epoch)
 
@@ -92,17 +92,17 @@ class CrossTuning(Container):
 
     @override
     def why_asleep(self, passes: int) -> str | None:
-        if self._told or self.every == 1:
+        if self._knows_epoch or self.every == 1:
             return None
         return (
-            f"{type(self).__name__} does not alternate, because it was never told the epoch: call "
-            "`provider.on_epoch(epoch)` at the start of each epoch (training methods and AttnRegCallback do)."
+            f"{type(self).__name__} does not alternate, because it does not know the epoch: call "
+            "`provider.on_epoch(epoch)` at the start of every epoch (training methods and AttnRegCallback do)."
         )
 
     @override
     def on_epoch(self, epoch: int) -> None:
         self.epoch = whole_number("epoch", epoch, least=0)
-        self._told = True
+        self._knows_epoch = True
         self.current.fill_(epoch)
         super().on_epoch(epoch)
 
@@ -110,7 +110,7 @@ class CrossTuning(Container):
 def _read_epoch(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, CrossTuning)
     module.epoch = int(module.current)
-    module._told = True
+    module._knows_epoch = True
 
 
 Knots = Sequence[tuple[float, float]]
@@ -126,8 +126,8 @@ class Line:
         except (TypeError, ValueError):
             raise InputError(f"Expected knots (progress, value), such as [(0, 0.3), (1, 0)], got {knots!r}.") from None
         if wrong := [x for x in progress if isinstance(x, bool) or not isinstance(x, Real) or not 0 <= float(x) <= 1]:
-            what = "progress as a share of all steps or of the depth, in [0, 1]"
-            raise InputError(f"Expected knots (progress, value), with {what}, got {wrong[0]!r}.")
+            expected = "knots (progress, value), with progress as a share of all steps or of the depth, in [0, 1]"
+            raise InputError(f"Expected {expected}, got {wrong[0]!r}.")
         if list(progress) != sorted(set(progress)):
             raise InputError(f"Expected knots in ascending order of progress, got {list(progress)}.")
         self.progress, self.values = list(progress), list(values)
@@ -136,14 +136,14 @@ class Line:
         """Return the value at a progress."""
         if progress <= self.progress[0]:
             return float(self.values[0])
-        for (x, y), (end, value) in itertools.pairwise(zip(self.progress, self.values, strict=True)):
-            if progress < end:
-                return (value - y) / (end - x) * (progress - x) + y
+        for (x0, y0), (x1, y1) in itertools.pairwise(zip(self.progress, self.values, strict=True)):
+            if progress < x1:
+                return (y1 - y0) / (x1 - x0) * (progress - x0) + y0
         return float(self.values[-1])
 
     @property
     def moves(self) -> bool:
-        """Whether the value ever changes."""
+        """Whether the value changes at all."""
         return len(set(self.values)) > 1
 
 
@@ -170,7 +170,7 @@ class Scheduled(Container):
             progress; the value is constant before the first and after the last knot.
 
     Raises:
-        InputError: if no argument is given, or it is read only in the constructor.
+        InputError: if there is no argument to change, or only the constructor reads it.
 
     Reference:
         Scheduled DropHead (EMNLP Findings 2020, arXiv 2004.13342); AttendOut (arXiv 2104.04692), Section 7.2;
@@ -203,14 +203,14 @@ class Scheduled(Container):
             raise InputError("A schedule over training needs `total_steps`, the number of optimizer steps.")
         self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps)
         self._lines = {name: Line(knots) for name, knots in schedules.items()}
-        if twice := provider._scheduled & schedules.keys():
-            raise InputError(f"`{min(twice)}` of this {type(provider).__name__} follows a schedule: make a new one.")
+        if repeated := provider._scheduled & schedules.keys():
+            raise InputError(f"`{min(repeated)}` of this {type(provider).__name__} follows a schedule: make a new one.")
         _check(self.provider, self._lines, () if growth is None else (0.0,))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        # The share of the values that is reached; a tensor for the same reason as those below.
-        self._reached = 1.0 if growth is None else torch.zeros((), dtype=torch.float64)
-        self.register_load_state_dict_post_hook(_reach)
-        if over == "training":  # tensors, so that compiled code is not compiled again for each value
+        # The share of the values that is reached; a tensor for the same reason as the arguments below.
+        self._growth_share = 1.0 if growth is None else torch.zeros((), dtype=torch.float64)
+        self.register_load_state_dict_post_hook(_advance)
+        if over == "training":  # tensors, so that code is not compiled again for every value
             for name in schedules:
                 vars(provider)[name] = torch.zeros((), dtype=torch.float64)
         provider._scheduled |= schedules.keys()
@@ -219,10 +219,10 @@ class Scheduled(Container):
     @property
     @override
     def config(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
-        own |= {} if self.growth is None else {"growth": self.growth}
+        values: dict[str, Any] = {"provider": self.provider, "total_steps": self.total_steps, "over": self.over}
+        values |= {} if self.growth is None else {"growth": self.growth}
         knots = {name: zip(line.progress, line.values, strict=True) for name, line in self._lines.items()}
-        return {**own, **{name: [*map(list, each)] for name, each in knots.items()}}
+        return {**values, **{name: [*map(list, pairs)] for name, pairs in knots.items()}}
 
     @override
     def extra_repr(self) -> str:
@@ -237,23 +237,23 @@ class Scheduled(Container):
     def forward(self, site: Any, states: Tensor | None = None) -> Any:
         try:
             return super().forward(site, states)
-        finally:  # gradient checkpointing may end a repetition in here
-            self._set_for(None)
+        finally:  # gradient checkpointing may end a recomputation inside `forward`
+            self._set_at(None)
 
     @override
     def skip_at(self, site: SiteInfo, draws: Draws) -> Tensor | None:
         try:
             return super().skip_at(site, draws)
         finally:
-            self._set_for(None)
+            self._set_at(None)
 
     @override
     def inner(self, site: Site | None = None) -> list[Regularizer]:
-        self._set_for(site)
+        self._set_at(site)
         return super().inner()
 
-    def _set_for(self, site: Site | None) -> None:
-        """Over depth, set the values of a site; those of the first layer between sites, so that code compiles once."""
+    def _set_at(self, site: Site | None) -> None:
+        """Over depth, set the values of a site; without one, the first layer's, so that code compiles once."""
         if self.over == "depth":
             self._set(0.0 if site is None else site.layer / max(site.num_layers - 1, 1))
 
@@ -270,33 +270,33 @@ class Scheduled(Container):
 
     def _advance(self) -> None:
         progress = int(self.steps) / (self.total_steps or 1)
-        if isinstance(self._reached, Tensor) and self.growth is not None:
-            self._reached.fill_(-math.expm1(-self.growth * progress))
+        if isinstance(self._growth_share, Tensor) and self.growth is not None:
+            self._growth_share.fill_(-math.expm1(-self.growth * progress))
         self._set(progress if self.over == "training" else 0.0)
 
     def _set(self, progress: float) -> None:
         for name, line in self._lines.items():
             if self.over == "training":
-                getattr(self.provider, name).fill_(line(progress) * self._reached)
+                getattr(self.provider, name).fill_(line(progress) * self._growth_share)
             else:
-                vars(self.provider)[name] = line(progress) * self._reached  # checked before
+                vars(self.provider)[name] = line(progress) * self._growth_share  # `_check` has checked it
 
 
-def _reach(module: nn.Module, incompatible: Any) -> None:
+def _advance(module: nn.Module, incompatible: Any) -> None:
     assert isinstance(module, Scheduled)
     module._advance()
 
 
-def _check(provider: Regularizer, lines: Mapping[str, Line], also: Sequence[float]) -> None:
+def _check(provider: Regularizer, lines: Mapping[str, Line], start: Sequence[float]) -> None:
     kind = type(provider).__name__
     if not lines:
         raise InputError(f"A schedule needs an argument of {kind} to change, such as p=[(0, 0.3), (1, 0)].")
     for name, line in lines.items():
         if name not in provider.schedulable:
-            can = ", ".join(provider.schedulable) or "none"
+            options = ", ".join(provider.schedulable) or "none"
             raise InputError(
-                f"Expected an argument of {kind} that a schedule can change ({can}), got {name!r}."
+                f"Expected an argument of {kind} that a schedule can change ({options}), got {name!r}."
                 f"{did_you_mean(name, provider.schedulable)}"
             )
-        for value in (*line.values, *also):
+        for value in (*line.values, *start):
             provider._check_value(name, value)

@@ -11,10 +11,10 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
-from attnreg.regularizer.parsing import made, parsed, refusing
+from attnreg.regularizer.parsing import build, parsed, refusing
 from attnreg.regularizer.saving import known_providers
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def parse_provider(
@@ -30,8 +30,8 @@ def parse_provider(
 
     Args:
         text: the expression.
-        model: the model for regularizers that are made for one (those with ``for_model``).
-        total_steps: number of optimizer steps, for schedules that do not set it.
+        model: the model for regularizers that need one (the classes with ``for_model``).
+        total_steps: number of optimizer steps, for schedules that do not set this argument.
         providers: your own classes that the expression may name.
 
     Raises:
@@ -49,28 +49,28 @@ def parse_provider(
 
     def make(cls: type[Regularizer], *args: Any, **options: Any) -> Regularizer:
         if not hasattr(cls, "for_model"):
-            return _called(cls, total_steps, *args, **options)
+            return _call(cls, total_steps, *args, **options)
         if model is None:
             raise InputError(f"{cls.__name__} is made for a model: pass `model` to `parse_provider`.")
-        return _called(cls.for_model, total_steps, model, *args, **options)
+        return _call(cls.for_model, total_steps, model, *args, **options)
 
     with refusing(text):
-        return a_regularizer(made(parsed(text), text, _known(providers), make, _signature), text)
+        return a_regularizer(build(parsed(text), text, _classes(providers), make, _signature), text)
 
 
-def parse_call(text: str, classes: Mapping[str, Callable[..., Made]]) -> Made:
+def parse_call(text: str, classes: Mapping[str, Callable[..., Result]]) -> Result:
     """Make an object from a call with literal arguments, such as ``Reinforce(per='sample')``, without evaluating it."""
     with refusing(text):
         node = parsed(text)
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
             raise InputError(f"Expected {' or '.join(f'{name}(...)' for name in classes)}, got {text!r}.")
-        return made(node, text, classes, lambda factory, *args, **options: factory(*args, **options), inspect.signature)
+        return build(node, text, classes, lambda cls, *args, **options: cls(*args, **options), inspect.signature)
 
 
 def expression_of(provider: Regularizer) -> str:
     """Return a regularizer as an expression, with all arguments by name."""
     if isinstance(provider, Compose):
-        return " & ".join(expression_of(each) for each in provider.inner())
+        return " & ".join(expression_of(part) for part in provider.inner())
     values = (
         f"{name}={expression_of(value) if isinstance(value, Regularizer) else repr(value)}"
         for name, value in provider.config.items()
@@ -79,32 +79,32 @@ def expression_of(provider: Regularizer) -> str:
 
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
-    """Return an expression in a uniform spelling, if every regularizer and argument in it is known and in its range.
+    """Return an expression in a uniform spelling, if every regularizer and argument in it is known and in range.
 
-    The arguments of regularizers that are made for a model, and of those around them, are only known by name.
+    Of regularizers that need a model, and of regularizers around them, only the arguments' names are checked.
     """
-    later = object()
+    unmade = object()  # stands for a regularizer that needs a model
 
     def make(cls: type[Regularizer], *args: Any, **options: Any) -> Any:
-        needs_model = hasattr(cls, "for_model") or any(each is later for each in (*args, *options.values()))
-        return later if needs_model else _called(cls, 1, *args, **options)
+        needs_model = hasattr(cls, "for_model") or any(value is unmade for value in (*args, *options.values()))
+        return unmade if needs_model else _call(cls, 1, *args, **options)
 
     with refusing(text):
         node = parsed(text)
-        made(node, text, _known(providers), make, _signature)
+        build(node, text, _classes(providers), make, _signature)
         return ast.unparse(node)
 
 
-def _called(factory: Callable[..., Regularizer], total_steps: int | None, *args: Any, **options: Any) -> Regularizer:
-    """Call a factory; one that takes the number of steps, and is not given it, gets it."""
+def _call(factory: Callable[..., Regularizer], total_steps: int | None, *args: Any, **options: Any) -> Regularizer:
+    """Call a factory, with the number of steps if it takes this argument and the options lack it."""
     bound = inspect.signature(factory).bind_partial(*args, **options)
     if "total_steps" in bound.signature.parameters and total_steps is not None:
         bound.arguments.setdefault("total_steps", total_steps)
     return factory(*bound.args, **bound.kwargs)
 
 
-def _known(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:
-    """Return the built-in classes and your own, by name; refuse one whose name is taken."""
+def _classes(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:
+    """Return the built-in and the user's classes, by name; refuse a class whose name is taken."""
     known = known_providers(providers)
     for cls in providers:
         if known.get(cls.__name__) is not cls:
@@ -113,7 +113,7 @@ def _known(providers: Sequence[type[Regularizer]]) -> dict[str, type[Any]]:
 
 
 def _signature(cls: Callable[..., Any]) -> inspect.Signature:
-    """The arguments that an expression may give: all but those that follow from the model."""
+    """Return the signature of an expression's call: without the arguments that follow from the model."""
     measured = getattr(cls, "measured", ())
     factory = cls if measured else getattr(cls, "for_model", cls)
     left_out = (*measured, *(() if factory is cls else ("model",)))

@@ -1,4 +1,4 @@
-"""Expressions of calls as text, parsed and never evaluated; without torch, so that a wrong one is refused at once."""
+"""Expressions of calls as text, parsed and never evaluated; without torch, so that a wrong text is refused at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = "AttentionDropout(0.1, placement='scores') & OnLayers(AttentionLayerDr
 
 @contextmanager
 def refusing(text: str) -> Iterator[None]:
-    """Report what goes wrong inside the block as an ``InputError``."""
+    """Report errors inside the block as an ``InputError``."""
     try:
         yield
     except InputError:
@@ -38,17 +38,17 @@ def parsed(text: str) -> ast.expr:
         raise InputError(f"Expected a provider such as {EXAMPLE}, got {text!r}: {reason}.") from None
 
 
-def made(
+def build(
     node: ast.expr,
     text: str,
     known: Mapping[str, Any],
     make: Callable[..., Any],
     signature_of: Callable[[Any], Signature],
 ) -> Any:
-    """Call ``make`` with what ``known`` has for each name that is called, and its arguments, from the inside out."""
-    within = text, known, make, signature_of
+    """Call ``make`` with the value in ``known`` of every called name, and its arguments, from the inside out."""
+    context = text, known, make, signature_of
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        return make(known.get("Compose"), *(made(side, *within) for side in (node.left, node.right)))
+        return make(known.get("Compose"), *(build(side, *context) for side in (node.left, node.right)))
     if isinstance(node, ast.Name) and node.id in known:
         raise InputError(f"Expected provider calls joined by &, got {node.id} without brackets: write {node.id}().")
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -59,11 +59,11 @@ def made(
     if name not in known:
         near = did_you_mean(name, known) or f" Known are {', '.join(sorted(known))}."
         raise InputError(f"No provider is named {name!r}: see `attnreg list providers`.{near}")
-    values = [_argument(argument, *within) for argument in node.args]
+    values = [_argument(argument, *context) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):
-        raise InputError(f"Expected each argument of {name} by name and only once, got {ast.unparse(node)!r}.")
-    options = {str(option.arg): _argument(option.value, *within) for option in node.keywords}
+        raise InputError(f"Expected every argument of {name} by name and only once, got {ast.unparse(node)!r}.")
+    options = {str(option.arg): _argument(option.value, *context) for option in node.keywords}
     signature = signature_of(known[name])
     try:
         bound = signature.bind_partial(*values, **options)
@@ -76,9 +76,9 @@ def made(
         ) from error
 
 
-def _argument(node: ast.expr, text: str, *within: Any) -> Any:
+def _argument(node: ast.expr, text: str, *context: Any) -> Any:
     if isinstance(node, ast.Call) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)):
-        return made(node, text, *within)
+        return build(node, text, *context)
     with suppress(ValueError, TypeError, SyntaxError):
         # A saved dict would be mistaken for the description of a regularizer.
         if not any(isinstance(part, (ast.Dict, ast.Set)) for part in ast.walk(node)):
@@ -90,6 +90,6 @@ def _argument(node: ast.expr, text: str, *within: Any) -> Any:
 
 
 def shown(signature: Signature) -> str:
-    """A signature without its types, for messages."""
+    """Return a signature without types, for messages."""
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

@@ -17,7 +17,7 @@ from attnreg.sites import AttentionSite, HiddenSite, Where
 
 
 class MaskProvider(Regularizer):
-    """A regularizer of attention: decides, at each attention site, which positions to drop.
+    """A regularizer of attention: decides, at every attention site, which positions to drop.
 
     Write only :meth:`forward`; see :class:`attnreg.Regularizer` for everything else.
 
@@ -35,9 +35,9 @@ class MaskProvider(Regularizer):
         """Return the mask for one site; ``None`` keeps everything."""
 
     def __call__(self, site: AttentionSite, *args: Any) -> Mask | None:
-        """Ask :meth:`forward`, and check the kind of the site and of the answer."""
+        """Call :meth:`forward`, and check the kind of the site and of the answer."""
         if not isinstance(site, AttentionSite) or args:
-            raise _misasked(self, "regularizes attention: ask it at an AttentionSite, without states", site)
+            raise _wrong_site(self, "regularizes attention: call it with an AttentionSite, without states", site)
         return a_mask(super().__call__(site), self, site)
 
     @override
@@ -61,8 +61,8 @@ class HiddenProvider(Regularizer):
         tensor([[[0.5000, 0.5000]]])
     """
 
-    #: The sites at which it is asked, ``"embeddings"``, ``"input"``, ``"output"``, ``"residual"`` or ``"pooled"``, or a
-    #: list.
+    #: The sites at which it acts: ``"embeddings"``, ``"input"``, ``"output"``, ``"residual"`` or ``"pooled"``, or a
+    #: list of these.
     where: Where | Sequence[Where] = "output"
 
     @abstractmethod
@@ -75,18 +75,18 @@ class HiddenProvider(Regularizer):
         """
 
     def __call__(self, site: HiddenSite, *states: Tensor) -> Tensor | None:
-        """Ask :meth:`forward`, and check the kind of the site and the shape of the answer."""
+        """Call :meth:`forward`, and check the kind of the site and the shape of the answer."""
         if not isinstance(site, HiddenSite) or len(states) != 1:
-            raise _misasked(self, "regularizes hidden states: ask it at a HiddenSite, with the states", site)
+            raise _wrong_site(self, "regularizes hidden states: call it with a HiddenSite and the states", site)
         return states_or_none(super().__call__(site, *states), self, site, states[0])
 
     @override
     def states_at(self, site: HiddenSite, states: Tensor) -> Tensor:
         states = super().states_at(site, states) if self._modules else states
-        counted = len(site._counts)
+        count = len(site._counts)
         answer = self(site, states) if site.where in self.places else None
-        # Not of a part, as a container may hand on, nor what a kernel has counted.
-        if answer is not None and answer.shape == site.shape and len(site._counts) == counted:
+        # A container may pass on a part of the states, and a kernel has counted its zeros.
+        if answer is not None and answer.shape == site.shape and len(site._counts) == count:
             site._zeroed.append((states != 0) & (answer.detach() == 0))
         return states if answer is None else answer.to(states.dtype)
 
@@ -97,14 +97,14 @@ class HiddenProvider(Regularizer):
 
 
 def checked_where(where: Where | Sequence[Where]) -> Where | Sequence[Where]:
-    """Return ``where`` if it is a place of hidden states, or a list of different ones."""
+    """Return ``where`` if it is a place of hidden states, or a list of different places."""
     places = (where,) if isinstance(where, str) else where
     if not isinstance(places, (list, tuple)) or not places or len({*map(str, places)}) < len(places):
-        raise InputError(f"Expected `where` to be a place or a list of different ones, got {where!r}.")
-    for each in places:
-        one_of("where", each, get_args(Where))
+        raise InputError(f"Expected `where` to be a place or a list of different places, got {where!r}.")
+    for place in places:
+        one_of("where", place, get_args(Where))
     return where if isinstance(where, str) else list(where)
 
 
-def _misasked(regularizer: Regularizer, how: str, site: Any) -> InputError:
-    return InputError(f"{type(regularizer).__name__} {how}; got {type(site).__name__}.")
+def _wrong_site(regularizer: Regularizer, usage: str, site: Any) -> InputError:
+    return InputError(f"{type(regularizer).__name__} {usage}; got {type(site).__name__}.")

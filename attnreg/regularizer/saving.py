@@ -68,10 +68,10 @@ class PretrainedMixin:
         text, folder = to_json(self), Path(folder).resolve()
         if folder.exists() and not _holds_a_provider(folder):
             raise InputError(f"{folder} holds other files of these names, such as a model's: save into another folder.")
-        with replaced_folder(folder) as new:
-            (new / CONFIG).write_text(text, encoding="utf-8")
-            save_file({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}, new / WEIGHTS)
-            write_checksums(new)
+        with replaced_folder(folder) as target:
+            (target / CONFIG).write_text(text, encoding="utf-8")
+            save_file({k: v.detach().cpu().contiguous() for k, v in self.state_dict().items()}, target / WEIGHTS)
+            write_checksums(target)
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], providers: Sequence[type[PretrainedMixin]] = ()) -> Self:
@@ -79,7 +79,7 @@ class PretrainedMixin:
 
         Args:
             folder: the folder with the regularizer.
-            providers: your own classes inside the saved regularizer, besides this one.
+            providers: your classes inside the saved regularizer, besides this one.
 
         Raises:
             InputError: if the folder holds no regularizer of this class, or a damaged one, or names an unknown class.
@@ -103,8 +103,8 @@ class PretrainedMixin:
 def built_in() -> dict[str, type[PretrainedMixin]]:
     """Return the built-in regularizer classes, by name."""
     modules = {n: m for n, m in listed_names(attnreg.__file__).items() if m.startswith(REGULARIZERS)}
-    found = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
-    classes = {name: cls for name, cls in found.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
+    values = {name: getattr(importlib.import_module(module), name) for name, module in modules.items()}
+    classes = {name: cls for name, cls in values.items() if inspect.isclass(cls) and issubclass(cls, PretrainedMixin)}
     return {name: cls for name, cls in classes.items() if not inspect.isabstract(cls)}
 
 
@@ -113,26 +113,26 @@ def describe(provider: PretrainedMixin) -> dict[str, Any]:
     return {"provider": _name(type(provider)), "config": {k: _plain(v) for k, v in provider.config.items()}}
 
 
-def known_providers(more: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
-    """Return the built-in classes by name, and your own by module and name, also by name if no other class has it."""
-    own = {_name(cls): cls for cls in more}
-    counts = Counter(cls.__name__ for cls in own.values())
-    alone = {cls.__name__: cls for cls in own.values() if counts[cls.__name__] == 1}
-    return {**alone, **own, **built_in()}
+def known_providers(classes: Iterable[type[Any]] = ()) -> dict[str, type[Any]]:
+    """Return the built-in classes by name, and further ones by module and name, also by name if it is unique."""
+    qualified = {_name(cls): cls for cls in classes}
+    counts = Counter(cls.__name__ for cls in qualified.values())
+    unique = {cls.__name__: cls for cls in qualified.values() if counts[cls.__name__] == 1}
+    return {**unique, **qualified, **built_in()}
 
 
 def _name(cls: type[PretrainedMixin]) -> str:
-    """Return a built-in regularizer's name, or any other's module and name, so that the two are never confused."""
+    """Return a built-in class's name, or any other class's module and name, so that the two are never confused."""
     return cls.__name__ if built_in().get(cls.__name__) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def build(description: dict[str, Any], known: Mapping[str, type[Any]]) -> Any:
-    """Make a regularizer from what :func:`describe` returned."""
+    """Make a regularizer from its description by :func:`describe`."""
     name, config = description.get("provider"), description.get("config")
     if not isinstance(name, str) or name not in known or not isinstance(config, dict):
         raise InputError(
             f"Expected `provider` to be one of {', '.join(sorted(built_in()))}, with a `config`, got {name!r}; pass "
-            "your own class as in `from_pretrained(folder, providers=[MyProvider])`."
+            "your class as in `from_pretrained(folder, providers=[MyProvider])`."
         )
     values = {key: _restored(value, known) for key, value in config.items()}
     signature = inspect.signature(known[name])

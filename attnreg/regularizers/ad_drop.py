@@ -15,12 +15,12 @@ class ADDrop(CrossTuning):
     r"""Fine-tune with AD-DROP: plain epochs alternate with epochs of attribution-driven dropout (cross-tuning).
 
     It is ``CrossTuning(AttributionProvider(p, q, layers=layers), every, offset)``, the method of the paper under one
-    name. For the two apart, to schedule p or q, or to compose the masks with others within an epoch, write the long
-    form. Call ``on_epoch`` at the start of each epoch (training methods and ``AttnRegCallback`` do).
+    name. Write this long form to schedule p or q, or to compose the masks with another regularizer within an epoch.
+    Call ``on_epoch`` at the start of every epoch (training methods and ``AttnRegCallback`` do).
 
     Args:
-        p: share of the valid keys of each query that are candidates.
-        q: probability of dropping each candidate.
+        p: share of the valid keys of a query that are candidates.
+        q: probability of dropping a candidate.
         layers: layer indices; negative ones count from the last layer (default: all attached layers).
         every: act in one of every N epochs.
         offset: which of these epochs, from 0; by default the first epoch is plain.

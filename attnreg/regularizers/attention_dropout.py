@@ -60,7 +60,7 @@ class AttentionDropout(MaskProvider):
 
 Mode = Literal["element", "column"]
 
-LARGEST_WINDOW = 4096  # each row draws window - 1 seeds more than keys
+LARGEST_WINDOW = 4096  # a row draws window - 1 more seeds than it has keys
 
 
 class DropAttention(MaskProvider):
@@ -76,8 +76,8 @@ class DropAttention(MaskProvider):
 
     Args:
         p: drop probability.
-        mode: ``"element"`` (each row draws its own keys) or ``"column"`` (all rows of a head drop the same keys).
-        window: w, the number of neighbouring keys that a seed s drops: its own and the next.
+        mode: ``"element"`` (every row draws other keys) or ``"column"`` (all rows of a head drop the same keys).
+        window: w, the number of neighbouring keys that a seed s drops, beginning with the key at the seed.
 
     Shape:
         masks are ``(B, H, Q, K)``, or ``(B, H, 1, K)`` for columns; bool, ``True`` = kept.
@@ -119,9 +119,9 @@ class DropKey(MaskProvider):
 
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } M_{bhqk} = 0, \quad M_{bhqk} \sim \mathrm{Bernoulli}(1 - p)
 
-    As in the paper, each query of each head draws its own keys, which equals :class:`attnreg.AttentionDropout` with
-    ``placement="scores"``. With ``share_queries``, a dropped key is dropped for all queries; with ``share_heads``, for
-    all heads. The paper's rate that falls with depth is
+    As in the paper, every query of every head draws other keys, which equals :class:`attnreg.AttentionDropout` with
+    ``placement="scores"``. With ``share_queries``, a key is dropped for all queries at once; with ``share_heads``,
+    for all heads. The paper's rate that falls with depth is
     ``Scheduled(DropKey(), over="depth", p=[(0, 0.3), (1, 0)])``; its blocks of neighbouring patches are not included.
 
     Args:
@@ -205,9 +205,7 @@ class BernoulliScheduleProvider(MaskProvider):
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         layers = max(site.num_layers for site in sites)
         if len(self._lines) not in (1, layers):
-            raise InputError(
-                f"Expected one schedule, or one for each of the model's {layers} layers, got {len(self._lines)}."
-            )
+            raise InputError(f"Expected one schedule, or one per layer ({layers}), got {len(self._lines)}.")
 
     @override
     def why_asleep(self, passes: int) -> str | None:

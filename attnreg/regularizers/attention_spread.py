@@ -22,14 +22,14 @@ class AttentionEntropy(MaskProvider):
     .. math:: \mathrm{penalty} = -\alpha \sum_l \operatorname*{mean}_{b, h, q} H(A^l_{bhq}), \qquad
         H(a) = -\textstyle\sum_k a_k \log a_k
 
-    The mean is over heads and over query rows that are not padding. Nothing is masked. Attention is that of the model,
-    before masks of other regularizers and the model's own dropout; its scores are computed once more, with gradients.
+    The mean is over heads and over query rows that are not padding. Nothing is masked. A is the model's attention
+    before masks of other regularizers and dropout; its scores are computed once more, with gradients.
 
     Args:
         alpha: weight of the entropy.
 
     Raises:
-        RuntimeError: in a forward pass with gradients, if attention is computed without (reentrant checkpointing).
+        RuntimeError: in a forward pass with gradients, if attention has none (reentrant checkpointing).
 
     Reference:
         Entropy-based Attention Regularization (ACL Findings 2022, arXiv 2203.09192). Its official code averages
@@ -49,7 +49,7 @@ class AttentionEntropy(MaskProvider):
     def __init__(self, alpha: NotNegative = 0.01) -> None:
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
-        self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # times alpha, by site; several if in parts
+        self._entropies: dict[str, list[Tensor]] = defaultdict(list)  # times alpha, by site: one per part of attention
         self._has_gradients = False  # whether the forward pass began with gradients
 
     @override
@@ -73,9 +73,9 @@ class AttentionEntropy(MaskProvider):
     @override
     def penalty(self) -> Tensor | None:
         """Return minus alpha times the entropy of the latest pass, once; ``None`` if there was no pass."""
-        layers = [torch.stack(each).mean() for each in self._entropies.values()]
+        means = [torch.stack(parts).mean() for parts in self._entropies.values()]
         self._entropies.clear()
-        return -torch.stack([each.to(layers[0].device) for each in layers]).sum() if layers else None
+        return -torch.stack([mean.to(means[0].device) for mean in means]).sum() if means else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_entropies": defaultdict(list)}  # tensors with a graph cannot be copied
@@ -86,7 +86,7 @@ class RelaxedAttention(MaskProvider):
 
     .. math:: A' = (1 - \gamma) A + \gamma U, \qquad U_{ij} = m_{ij} / \textstyle\sum_k m_{ik}
 
-    m is 1 for the keys that the model allows and, composed with a regularizer that drops scores, that are kept. Nothing
+    m is 1 for the keys that the model allows and that a regularizer of scores, composed with this one, keeps. Nothing
     is drawn or dropped. If the model drops no weights itself, A is not computed:
     :math:`A' V = (1 - \gamma) A V + \gamma U V`.
 

@@ -30,21 +30,21 @@ class AttributionProvider(TwoPasses, MaskProvider):
     r"""Drop attention positions that the prediction relies on (AD-DROP), in two passes per step.
 
     The first pass, :meth:`attribute`, attributes the model's prediction to its attention weights A and updates nothing.
-    In each row (sample, head, query) of n valid keys, the p·n keys with the highest attribution are the candidate
-    region. The next forward pass drops each of them with probability q:
+    In a row (sample, head, query) of n valid keys, the p·n keys with the highest attribution are the candidate region.
+    The next forward pass drops every candidate with probability q:
 
     .. math:: \tilde S_{ij} = -\infty \text{ if } M_{ij} = 0, \quad
               M_{ij} \sim \mathrm{Bernoulli}(1 - q) \text{ in the region, else } 1
 
-    The masks last until the backward pass is done, also under gradient checkpointing; later passes are not masked
+    The masks last until the end of the backward pass, also under gradient checkpointing; later passes are not masked
     until the next :meth:`attribute`.
     The gradients of fused attention :math:`O = A V` are :math:`(\partial s / \partial O) V^\top`, without A in memory.
     With ``method="random"`` there is no first pass, and every forward pass in training mode is masked. ``target`` may
     also be a function: see :class:`attnreg.attribution.Target`.
 
     Args:
-        p: share of the valid keys of each query that are candidates.
-        q: probability of dropping each candidate.
+        p: share of the valid keys of a query that are candidates.
+        q: probability of dropping a candidate.
         method: attribution method: ``"gradient"`` (GA), ``"integrated_gradients"`` (IGA), ``"attention"`` (AA, the
             weights) or ``"random"`` (RD, no first pass).
         region: candidate keys: ``"high"`` (highest attribution) or ``"low"`` (lowest attribution).
@@ -100,7 +100,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
         self.first_pass_dtype = first_pass_dtype
         if first_pass_dtype is not None:
             one_of("first_pass_dtype", first_pass_dtype, get_args(HalfPrecision))
-        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``, some computed on each access.
+        #: Attributions ``(B, H, Q, K)`` of the latest batch, by ``"<stack>.<layer>"``; an access may compute them.
         self.attributions = Attributions()
 
     @override
@@ -128,7 +128,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
         if self.method == "random":
             return
         dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
-        if dtype is not None and (one := next(model.parameters())).is_cpu and one.dtype == torch.float32:
+        if dtype is not None and (weight := next(model.parameters())).is_cpu and weight.dtype == torch.float32:
             warn_if_slower(dtype)
         training = self.first_pass == "train"
         self.attributions = self._explain(
@@ -143,7 +143,7 @@ class AttributionProvider(TwoPasses, MaskProvider):
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         if self.method == "random":
-            self._await({})  # any, without a first pass
+            self._mask_next_pass({})  # any inputs, because there is no first pass
         super().prepare(inputs)
 
     @override
@@ -155,14 +155,14 @@ class AttributionProvider(TwoPasses, MaskProvider):
         elif site.label not in self.attributions.shapes:
             return None  # the model itself skipped this layer in the first pass
         check_shape(site, self.attributions.shapes[site.label], site.shape)
-        # Not kept: checkpointing that saves some operations must find the same ones again.
+        # Computed in every call: selective checkpointing must meet the same operations again.
         region = self.attributions.region(site.label, site.valid, self.p, self.region)
         return Mask(scores=region <= site.keep(self.q))  # keep | ~region, in one operation
 
 
 @functools.cache
 def warn_if_slower(dtype: torch.dtype) -> None:
-    """Warn once per process if products in ``dtype``, for which the first pass is to use it, are slower on this CPU."""
+    """Warn once per process if matrix products in ``dtype``, for the first pass, are slower on this CPU."""
     if (ratio := times_float32(dtype)) > 1.2:  # some CPUs have no instructions for it
         name = str(dtype).removeprefix("torch.")
         warnings.warn(
@@ -174,8 +174,8 @@ def warn_if_slower(dtype: torch.dtype) -> None:
 
 
 def times_float32(dtype: torch.dtype) -> float:
-    """Return how long a matrix product in ``dtype`` takes on this CPU, in float32's time: the best of a few."""
+    """Return the time of a matrix product in ``dtype`` on this CPU, over its time in float32: the best of six."""
     with torch.autocast("cpu", enabled=False):
-        matrices = (torch.ones(256, 256, dtype=each, device="cpu") for each in (dtype, torch.float32))
-        own, of_float32 = (min(timeit.repeat("x @ x", number=1, repeat=6, globals={"x": x})) for x in matrices)
-    return own / of_float32
+        matrices = (torch.ones(256, 256, dtype=kind, device="cpu") for kind in (dtype, torch.float32))
+        seconds, baseline = (min(timeit.repeat("x @ x", number=1, repeat=6, globals={"x": x})) for x in matrices)
+    return seconds / baseline

@@ -1,4 +1,4 @@
-"""Whole heads dropped: random ones of each sample (DropHead), or a fixed number in each step (HeadMask)."""
+"""Whole heads dropped: random heads of a sample (DropHead), or a fixed number per layer and step (HeadMask)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DropHead(MaskProvider):
     .. math:: A_{bh} \leftarrow \xi_{bh} \frac{H}{\sum_{h'} \xi_{bh'}} A_{bh}, \quad
               \xi_{bh} \sim \mathrm{Bernoulli}(1 - p), \quad \xi_b \ne 0
 
-    The factors of a sample sum to H, and each is 1 on average. If all heads of a sample would be dropped, one of them,
+    The factors of a sample sum to H, and a factor is 1 on average. If all heads of a sample would be dropped, one head,
     chosen uniformly, is kept; the paper leaves this case open (H / 0). Its schedule, a rate that falls to 0 and rises
     again, is ``Scheduled(DropHead(), total_steps=T, p=[(0, 0.2), (0.5, 0), (1, 0.2)])``.
 
@@ -72,12 +72,12 @@ class HeadMask(TwoPasses, MaskProvider):
     .. math:: I_h = \Big| \frac{\partial \mathcal L}{\partial \xi_h} \Big|
               = \Big| \sum_{b,q,k} A_{bhqk} \frac{\partial \mathcal L}{\partial A_{bhqk}} \Big|
 
-    on the batch of the training step. This needs a first pass, :meth:`attribute`, as that of
+    on the batch of the training step. This needs a first pass, :meth:`attribute`, as does
     :class:`attnreg.AttributionProvider`. The paper's n counts heads of the whole model.
 
     Args:
-        heads: n, the number of heads to mask in each layer, which must have more.
-        by: ``"random"`` (random heads) or ``"importance"`` (those that the target depends on most).
+        heads: n, the number of heads to mask per layer, which must have more.
+        by: ``"random"`` (random heads) or ``"importance"`` (the heads that the target depends on most).
         target: the score that decides importance: ``"loss"``, which the model returns if the batch has ``labels``, or
             any target of :class:`attnreg.attribution.Target`.
 
@@ -135,11 +135,11 @@ class HeadMask(TwoPasses, MaskProvider):
         """Run the first pass of ``by="importance"``; the model's next forward pass in training mode is masked."""
         if self.by != "importance":
             return
-        found = self._explain(model, batch, method="gradient_times_attention")
+        attributions = self._explain(model, batch, method="gradient_times_attention")
         self.importances = {}
-        for label, value in found.items():
-            wide = torch.promote_types(value.dtype, torch.float32)
-            self.importances[label] = value.sum((0, 2, 3), dtype=wide).abs()
+        for label, attribution in attributions.items():
+            dtype = torch.promote_types(attribution.dtype, torch.float32)
+            self.importances[label] = attribution.sum((0, 2, 3), dtype=dtype).abs()
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:

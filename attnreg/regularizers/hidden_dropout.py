@@ -28,14 +28,14 @@ class HiddenDropout(HiddenProvider):
     .. math:: h'_{btc} = h_{btc} M_{btc} / (1 - p), \qquad M_{btc} \sim \mathrm{Bernoulli}(1 - p)
 
     In mode ``"column"``, all tokens of a sample share M: whole features are dropped. In mode ``"span"``, a share p of
-    each sample's tokens is set to zero, one span of neighbouring tokens, and nothing is rescaled. Padding does not
+    a sample's tokens is set to zero, one span of neighbouring tokens, and nothing is rescaled. Padding does not
     count. :class:`attnreg.TokenDropout`, in contrast, hides tokens from attention.
 
     Args:
         p: drop probability; in mode ``"span"``, the share of tokens to drop.
         mode: ``"element"`` (single values), ``"column"`` (features) or ``"span"`` (neighbouring tokens).
-        where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"residual"`` (what each of its residual
-            connections adds), ``"pooled"``, or a list of these.
+        where: ``"embeddings"``, ``"input"`` or ``"output"`` of a block, ``"residual"`` (what its residual
+            connections add), ``"pooled"``, or a list of these.
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (arXiv 2403.00812); Fine-tuning with Very Large Dropout (arXiv
@@ -83,7 +83,7 @@ class HiddenKey(Container):
 
     Reference:
         LoRA Meets Dropout under a Unified Framework (ACL Findings 2024, arXiv 2403.00812). It drops the hidden states
-        of the feed-forward part; here, they are those at the output of each block.
+        of the feed-forward part, this class the states at the output of a block.
 
     Example:
         >>> HiddenKey(0.2).together.providers[0]
@@ -102,7 +102,7 @@ class HiddenCut(HiddenProvider):
     .. math:: \begin{aligned} & r_{bj} = \operatorname*{mean}_{h, i} A_{bhij}, \\
         & s_b \sim U(\text{the } \lceil c\, n_b \rceil \text{ tokens of the highest } r_{bj}) \end{aligned}
 
-    The span is one of :class:`attnreg.HiddenDropout`, with a share p of the :math:`n_b` tokens of sample b; it begins
+    As in :class:`attnreg.HiddenDropout`, the span has a share p of the :math:`n_b` tokens of sample b; it begins
     earlier than :math:`s_b` if it would not fit otherwise. A is the model's self-attention before masks and dropout,
     computed once more, without gradients; its mean is over heads and over queries that are not padding.
 
@@ -114,7 +114,7 @@ class HiddenCut(HiddenProvider):
         InputError: when attached, if attention is computed in parts; in a forward pass, if padding is unknown.
 
     Reference:
-        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between a pass with and one without cuts.
+        HiddenCut (Chen et al., ACL 2021, arXiv 2106.00149), without its loss between passes with and without cuts.
 
     Example:
         >>> provider = HiddenCut(p=0.5, candidates=0.25)
@@ -131,7 +131,7 @@ class HiddenCut(HiddenProvider):
         super().__init__()
         self.p = probability("p", p)
         self.candidates = positive("candidates", probability("candidates", candidates))
-        self.attention = _Received()
+        self.attention = _ReceivedAttention()
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -155,14 +155,14 @@ class HiddenCut(HiddenProvider):
         return states * kept.unsqueeze(-1)
 
 
-class _Received(MaskProvider):
-    """Masks nothing, and keeps the attention that each key receives: the mean over heads and real queries."""
+class _ReceivedAttention(MaskProvider):
+    """Masks nothing, and stores the attention that every key receives: the mean over heads, the sum over queries."""
 
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 
     def __init__(self) -> None:
         super().__init__()
-        self.received: dict[str, Tensor] = {}  # (B, K), by the label of the attention, until its block ends
+        self.received: dict[str, Tensor] = {}  # (B, K), by attention site, until its block ends
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -173,8 +173,7 @@ class _Received(MaskProvider):
         if site.stack != "cross":
             with torch.no_grad():
                 weights = site.scores().softmax(-1).nan_to_num(0.0)  # a row without a valid key
-                units = site.units
-                if units is not None:
+                if (units := site.units) is not None:
                     weights = weights * units.any(-1, keepdim=True)
                 self.received[site.label] = weights.mean(1).sum(1)
         return None
@@ -193,18 +192,18 @@ class HiddenAttributionDropout(TwoPasses, HiddenProvider):
         & M_{btc} \sim \mathrm{Bernoulli}(1 - q)
         \end{aligned}
 
-    The first pass, ``attribute``, as that of :class:`attnreg.AttributionProvider`, attributes the prediction to the
-    hidden states h: to first order, the score s falls by a if the value becomes zero. The region of a token are its p·C
-    values with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.
+    The first pass, ``attribute``, as in :class:`attnreg.AttributionProvider`, attributes the prediction to the hidden
+    states h: to first order, the score s falls by a if the value becomes zero. The region of a token is its p·C values
+    with the highest attribution. :class:`attnreg.HiddenDropout`, in contrast, drops any values.
 
     Args:
-        p: share of the values of each token that are candidates.
-        q: probability of dropping each candidate.
-        where: ``"embeddings"``, ``"input"`` or ``"output"`` of each block, ``"pooled"``, or a list of these.
+        p: share of the values of a token that are candidates.
+        q: probability of dropping a candidate.
+        where: ``"embeddings"``, ``"input"`` or ``"output"`` of a block, ``"pooled"``, or a list of these.
 
     Reference:
         AD-DROP (NeurIPS 2022, arXiv 2210.05883) names other units than attention as a possible extension; the choice
-        of hidden states, the attribution and the factor are this project's own.
+        of hidden states, the attribution and the factor are this project's.
 
     Example:
         >>> import attnreg
@@ -224,7 +223,7 @@ class HiddenAttributionDropout(TwoPasses, HiddenProvider):
         self.where = checked_where(where)
         if "residual" in self.places:
             raise InputError("A block has several residual connections, without attribution: choose another `where`.")
-        #: Attributions ``(B, T, C)`` of the latest batch, by the label of their site.
+        #: Attributions ``(B, T, C)`` of the latest batch, by the label of the site.
         self.attributions = Attributions()
 
     @override

@@ -19,8 +19,8 @@ class LayerDrop(MaskProvider):
     .. math:: x_{l+1} = x_l \text{ with probability } p, \qquad x_{l+1} = \mathrm{block}_l(x_l) \text{ otherwise}
 
     One decision holds for the whole batch, and nothing is rescaled. A skipped block is not computed, unless it returns
-    more than hidden states (such as T5's position bias) or torch compiles. Its parameters get zero gradients, as
-    distributed data parallel needs, and its attention counts as dropped. :class:`attnreg.AttentionLayerDrop`, in
+    more than hidden states (such as T5's position bias) or torch compiles the model. Its parameters get zero gradients,
+    as distributed data parallel needs, and its attention counts as dropped. :class:`attnreg.AttentionLayerDrop`, in
     contrast, drops only the attention scores of a layer.
 
     Args:
@@ -65,7 +65,7 @@ class AttentionLayerDrop(MaskProvider):
 
     .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
 
-    Each forward pass drops each layer with probability p. If the model calls torch's fused attention or
+    A forward pass drops every layer with probability p. If the model calls torch's fused attention or
     ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`; Q and K then get zero gradients, as
     distributed data parallel needs. :class:`attnreg.LayerDrop`, in contrast, skips whole blocks.
 

@@ -24,7 +24,7 @@ Per = Literal["layer", "head"]
 
 
 class LearnedRates(LayerwiseProvider):
-    """A regularizer with a learned drop rate per layer or head of each layer, whose entropy is rewarded."""
+    """A regularizer with a learned drop rate per layer or head, whose entropy is rewarded."""
 
     measured = ("num_layers", "num_heads")
 
@@ -33,8 +33,8 @@ class LearnedRates(LayerwiseProvider):
         p = inner_probability("p", p)
         if (one_of("per", per, get_args(Per)) == "head") is (num_heads is None):
             raise InputError(f"Expected `num_heads` with `per` 'head', and only then, got {num_heads} with {per!r}.")
-        shape = self._layers, 1 if num_heads is None else whole_number("num_heads", num_heads)
-        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # of dropping
+        shape = self._total_layers, 1 if num_heads is None else whole_number("num_heads", num_heads)
+        self.logits = nn.Parameter(torch.full(shape, math.log(p / (1 - p))))  # logits of dropping
         self.p = p
         self.per = per
         self.num_heads = num_heads
@@ -56,10 +56,10 @@ class LearnedRates(LayerwiseProvider):
         return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
 
     def _logits_at(self, site: AttentionSite) -> Tensor:
-        """Return the logits of one site, broadcastable to ``(B, H, Q, K)``."""
+        """Return the logits of a site, broadcastable to ``(B, H, Q, K)``."""
         if self.logits.shape[1] not in (1, site.shape[1]):
-            raise self._misfit(f"{self.logits.shape[1]} heads", f"{site.name} has {site.shape[1]}")
-        return self.logits[self._number_of(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
+            raise self._size_error(f"{self.logits.shape[1]} heads", f"{site.name} has {site.shape[1]}")
+        return self.logits[self._layer_index(site)].to(site.device).clamp(max=LARGEST_LOGIT).view(-1, 1, 1)
 
 
 class ConcreteDropout(LearnedRates):
@@ -68,8 +68,8 @@ class ConcreteDropout(LearnedRates):
     .. math:: \begin{aligned} & A = \mathrm{softmax}(S) \odot \frac{1 - z}{1 - p}, \\ & z = \sigma\!\left(\frac{1}{t}
         \left(\log\frac{p}{1-p} + \log\frac{u}{1-u}\right)\right), \quad u \sim U(0, 1) \end{aligned}
 
-    Decisions z are relaxed, so that the loss has a gradient with respect to the rates p. On its own, it would mostly
-    push them to 0; therefore ``penalty()`` rewards their entropy:
+    Decisions z are relaxed, so that the loss has a gradient with respect to the rates p. It alone would mostly push the
+    rates to 0; therefore ``penalty()`` rewards their entropy:
 
     .. math:: \begin{aligned} & -\lambda \sum_l H(p_l), \\ & H(p) = -p \log p - (1 - p) \log(1 - p) \end{aligned}
 
@@ -79,7 +79,7 @@ class ConcreteDropout(LearnedRates):
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
         p: initial drop probability, in ``(0, 1)``.
-        per: learn one rate per ``"layer"``, or one per ``"head"`` of each layer.
+        per: learn one rate per ``"layer"``, or one per ``"head"`` of a layer.
         num_heads: number of heads; for ``per="head"`` only.
         temperature: t, the temperature of the relaxation.
         regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
@@ -128,17 +128,17 @@ class LearnableBernoulli(LearnedRates):
         & \text{scores: } S_{ij} = -\infty \text{ if } d_{ij} = 1, \\
         & d_{ij} \sim \mathrm{Bernoulli}(p_l), \quad p_l = \sigma(\phi_l) \end{aligned}
 
-    A hard decision has no gradient. Therefore, before each training step, :meth:`attribute` runs the model twice under
+    A hard decision has no gradient. Therefore, before every training step, :meth:`attribute` runs the model twice under
     opposite draws from the same noise u, and estimates the gradient without bias (augment-REINFORCE-merge):
 
     .. math:: \hat g_l = \big(f([u > \sigma(-\phi)]) - f([u < \sigma(\phi)])\big) \sum_{ij} (u_{ij} - \tfrac{1}{2})
 
     f is the loss of the batch; the sum runs over the units of layer l, the valid positions of real query rows. The
-    model's own dropout is the same in both runs. The training step draws new masks; ``penalty()`` then adds a term
+    model's dropout is the same in both runs. The training step draws new masks; ``penalty()`` then adds a term
     with value 0 and gradient :math:`\hat g`, and a reward :math:`-\lambda \sum_l H(p_l)` for the entropy of the rates.
 
     Args:
-        num_layers, p, per, num_heads: as in :class:`attnreg.ConcreteDropout`, and so is the optimizer.
+        num_layers, p, per, num_heads: as in :class:`attnreg.ConcreteDropout`; the optimizer needs the rates, too.
         placement: what to drop: ``"weights"`` (after the softmax) or ``"scores"`` (before it).
         regularizer: :math:`\lambda`, the weight of the entropy, in units of the loss.
         loss: f as a function of the model's output and the batch (default: the output's ``loss``). A regularizer with a
@@ -167,7 +167,7 @@ class LearnableBernoulli(LearnedRates):
         torch.Size([2, 1])
     """
 
-    #: Its forward passes would use up the masks that other regularizers keep for the training step.
+    #: Its forward passes would take the masks that other regularizers keep for the training step.
     looks_alone = True
 
     def __init__(
@@ -185,7 +185,7 @@ class LearnableBernoulli(LearnedRates):
         self.placement = one_of("placement", placement, get_args(Placement))
         self.loss = None if loss is None else a_function("loss", loss, "the model's output and the batch")
         self.uses_model_loss = loss is None
-        self._draw = "never"  # or the first or second of two opposite ones, or its own
+        self._draw = "never"  # then "first" and "second", the opposite draws of `attribute`, and "training"
         self._noise: dict[int, Tensor] = {}
         self._estimate: Tensor | None = None
 
@@ -197,17 +197,17 @@ class LearnableBernoulli(LearnedRates):
         losses = []
         # Within `probing`, these passes are masked, too, although they have no gradients.
         with undisturbed(model, training=True), torch.no_grad(), handle.probing(), set_stance("force_eager"):
-            torch.manual_seed(int(torch.randint(2**31, ())))  # not the noise of the training step
-            before = self._draw
+            torch.manual_seed(int(torch.randint(2**31, ())))  # other noise than in the training step
+            previous = self._draw
             try:
                 for self._draw in ("first", "second"):
                     with draws_repeated(model):
                         output = model(**a_batch(model, batch))
                         losses.append(loss_of(output, batch, self.loss, "`loss` to LearnableBernoulli"))
             except BaseException:
-                self._draw = before
+                self._draw = previous
                 raise
-        self._draw = "own"
+        self._draw = "training"
         self._estimate = torch.zeros_like(self.logits)
         gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss
         for layer, noise in self._noise.items():
@@ -227,8 +227,8 @@ class LearnableBernoulli(LearnedRates):
         first, second = uniform > torch.sigmoid(-phi), uniform < torch.sigmoid(phi)
         if self._draw == "first":
             noise = uniform - 0.5 if site.units is None else (uniform - 0.5).masked_fill(~site.units, 0.0)
-            over = (0, 2, 3) if self.logits.shape[1] > 1 else (0, 1, 2, 3)
-            self._noise[self._number_of(site)] = noise.sum(over).view(-1)
+            dims = (0, 2, 3) if self.logits.shape[1] > 1 else (0, 1, 2, 3)
+            self._noise[self._layer_index(site)] = noise.sum(dims).view(-1)
         keep = ~(first if self._draw == "first" else second)
         if self.placement == "scores":
             return Mask(scores=keep)

@@ -1,4 +1,4 @@
-"""Noise on hidden states: once, on those that enter the first block (NEFTune), or in each block (HyPe)."""
+"""Noise on the hidden states that enter the first block (NEFTune) or every block (HyPe)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EmbeddingNoise(HiddenProvider):
 
     Args:
         alpha: the size of the noise; 0 adds none.
-        tokens: ``"all"``, or ``"prompt"``: only those of a causal language model whose label is -100 and that are no
+        tokens: ``"all"``, or ``"prompt"``: only the tokens of a causal language model with label -100 that are no
             padding, so that the response stays as it is.
 
     Raises:
@@ -55,14 +55,14 @@ class EmbeddingNoise(HiddenProvider):
         super().__init__()
         self.alpha = not_negative("alpha", alpha)
         self.tokens = one_of("tokens", tokens, get_args(Tokens))
-        self._labels: Any = None  # of the latest pass
+        self._labels: Any = None  # labels of the latest pass
         self._has_prompts = False
         self._rounding = Rounding("EmbeddingNoise")
 
     @property
     @override
     def draws_in_prepare(self) -> bool:
-        return self.tokens == "prompt"  # the labels hold until the next pass only
+        return self.tokens == "prompt"  # the labels are valid until the next pass
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -76,11 +76,11 @@ class EmbeddingNoise(HiddenProvider):
 
     @override
     def forward(self, site: HiddenSite, states: Tensor) -> Tensor | None:
-        noisy = self._prompts(site) if self.tokens == "prompt" else site.tokens
-        lengths = noisy.sum(1).clamp(min=1).to(torch.promote_types(site.dtype, torch.float32))
+        chosen = self._prompts(site) if self.tokens == "prompt" else site.tokens
+        lengths = chosen.sum(1).clamp(min=1).to(torch.promote_types(site.dtype, torch.float32))
         size = (self.alpha / (lengths * site.shape[-1]).sqrt()).to(site.dtype)[:, None, None]
         noise = (site.uniform(dtype=site.dtype) * 2 - 1) * size
-        return self._rounding.add(states, noise if self.tokens == "all" else noise * noisy.unsqueeze(-1))
+        return self._rounding.add(states, noise if self.tokens == "all" else noise * chosen.unsqueeze(-1))
 
     def _prompts(self, site: HiddenSite) -> Tensor:
         fits = isinstance(self._labels, Tensor) and self._labels.shape == site.shape[:2]
@@ -88,14 +88,14 @@ class EmbeddingNoise(HiddenProvider):
         if not fits or not (is_traced() or self._has_prompts or prompts.any()):
             raise InputError(
                 f"EmbeddingNoise(tokens='prompt') needs `labels` of shape {tuple(site.shape[:2])} in the model's "
-                "inputs, -100 for the tokens of the prompt; there must be some in the first batch."
+                "inputs, -100 for the tokens of the prompt; the first batch must have such tokens."
             )
         self._has_prompts = True
         return prompts
 
 
 class HiddenNoise(HiddenProvider):
-    r"""Add noise to the hidden states that enter each block (HyPe).
+    r"""Add noise to the hidden states that enter every block (HyPe).
 
     .. math:: h'_{btc} = h_{btc} + \epsilon_{btc}, \qquad
         \epsilon_{btc} \sim \mathcal N(0, \sigma^2) \;\text{ or }\; \epsilon_{btc} \sim U(-\sigma, \sigma)
@@ -142,14 +142,14 @@ class Rounding:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._has_looked = False
+        self._has_checked = False
 
     def add(self, values: Tensor, noise: Tensor) -> Tensor:
         """Return the sum of values and noise, of one shape."""
         noisy = values + noise
-        if self._has_looked or noisy.dtype.itemsize > 2 or is_traced():
+        if self._has_checked or noisy.dtype.itemsize > 2 or is_traced():
             return noisy
-        self._has_looked = True
+        self._has_checked = True
         lost = float(((noisy == values) & (noise != 0)).sum() / (noise != 0).sum().clamp(min=1))
         if lost >= 0.5:
             warnings.warn(

@@ -18,14 +18,14 @@ from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwisePr
 
 
 class SeesQueries(LayerwiseProvider):
-    """A regularizer that reads queries, and keeps those of a forward pass, by layer, for its penalty."""
+    """A regularizer that reads queries, and stores the queries of a forward pass, by layer, for its penalty."""
 
     draws_in_prepare = False  # `prepare` only forgets the latest pass
 
     def __init__(self, num_layers: Depth, head_size: int) -> None:
         super().__init__(num_layers)
         self.head_size = whole_number("head_size", head_size, most=LARGEST_SIZE)
-        self._seen: dict[int, Any] = {}
+        self._queries: dict[int, Any] = {}
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
@@ -34,25 +34,25 @@ class SeesQueries(LayerwiseProvider):
             if site.head_size is None:
                 raise hidden_queries(type(self).__name__, site.name)
             if site.head_size != self.head_size:
-                raise self._misfit(f"queries of size {self.head_size}", f"{site.name} has size {site.head_size}")
+                raise self._size_error(f"queries of size {self.head_size}", f"{site.name} has size {site.head_size}")
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        self._seen = {}
+        self._queries = {}
 
     @override
     def step(self) -> None:
-        self._seen = {}
+        self._queries = {}
 
     def _queries_of(self, site: AttentionSite, heads: int | None = None) -> tuple[Tensor, Tensor]:
         """Return a site's queries and keys, both ``(B, H, ..., D)``, without gradients; ``heads`` is the expected H."""
         if site.query is None or site.key is None:
             raise hidden_queries(type(self).__name__, site.name)
-        got = site.query.shape[1], site.query.shape[-1]
-        expected = got[0] if heads is None else heads, self.head_size
-        if got != expected:
-            made = f"{expected[0]} heads of size {expected[1]}"
-            raise self._misfit(made, f"{site.name} has {got[0]} of size {got[1]}")
+        actual = site.query.shape[1], site.query.shape[-1]
+        expected = actual[0] if heads is None else heads, self.head_size
+        if actual != expected:
+            sizes = f"{expected[0]} heads of size {expected[1]}"
+            raise self._size_error(sizes, f"{site.name} has {actual[0]} of size {actual[1]}")
         query, key = site.query.detach(), site.key.detach()
         return query, per_head(key, query.shape[1])
 
@@ -109,21 +109,21 @@ class AdversarialAttention(SeesQueries):
         self.initial_keep = inner_probability("initial_keep", initial_keep)
         self.price = not_negative("price", price)
         self.sampled = true_or_false("sampled", sampled)
-        size = inner = num_heads * head_size
+        size = projected = num_heads * head_size
         if generator_size is not None:
-            inner = whole_number("generator_size", generator_size, most=LARGEST_SIZE)
-        self.query = nn.ModuleList(_projection(size, inner) for _ in range(self._layers))
-        self.key = nn.ModuleList(_projection(size, inner) for _ in range(self._layers))
-        self.bias = nn.Parameter(torch.full((self._layers,), math.log(initial_keep / (1 - initial_keep))))
+            projected = whole_number("generator_size", generator_size, most=LARGEST_SIZE)
+        self.query = nn.ModuleList(_projection(size, projected) for _ in range(self._total_layers))
+        self.key = nn.ModuleList(_projection(size, projected) for _ in range(self._total_layers))
+        self.bias = nn.Parameter(torch.full((self._total_layers,), math.log(initial_keep / (1 - initial_keep))))
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        layer = self._number_of(site)
+        layer = self._layer_index(site)
         query, key = self._queries_of(site, self.num_heads)
         units = site.units
         if units is not None:  # some models have one mask per head
             units = units.expand(site.shape).any(1, keepdim=True)
-        self._seen[layer] = query, key, units
+        self._queries[layer] = query, key, units
         logits = self.logits(layer, query, key)
         keep = logits.detach() > 0
         if self.sampled:
@@ -135,10 +135,10 @@ class AdversarialAttention(SeesQueries):
 
     @override
     def penalty(self) -> Tensor | None:
-        # Compute the logits again: those of the forward pass have no gradient under gradient checkpointing.
+        # Compute the logits again: the forward pass's logits have no gradient under gradient checkpointing.
         masked = [
             mean_over(torch.sigmoid(-self.logits(layer, query, key)), units)
-            for layer, (query, key, units) in self._seen.items()
+            for layer, (query, key, units) in self._queries.items()
         ]
         return self.price * torch.stack(masked).mean() if masked else None
 
@@ -151,8 +151,8 @@ class AdversarialAttention(SeesQueries):
         return scores.unsqueeze(1).to(dtype) + self.bias[layer]
 
 
-def _projection(size: int, inner: int) -> nn.Linear:
-    linear = nn.Linear(size, inner)
+def _projection(size: int, projected: int) -> nn.Linear:
+    linear = nn.Linear(size, projected)
     nn.init.normal_(linear.weight, std=0.02)
     nn.init.zeros_(linear.bias)
     return linear
@@ -164,7 +164,7 @@ class ContextualDropout(SeesQueries):
     .. math:: \begin{aligned} & \phi_{bhi} = W_2\, \mathrm{LeakyReLU}(W_1 q_{bhi} + b_1) + b_2, \\
         & p = \sigma(\phi), \\ & A_{ij} = \mathrm{softmax}(S)_{ij}\, \frac{1 - z_{ij}}{1 - p_i} \end{aligned}
 
-    z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for each key at the rate of the query's
+    z are relaxed drop decisions, as in :class:`attnreg.ConcreteDropout`, drawn for every key at the rate of the query's
     row. The networks learn through the model's loss, in the same optimizer, and ``penalty()``, the mean divergence of
     the rates of real query rows from a prior; no gradient flows into the queries.
 
@@ -175,7 +175,7 @@ class ContextualDropout(SeesQueries):
         num_layers, head_size: L and D of the model; :meth:`for_model` sets them.
         p: initial drop probability, in ``(0, 1)``.
         prior: :math:`p_0`, in ``(0, 1)`` (default: p).
-        hidden_size: number of hidden units of each network.
+        hidden_size: number of hidden units of a network.
         temperature: temperature of the relaxation.
         regularizer: :math:`\lambda`, the weight of the divergence, in units of the loss.
 
@@ -215,23 +215,23 @@ class ContextualDropout(SeesQueries):
         self.regularizer = not_negative("regularizer", regularizer)
         self.networks = nn.ModuleList(
             nn.Sequential(nn.Linear(head_size, hidden_size), nn.LeakyReLU(), _constant(hidden_size, p))
-            for _ in range(self._layers)
+            for _ in range(self._total_layers)
         )
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        layer = self._number_of(site)
+        layer = self._layer_index(site)
         query, _ = self._queries_of(site)
-        self._seen[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
+        self._queries[layer] = query, None if site.units is None else site.units.any(-1, keepdim=True)
         return relaxed_mask(site, self.logits(layer, query).clamp(max=LARGEST_LOGIT), self.temperature)
 
     @override
     def penalty(self) -> Tensor | None:
-        # Predict the rates again: those of the forward pass have no gradient under gradient checkpointing.
+        # Predict the rates again: the forward pass's rates have no gradient under gradient checkpointing.
         prior = self.p if self.prior is None else self.prior
         terms = [
             mean_over(functional.bernoulli_kl(self.logits(layer, query), prior), rows)
-            for layer, (query, rows) in self._seen.items()
+            for layer, (query, rows) in self._queries.items()
         ]
         return self.regularizer * torch.stack(terms).mean() if terms else None
 
@@ -242,7 +242,7 @@ class ContextualDropout(SeesQueries):
 
 
 def _constant(size: int, p: float) -> nn.Linear:
-    """A last layer that returns the logit of p for any input."""
+    """Make a last layer that returns the logit of p for any input."""
     linear = nn.Linear(size, 1)
     nn.init.zeros_(linear.weight)
     nn.init.constant_(linear.bias, math.log(p / (1 - p)))

@@ -21,14 +21,14 @@ class StructuralMask(MaskProvider):
     .. math:: \tilde S_{bhqk} = -\infty \text{ if } G_{bqk} = 0 \text{ and } h \in \text{heads}
 
     The mask is not random. Like every regularizer, it acts in training mode only; to keep the structure at evaluation,
-    pass the graph to the model as its own attention mask.
+    pass the graph to the model as its attention mask.
 
     Args:
         graph: a distance d, for :math:`G_{qk} = [\,|q - k| \le d\,]`, or a function that takes the model's inputs by
-            name, at the start of each forward pass, and returns G, bool, ``(B, N, N)`` or ``(N, N)``, ``True`` = kept.
+            name, at the start of a forward pass, and returns G, bool, ``(B, N, N)`` or ``(N, N)``, ``True`` = kept.
             ``save_pretrained`` cannot save a function.
         heads: indices of the heads to restrict, from 0 (default: all heads).
-        keep_first: connect the first position of each sequence, such as ``[CLS]``, with all others.
+        keep_first: connect the first position of a sequence, such as ``[CLS]``, with all others.
 
     Raises:
         InputError: when attached, if queries and keys come from different sequences; in a forward pass, if the graph
@@ -82,22 +82,22 @@ class StructuralMask(MaskProvider):
             return
         self._graph = self.graph(inputs)
         if self._graph.dtype != torch.bool or self._graph.dim() not in (2, 3):
-            got = f"{self._graph.dtype} of shape {tuple(self._graph.shape)}"
-            raise InputError(f"Expected `graph` to return a bool tensor of shape (B, N, N) or (N, N), got {got}.")
+            answer = f"{self._graph.dtype} of shape {tuple(self._graph.shape)}"
+            raise InputError(f"Expected `graph` to return a bool tensor of shape (B, N, N) or (N, N), got {answer}.")
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        keep = self._of_site(site)
+        keep = self._graph_at(site)
         if self.keep_first:
             first = functional.sequence_starts(site.valid, site.shape).to(site.device)[:, None]
             keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
         if self.heads is not None:
             self._check_heads(site)
-            free = torch.tensor([head not in self.heads for head in range(site.shape[1])], device=site.device)
-            keep = keep | free.view(1, -1, 1, 1)
+            unrestricted = torch.tensor([head not in self.heads for head in range(site.shape[1])], device=site.device)
+            keep = keep | unrestricted.view(1, -1, 1, 1)
         return Mask(scores=keep)
 
-    def _of_site(self, site: AttentionSite) -> Tensor:
+    def _graph_at(self, site: AttentionSite) -> Tensor:
         """Return the graph at a site, ``(B, 1, N, N)`` or ``(1, 1, N, N)``."""
         batch, _, queries, keys = site.shape
         if queries != keys:
@@ -106,14 +106,14 @@ class StructuralMask(MaskProvider):
                 "keys: choose other attention with `modules=...`."
             )
         if isinstance(self.graph, int):
-            places = torch.arange(keys, device=site.device)
-            return ((places[:, None] - places).abs() <= self.graph)[None, None]
+            positions = torch.arange(keys, device=site.device)
+            return ((positions[:, None] - positions).abs() <= self.graph)[None, None]
         if self._graph is None:
-            raise RuntimeError("No graph was made for this forward pass: call the attached model, not a part of it.")
+            raise RuntimeError("This forward pass has no graph: call the attached model, not a part of it.")
         graph = self._graph if self._graph.dim() == 3 else self._graph[None]
         if graph.shape[1:] != (queries, keys) or graph.shape[0] not in (1, batch):
             raise InputError(
                 f"Expected a graph of shape (B, N, N) = {(batch, queries, keys)}, got {tuple(graph.shape)} at "
-                f"{site.name}: if the model's stacks have different lengths, attach to one of them (`stacks`)."
+                f"{site.name}: if the model's stacks have different lengths, attach to one stack (`stacks`)."
             )
         return graph.to(site.device).unsqueeze(1)

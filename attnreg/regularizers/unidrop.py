@@ -1,4 +1,4 @@
-"""Dropout of tokens, alone or with that of attention weights and blocks (UniDrop)."""
+"""Dropout of tokens, alone or together with attention weights and blocks (UniDrop)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TokenDropout(MaskProvider):
     No query attends to a dropped token; tokens are drawn once per forward pass. The first token of a sequence is never
     dropped, even in padded or packed rows; packed sequences have separate decisions. Dropping is not deleting: the
     dropped token keeps its row, which attends to the others. In an encoder-decoder, cross-attention drops the tokens
-    that the encoder drops; the decoder drops its own.
+    that the encoder drops; the decoder's tokens are drawn separately.
 
     Args:
         p: probability of dropping a token, in a sequence that is not kept whole.
@@ -63,20 +63,20 @@ class TokenDropout(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        decodes = site.stack == "decoder"
-        keep = site.once(("tokens", id(self), decodes), lambda: self._keep(site, decodes))
+        is_decoder = site.stack == "decoder"
+        keep = site.once(("tokens", id(self), is_decoder), lambda: self._keep(site, is_decoder))
         return Mask(scores=keep)
 
-    def _keep(self, site: AttentionSite, decodes: bool) -> Tensor:
-        # Numbers that follow from the seed, so that all layers and gradient checkpointing get the same ones.
-        seed = functional.fold_seed(self.seed, int(decodes))
+    def _keep(self, site: AttentionSite, is_decoder: bool) -> Tensor:
+        # The numbers follow from the seed, so that all layers and gradient checkpointing get the same decisions.
+        seed = functional.fold_seed(self.seed, int(is_decoder))
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
         columns = torch.arange(site.shape[-1], device=site.device)
         head, query = torch.zeros(2, dtype=torch.long, device=site.device)
         keep = functional.uniform_at(seed, rows, head, query, columns) >= self.p
         starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
         starts = starts.to(site.device)
-        sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in each row
+        sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in every row
         whole = functional.uniform_at(seed, rows, head, query + 1, sequences) < self.keep_whole
         return (keep | whole | starts)[:, None, None]
 
@@ -88,7 +88,7 @@ class UniDrop(Container):
         \underbrace{\text{LayerDrop}}_{\text{structure}} \;\&\; \underbrace{\text{TokenDropout}}_{\text{data}}
 
     Of the paper's four feature dropouts, it does FD-1 (attention weights) and, if ``output`` is above 0, FD-4 (the
-    output of the last block of each stack). FD-2 and FD-3 act inside modules, where attnreg cannot reach.
+    output of the last block of every stack). FD-2 and FD-3 act inside modules, where attnreg cannot reach.
 
     Args:
         attention: probability p of dropping an attention weight; kept weights are divided by 1 - p.

@@ -16,7 +16,7 @@ from attnreg._lazy import REGULARIZERS, listed_names
 from attnreg.errors import InputError
 from attnreg.experiments.options.files import CLASS_IN_FILE, load_file
 from attnreg.experiments.options.option import option
-from attnreg.regularizer.parsing import made, parsed, refusing
+from attnreg.regularizer.parsing import build, parsed, refusing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +77,7 @@ def _check_names(text: str) -> None:
     known = dict.fromkeys([*names, *(name for _, name in CLASS_IN_FILE.findall(text))])
     with refusing(text):
         plain = CLASS_IN_FILE.sub(r"\2", text)
-        made(parsed(plain), plain, known, lambda *_, **__: None, lambda _: inspect.signature(lambda *_, **__: None))
+        build(parsed(plain), plain, known, lambda *_, **__: None, lambda _: inspect.signature(lambda *_, **__: None))
 
 
 def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:

@@ -1,4 +1,4 @@
-"""Regularizers with parameters of their own for each layer of each stack, such as learned drop rates."""
+"""Regularizers with separate parameters per layer of every stack, such as learned drop rates."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LARGEST_LOGIT = 8.0
 
 
 class LayerwiseProvider(MaskProvider):
-    """A regularizer with its own parameters for each layer of a model; layers are counted through all stacks."""
+    """A regularizer with separate parameters per layer of a model; layers are counted through all stacks."""
 
-    #: The constructor's arguments that follow from the model; :meth:`measure` gives them.
+    #: The constructor's arguments that follow from the model; :meth:`measure` returns their values.
     measured: ClassVar[Sequence[str]] = ("num_layers",)
 
     def __init__(self, num_layers: Depth) -> None:
@@ -38,51 +38,51 @@ class LayerwiseProvider(MaskProvider):
         self._depth = dict(num_layers) if isinstance(num_layers, Mapping) else {"": num_layers}
         if not self._depth:
             raise InputError(f"Expected `num_layers` to be at least 1 in each stack, got {num_layers!r}.")
-        self._layers = sum(whole_number("num_layers", layers) for layers in self._depth.values())
+        self._total_layers = sum(whole_number("num_layers", layers) for layers in self._depth.values())
 
-    def _number_of(self, site: SiteInfo) -> int:
-        """Return the number of a site's layer."""
-        begin = 0
+    def _layer_index(self, site: SiteInfo) -> int:
+        """Return the index of a site's layer among the layers of all stacks."""
+        first = 0
         for stack, layers in self._depth.items():
             if stack in ("", site.stack) and site.layer < layers:
-                return begin + site.layer
-            begin += layers
-        raise self._other_depth({site.stack: site.num_layers})
+                return first + site.layer
+            first += layers
+        raise self._depth_error({site.stack: site.num_layers})
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        found = depth_of(sites)
-        single = "" in self._depth and len(found) == 1
-        if any(self._depth.get("" if single else stack) != layers for stack, layers in found.items()):
-            raise self._other_depth(found)
+        depth = depth_of(sites)
+        single = "" in self._depth and len(depth) == 1
+        if any(self._depth.get("" if single else stack) != layers for stack, layers in depth.items()):
+            raise self._depth_error(depth)
 
-    def _other_depth(self, found: Mapping[Any, int]) -> InputError:
-        made, got = (
-            ", ".join(f"{layers} {stack} layers".replace("  ", " ") for stack, layers in depth.items())
-            for depth in (self._depth, found)
+    def _depth_error(self, depth: Mapping[Any, int]) -> InputError:
+        expected, actual = (
+            ", ".join(f"{layers} {stack} layers".replace("  ", " ") for stack, layers in layers_of.items())
+            for layers_of in (self._depth, depth)
         )
-        return self._misfit(made, f"the model has {got}")
+        return self._size_error(expected, f"the model has {actual}")
 
-    def _misfit(self, made_for: str, found: str) -> InputError:
+    def _size_error(self, expected: str, actual: str) -> InputError:
         name = type(self).__name__
-        return InputError(f"This {name} was made for {made_for}, but {found}: use `{name}.for_model(model)`.")
+        return InputError(f"This {name} was made for {expected}, but {actual}: use `{name}.for_model(model)`.")
 
     @classmethod
     def measure(cls, sites: Sequence[SiteInfo], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of ``measured``, from the sites and the other arguments."""
-        found: dict[str, Any] = {"num_layers": depth_of(sites)}
+        sizes: dict[str, Any] = {"num_layers": depth_of(sites)}
         for name, attribute in (("head_size", "head_size"), ("num_heads", "heads")):
             if name in cls.measured:
                 values = {getattr(site, attribute): site.name for site in sites}
                 if name == "head_size" and None in values:
                     raise hidden_queries(cls.__name__, values[None])
                 if len(values) > 1 or None in values:
-                    what = "number of heads" if name == "num_heads" else "size of queries"
+                    size = "number of heads" if name == "num_heads" else "size of queries"
                     raise InputError(
-                        f"The {what} is not the same in all layers, but {sorted(values, key=str)}: choose `stacks`."
+                        f"The {size} is not the same in all layers, but {sorted(values, key=str)}: choose `stacks`."
                     )
-                found[name] = next(iter(values))
-        return found
+                sizes[name] = next(iter(values))
+        return sizes
 
     @classmethod
     def for_model(
@@ -97,14 +97,14 @@ class LayerwiseProvider(MaskProvider):
 
         Args:
             model: any model that the regularizer can be attached to.
-            args: the constructor's arguments, without those that describe the model (``measured``).
+            args: the constructor's arguments, without the arguments that describe the model (``measured``).
             stacks: as in :func:`attnreg.attach`.
             example_inputs: as in :func:`attnreg.attach`.
-            options: more of the constructor's arguments, by name.
+            options: further arguments of the constructor, by name.
 
         Raises:
-            InputError: if the model has no attention in these stacks, or its layers differ in what is needed.
-            NoAttentionError: if no attention is found in the model.
+            InputError: if the model has no attention in these stacks, or its layers differ in a size that is needed.
+            NoAttentionError: if the model has no attention that attnreg knows.
 
         Example:
             >>> from attnreg import ConcreteDropout
@@ -113,15 +113,15 @@ class LayerwiseProvider(MaskProvider):
             >>> ConcreteDropout.for_model(model, p=0.5, per="head").rates.shape
             torch.Size([3, 2])
         """
-        free = [p for name, p in inspect.signature(cls).parameters.items() if name not in cls.measured]
-        given = inspect.Signature(free).bind_partial(*args, **options).arguments
+        parameters = [p for name, p in inspect.signature(cls).parameters.items() if name not in cls.measured]
+        arguments = inspect.Signature(parameters).bind_partial(*args, **options).arguments
         sites = [site.info for site in choose(discover(model, example_inputs), stacks=stacks)]
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        return cls(**cls.measure(sites, given), **given).to(device)
+        return cls(**cls.measure(sites, arguments), **arguments).to(device)
 
 
 def relaxed_mask(site: AttentionSite, logits: Tensor, temperature: float) -> Mask:
-    """Return relaxed decisions by the logits of dropping; kept weights are divided by the probability of keeping."""
+    """Return relaxed decisions from logits of dropping; kept weights are divided by the probability of keeping."""
     drop = functional.concrete_drop(logits, site.uniform(dtype=logits.dtype), temperature)
     return Mask(weights=(1 - drop) / torch.sigmoid(-logits), kept=drop < 0.5)
 
@@ -132,7 +132,7 @@ def depth_of(sites: Sequence[SiteInfo]) -> dict[str, int]:
 
 
 def hidden_queries(provider: str, site: str) -> InputError:
-    """Make the error for a model that computes its attention step by step, so that its queries cannot be read."""
+    """Return the error for a model that computes attention step by step, so that its queries cannot be read."""
     return InputError(
         f"{provider} needs queries, but {site} exposes only its scores: load the model with "
         "attn_implementation='sdpa', if it supports that."

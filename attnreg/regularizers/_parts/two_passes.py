@@ -1,4 +1,4 @@
-"""Regularizers that look at each batch in a first pass, before the training step on it."""
+"""Regularizers that look at every batch in a first pass, before the training step on it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from attnreg.sites import Site, SiteInfo
 class TwoPasses(Regularizer):
     """A regularizer that looks at a batch in a first pass, and masks only the forward pass that follows it.
 
-    Masks stay until the next forward pass begins or the step ends, so that gradient checkpointing finds them again in
-    the backward pass. A subclass makes its first pass in ``attribute``, by :meth:`_explain`.
+    Masks stay until the next forward pass begins or the step ends, so that gradient checkpointing can read them in the
+    backward pass. A subclass makes its first pass in ``attribute``, by :meth:`_explain`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._waits_for: dict[str, Tensor] | None = None  # inputs of the pass to mask
-        self._masks: bool | None = None  # the present pass; `None` before the first first pass
-        self._seed: int | Tensor | None = None  # of the masked pass
-        self._labels: list[str] = []  # of the attributed sites
+        self._pending: dict[str, Tensor] | None = None  # inputs of the pass to mask
+        self._masking: bool | None = None  # whether the present pass is masked; `None` before any first pass
+        self._seed: int | Tensor | None = None  # seed of the masked pass
+        self._labels: list[str] = []  # labels of the attributed sites
 
     @property
     @override
@@ -43,80 +43,82 @@ class TwoPasses(Regularizer):
 
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
-        self._waits_for, self._masks = None, None  # a first pass was of another model
+        self._pending, self._masking = None, None  # an earlier first pass was of another model
         self._labels = [site.label for site in sites]
         if self.looks_at_batches:
-            self._score.for_model(model)  # raises if it has no such score
+            self._score.for_model(model)  # raises if the model has no such score
 
     def _explain(self, model: nn.Module, batch: Mapping[str, Any], **options: Any) -> Attributions:
-        """Make the first pass by :func:`attnreg.attribution.explain`, whose options these are; the next is masked."""
+        """Make the first pass by :func:`attnreg.attribution.explain`, with its options; the next pass is masked."""
         self.step()
         handle = handle_of(model, self)
-        handle.inputs_of_tapped_pass()  # forgets those of an attribution that failed
-        found = explain(model, batch, handle, self._labels, target=self._score, **options)
-        given = handle.inputs_of_tapped_pass()  # to the attached model, if a wrapper made it of the batch
-        known = {**batch, **{name: x for name, x in given.items() if name in batch or not x.is_floating_point()}}
-        self._await({name: value for name, value in known.items() if isinstance(value, Tensor)})
-        return found
+        handle.inputs_of_tapped_pass()  # forgets the inputs of an attribution that failed
+        attributions = explain(model, batch, handle, self._labels, target=self._score, **options)
+        tapped = handle.inputs_of_tapped_pass()  # a wrapper may derive these from the batch
+        inputs = {**batch, **{name: x for name, x in tapped.items() if name in batch or not x.is_floating_point()}}
+        self._mask_next_pass({name: value for name, value in inputs.items() if isinstance(value, Tensor)})
+        return attributions
 
-    def _await(self, inputs: dict[str, Tensor]) -> None:
+    def _mask_next_pass(self, inputs: dict[str, Tensor]) -> None:
         """Mask the next forward pass, which must have these inputs."""
-        self._waits_for, self._masks = inputs, False
+        self._pending, self._masking = inputs, False
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         draws = draws_of_pass()
-        if draws.replayed and self._waits_for is None:
-            if not self._masks or draws.seed != self._seed:
+        if draws.replayed and self._pending is None:
+            if not self._masking or draws.seed != self._seed:
                 raise RuntimeError(
-                    "What the masks of that pass were made of is gone: replay the latest pass, before `handle.step()`, "
+                    "The attributions of that pass are gone: replay the latest pass, before `handle.step()`, "
                     "or call `provider.attribute(model, batch)` again before the replay."
                 )
             return
-        if self._waits_for and not torch.compiler.is_compiling():
-            _check_same(self._waits_for, inputs)
-        if self._masks is not None:
-            self._waits_for, self._masks = None, self._waits_for is not None
-            self._seed = draws.seed if self._masks else None
+        if self._pending and not torch.compiler.is_compiling():
+            _check_same_batch(self._pending, inputs)
+        if self._masking is not None:
+            self._pending, self._masking = None, self._pending is not None
+            self._seed = draws.seed if self._masking else None
 
     @override
     def step(self) -> None:  # also forgets a first pass
-        self._waits_for, self._masks = None, None if self._masks is None else False
+        self._pending, self._masking = None, None if self._masking is None else False
 
     def _is_masked(self) -> bool:
         """Return whether the present forward pass is masked; raise if there has never been a first pass."""
-        if self._masks is None:
+        if self._masking is None:
             raise never_attributed(self)
-        return self._masks
+        return self._masking
 
 
-def check_shape(site: Site, first: Sequence[int], now: Sequence[int]) -> None:
+def check_shape(site: Site, first: Sequence[int], present: Sequence[int]) -> None:
     """Raise if a site has another shape than in the first pass."""
-    if tuple(first) != tuple(now):
+    if tuple(first) != tuple(present):
         raise InputError(
-            f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape {tuple(now)} "
-            f"instead of {tuple(first)}; call `attribute` on each batch first."
+            f"This forward pass is not on the batch that `attribute` looked at: {site.name} has shape {tuple(present)} "
+            f"instead of {tuple(first)}; call `attribute` on every batch first."
         )
 
 
 def never_attributed(provider: Regularizer) -> RuntimeError:
-    """Make the error for a training pass without any first pass."""
+    """Return the error for a training pass without any first pass."""
     return RuntimeError(
         f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call it, or "
         "train with `attnreg.training.FineTuning` or `attnreg.integrations.RegularizedTrainer`, which do."
     )
 
 
-def _check_same(batch: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> None:
-    both = [name for name, value in inputs.items() if isinstance(value, Tensor) and name in batch]
-    for name in both:
-        seen, given = batch[name], inputs[name]
-        if seen is not given and not (seen.shape == given.shape and torch.equal(seen.to(given.device), given)):
+def _check_same_batch(batch: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> None:
+    shared = [name for name, value in inputs.items() if isinstance(value, Tensor) and name in batch]
+    for name in shared:
+        first, present = batch[name], inputs[name]
+        if first is not present and not (
+            first.shape == present.shape and torch.equal(first.to(present.device), present)
+        ):
             raise InputError(
                 f"This forward pass is not on the batch that `attribute` looked at ({name!r} differs): call "
-                "`attribute` on each batch right before the training step on it."
+                "`attribute` on every batch right before the training step on it."
             )
-    if not both:
+    if not shared:
         raise InputError(
             f"Cannot tell whether this forward pass is on the batch that `attribute` looked at, because the inputs "
             f"{sorted(inputs)} and {sorted(batch)} share no name: pass inputs by the same names to both."
