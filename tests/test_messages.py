@@ -101,7 +101,7 @@ WRONG = [
     (lambda: attached().sights, r"AttachHandle has no attribute 'sights'\.$"),
     (lambda: attnreg.CrossTuning(attnreg.DropKey(0.1)).on_epoch(0.5), "Expected `epoch` to be a whole number, got 0.5"),
     (lambda: attnreg.Scheduled(attnreg.DropKey(0.1), 9, p=(0.3, 0)), r"such as \[\(0, 0\.3\), \(1, 0\)\], got \(0\.3, 0\)\.$"),
-    (lambda: adamw(Classifier().parameters(), 1e-3), r"Expected the model, whose parameters are to be trained, got a generator\.$"),
+    (lambda: adamw(Classifier().parameters(), 1e-3), r"Expected the model whose parameters will be trained, got a generator\.$"),
     (lambda: tuned({"input_ids": [[1, 2]]}), "Expected tensors in the batch, got a list as 'input_ids': collate its rows"),
     (lambda: tuned({"input_ids": STATES.numpy()}), "Expected tensors in the batch, got a ndarray as 'input_ids': collate its rows"),
     (lambda: tuned({}, loss_function=nn.CrossEntropyLoss()), r"`loss_function` to be a function of the model's output and the batch, got Cross"),

@@ -278,7 +278,7 @@ def test_lists_with_an_entry_for_each_row_are_split():
 @pytest.mark.parametrize("held", [{"a": torch.zeros(4, 2)}, [torch.zeros(4), torch.zeros(4)]])
 def test_tensors_that_cannot_be_split_are_refused(held):
     batch = {"x": torch.randn(4, 6, 8).double(), "targets": [torch.zeros(1, 8)] * 4, "more": held}
-    with pytest.raises(InputError, match="'more' holds tensors, but no entry for each of 4 rows"):
+    with pytest.raises(InputError, match="'more' holds tensors, but not one entry per row, 4"):
         plain(Targets(), micro_batches=2).step(batch)
 
 

@@ -51,7 +51,7 @@ def sentences(folder, tiny_models):
 
 
 REFUSED = {
-    ("sft", "objective"): "R-Drop needs `logits` in the output of LlamaForCausalLM, with gradients, but found none",
+    ("sft", "objective"): "R-Drop needs `logits` with gradients in the output of LlamaForCausalLM, which has none",
     ("sentences", "objective"): "R-Drop needs `logits` in the output of SentenceTransformer",
     (
         "sentences",

@@ -77,7 +77,7 @@ def test_schedule_follows_its_lines_layer_by_layer():
 
 
 def test_a_schedule_for_another_number_of_layers_is_refused():
-    with pytest.raises(ValueError, match="each of the model's 3 layers, got 2"):
+    with pytest.raises(ValueError, match=r"or one per layer \(3\), got 2"):
         attnreg.BernoulliScheduleProvider([[(0, 0.1)], [(0, 0.2)]], 10).check([SITE], None)
 
 

@@ -62,7 +62,7 @@ def added(model, batch, **options):
 
     with torch.no_grad():
         clean = looked_up()
-        with objective.noised(model, batch, objective._drawn):
+        with objective.noised(model, batch, objective._draw_noise):
             return [after - before for before, after in zip(clean, looked_up(), strict=True)]
 
 

@@ -19,14 +19,14 @@ from attnreg.training.method import Batch, StepResult, TrainingMethod
 
 
 class Averaged(TrainingMethod):
-    r"""Train by any method, and keep an average of its network's weights; or by several, and average over them, too.
+    r"""Train by any method, and keep an average of its network's weights; or by several, and average over these, too.
 
     .. math:: \bar\theta_t = \beta\, \bar\theta_{t-1} + (1 - \beta)\, \theta_t, \qquad
               \theta = (1 - \alpha)\, \theta_0 + \alpha\, \bar\theta_t
 
     with the weights :math:`\theta_0` before training, and :math:`\bar\theta_1 = \theta_1`; of several methods,
-    :math:`\theta_t` is the mean over their networks, a uniform soup. The networks that train are not changed by it.
-    Buffers, and numbers that are no floating-point numbers, are those of the latest network, of the first method.
+    :math:`\theta_t` is the mean over their networks, a uniform soup. Averaging does not change the networks that train.
+    Buffers and integer parameters are those of the latest network, of the first method.
 
     Args:
         method: the training method, new; or several, whose networks have the same weights and get the same batches.
@@ -59,38 +59,38 @@ class Averaged(TrainingMethod):
         wise: Probability = 1.0,
     ) -> None:
         self.methods = [method] if isinstance(method, TrainingMethod) else list(method)
-        if len({id(one.model) for one in self.methods}) < max(1, len(self.methods)):
-            raise InputError("Expected methods to average, each with a network of its own.")
+        if len({id(member.model) for member in self.methods}) < max(1, len(self.methods)):
+            raise InputError("Expected methods to average, with separate networks.")
         self.method = method = self.methods[0]
         self.ema = probability_below_one("ema", ema)
         self.wise = probability("wise", wise)
         self.provider, self.accelerator = method.provider, method.accelerator
         self.loss_function, self.micro_batches = method.loss_function, method.micro_batches
         self.max_grad_norm = method.max_grad_norm
-        start = _weights(method.model)
-        for number, other in enumerate(self.methods[1:], 2):
-            theirs = _weights(other.model)
-            if len(theirs) != len(start) or not all(map(torch.equal, theirs, start)):
+        initial = _weights(method.model)
+        for number, member in enumerate(self.methods[1:], 2):
+            weights = _weights(member.model)
+            if len(weights) != len(initial) or not all(map(torch.equal, weights, initial)):
                 raise InputError(
                     f"Expected networks with the same weights before training, got others in method {number}: give "
-                    "each method a copy of one network."
+                    "every method a copy of one network."
                 )
-        self._before = self._latest() if self.wise < 1 else []
+        self._initial = self._latest() if self.wise < 1 else []
         self._average: list[Tensor] = []
         self._network = copy.deepcopy(method.model)
         if is_attached(self._network):
             detach(self._network)
-        for name in ("forward", "_original_forward"):  # of accelerate, which would run the network that trains
+        for name in ("forward", "_original_forward"):  # set by accelerate; it would run the network that trains
             vars(self._network).pop(name, None)
         if self.accelerator is not None:
             self._network = self.accelerator.prepare_model(self._network, evaluation_mode=True)
         self._is_current = True
 
     def _latest(self) -> list[Tensor]:
-        """Mean weights of the networks that train, in float32 or more: in bfloat16, an average would stand still."""
+        """Return the mean weights of the training networks, in float32 or more: a bfloat16 mean would stand still."""
         return [
-            torch.stack([weight.to(torch.promote_types(weight.dtype, torch.float32)) for weight in same]).mean(0)
-            for same in zip(*(_weights(method.model) for method in self.methods), strict=True)
+            torch.stack([weight.to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights]).mean(0)
+            for weights in zip(*(_weights(method.model) for method in self.methods), strict=True)
         ]
 
     @property
@@ -99,9 +99,9 @@ class Averaged(TrainingMethod):
     def model(self) -> nn.Module:
         if not self._is_current:
             self._network.load_state_dict(self.method.model.state_dict())
-            averages = self._average or (self._latest() if self._before or len(self.methods) > 1 else [])
-            for number, (kept, average) in enumerate(zip(_weights(self._network), averages, strict=False)):
-                kept.copy_(average.lerp(self._before[number], 1 - self.wise) if self._before else average)
+            averages = self._average or (self._latest() if self._initial or len(self.methods) > 1 else [])
+            for number, (weight, average) in enumerate(zip(_weights(self._network), averages, strict=False)):
+                weight.copy_(average.lerp(self._initial[number], 1 - self.wise) if self._initial else average)
             self._is_current = True
         return self._network
 
@@ -117,15 +117,15 @@ class Averaged(TrainingMethod):
 
     @override
     def step(self, batch: Batch) -> StepResult:
-        result, *others = (method.step(batch) for method in self.methods)
+        result, *results = (method.step(batch) for method in self.methods)
         self._is_current = False
         if self.ema and self._average:
             get_ema_multi_avg_fn(self.ema)(self._average, self._latest(), None)
         elif self.ema:
             self._average = self._latest()
-        if not others:
+        if not results:
             return result
-        return replace(result, loss=torch.stack([other.loss for other in (result, *others)]).mean())
+        return replace(result, loss=torch.stack([result.loss, *(other.loss for other in results)]).mean())
 
     @override
     def on_epoch(self, epoch: int) -> None:
@@ -139,17 +139,17 @@ class Averaged(TrainingMethod):
     @override
     def state_dict(self) -> dict[str, Any]:
         methods = [method.state_dict() for method in self.methods]
-        return {"methods": methods, "before": self._before, "average": self._average}
+        return {"methods": methods, "before": self._initial, "average": self._average}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for method, theirs in zip(self.methods, state["methods"], strict=True):
-            method.load_state_dict(theirs)
+        for method, method_state in zip(self.methods, state["methods"], strict=True):
+            method.load_state_dict(method_state)
         device = next(self._network.parameters()).device
-        self._before, self._average = ([weight.to(device) for weight in state[name]] for name in ("before", "average"))
+        self._initial, self._average = ([weight.to(device) for weight in state[name]] for name in ("before", "average"))
         self._is_current = False
 
 
 def _weights(network: nn.Module) -> list[Tensor]:
-    """Return the parameters of a network that are floating-point numbers, without gradients."""
+    """Return the floating-point parameters of a network, without gradients."""
     return [parameter.detach() for parameter in network.parameters() if parameter.is_floating_point()]

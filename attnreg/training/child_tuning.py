@@ -1,4 +1,4 @@
-"""Child-Tuning: update only a part of the weights, drawn anew in each step or chosen once by Fisher information."""
+"""Child-Tuning: update only a part of the weights, drawn anew in every step or chosen once by Fisher information."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class ChildTuning(FineTuning):
     .. math:: \text{D:} \quad \tilde g_i = g_i\, [F_i \text{ is among the top share } p], \quad
         F_i = \frac{1}{N} \sum_{n=1}^{N} \left( \frac{\partial \log P(y_n \mid x_n)}{\partial w_i} \right)^2
 
-    F ("task-free") draws M for all weights in each step. D ("task-driven") computes the diagonal Fisher information of
+    F ("task-free") draws M for all weights in every step. D ("task-driven") computes the diagonal Fisher information of
     the pretrained weights on the training data before the first step, row by row in eval mode, and keeps the child
-    fixed. D masks ``model.base_model`` only; a new head trains whole.
+    fixed. D masks ``model.base_model`` only; all of a new head trains.
 
     The gradient is masked after clipping. As in the authors' code, weight decay and, in F, the moments of AdamW
-    therefore still move masked weights.
+    therefore still change masked weights.
 
     Args:
         model, optimizer: as in :class:`FineTuning`.
         provider: as in :class:`FineTuning`; it does not act in D's passes, and its parameters are not masked.
-        mode: "F" (a random child in each step) or "D" (the child of the highest Fisher information).
+        mode: "F" (a random child in every step) or "D" (the child of the highest Fisher information).
         p: share of weights that are updated (p_F or p_D in the paper).
-        data: for "D": batches of the training data, read once, before the first step. In several processes, each may
-            give its share or all of them.
-        shared: further arguments of :class:`FineTuning`; the ``loss_function`` is also that of the Fisher information.
+        data: for "D": batches of the training data, read once, before the first step. One of several processes
+            may read its share or all of them.
+        shared: further arguments of :class:`FineTuning`; the Fisher information uses its ``loss_function``, too.
 
     Raises:
         InputError: if an argument is out of range or ``data`` does not fit the mode. In the first step: if ``data`` is
@@ -92,7 +92,7 @@ class ChildTuning(FineTuning):
         self.child: dict[str, Tensor] = {}
         held = set(held_by(self.optimizer, self.model.parameters()))
         self._weights = {name: p for name, p in self.model.named_parameters() if p in held and p.requires_grad}
-        # A generator of its own, the same in all processes: each would update other weights by its global one.
+        # The same generator in all processes: their global generators would choose different weights.
         seed = self.updater.gathered([int(torch.randint(2**62, ()))])[0]
         self._seeds = torch.Generator().manual_seed(seed)
 
@@ -120,15 +120,15 @@ class ChildTuning(FineTuning):
 
     def _fisher(self, data: Iterable[Batch]) -> dict[str, Tensor]:
         """Return the sums of squared gradients of single rows, by the name of the parameter."""
-        within = {id(parameter) for parameter in base_of(self.model).parameters()}
-        weights = {name: weight for name, weight in self._weights.items() if id(weight) in within}
+        pretrained = {id(parameter) for parameter in base_of(self.model).parameters()}
+        weights = {name: weight for name, weight in self._weights.items() if id(weight) in pretrained}
         sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        scaled = self.accelerator is not None and self.accelerator.scaler is not None
+        is_scaled = self.accelerator is not None and self.accelerator.scaler is not None
         with undisturbed(self.model):
             for batch in data:
                 rows = max(len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim())
                 for row, _ in split_batch(batch, rows, self.model):
-                    loss = loss_of(self.model(**row), row, self.loss_function) * (LOSS_SCALE if scaled else 1.0)
+                    loss = loss_of(self.model(**row), row, self.loss_function) * (LOSS_SCALE if is_scaled else 1.0)
                     gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
                     for total, gradient in zip(sums.values(), gradients, strict=True):
                         if gradient is not None:
@@ -145,7 +145,7 @@ class ChildTuning(FineTuning):
         chosen = torch.zeros_like(values, dtype=torch.uint8)
         chosen[values.topk(max(1, round(self.p * len(values))), sorted=False).indices] = 1
         if self.updater.processes > 1:
-            chosen = broadcast(chosen)  # ties may fall differently elsewhere
+            chosen = broadcast(chosen)  # processes may break ties differently
         parts = chosen.bool().split([value.numel() for value in fisher.values()])
         return {name: part.view_as(fisher[name]) for name, part in zip(fisher, parts, strict=True)}
 

@@ -22,20 +22,20 @@ class CrossEntropy:
     .. math:: \mathcal L = \frac{1}{|R|} \Big( \sum_{t \in R} \ell_t + \lambda \sum_{t \in P} \ell_t \Big), \qquad
         \ell_t = -(1 - \epsilon)\, w_{y_t} \log p_t(y_t) - \frac{\epsilon}{C} \sum_{c=1}^{C} w_c \log p_t(c)
 
-    R are the rows or positions with a label. P are the tokens of prompts: those that a causal language model predicts,
-    that are no padding and whose labels are -100, in rows that have a label, too. Since the sum is divided by the
+    R are the rows or positions with a label. P are the tokens of prompts: predicted by a causal language model, no
+    padding, with the label -100, in rows that have a label, too. Since the sum is divided by the
     number of labels, micro-batches add up to their batch, and a response weighs the same after a short and a long
     prompt; torch's mean with ``weight`` divides by the weights of the batch instead.
 
     Args:
         model: the model, or a wrapper of it, which tells whether labels are shifted.
-        smoothing: share of each label that is spread over all C classes (epsilon).
-        prompt: weight of a prompt's token, relative to that of a response (lambda); 0 leaves prompts out.
-        weights: weight of each class (w; default: 1).
+        smoothing: share of a label that is spread over all C classes (epsilon).
+        prompt: weight of a prompt's token, relative to a response's (lambda); 0 leaves prompts out.
+        weights: weight of every class (w; default: 1).
 
     Raises:
         InputError: if an argument is out of range, or there is a ``prompt`` but the model is no causal language model.
-            In a step: if there are no logits ``(..., C)`` or the labels ``(...)`` are not one class for each.
+            In a step: if there are no logits ``(..., C)`` or the labels ``(...)`` are no classes.
 
     Reference:
         Label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567), Section 7; weighted instruction tuning
@@ -69,7 +69,7 @@ class CrossEntropy:
         """Return the loss of a batch."""
         logits = predictions_of(outputs)
         if logits is None:
-            raise InputError(f"CrossEntropy needs `logits` in the output, {type(outputs).__name__}, but found none.")
+            raise InputError(f"CrossEntropy needs `logits` in the output, but {type(outputs).__name__} has none.")
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         labels = needed_labels_of(batch, logits)
         predicted = aligned_labels(self.model, labels, logits)
@@ -90,16 +90,16 @@ class CrossEntropy:
 
 
 def _prompts(labels: Tensor, batch: Batch) -> Tensor:
-    """Return the tokens without a label that are no padding, in rows that have some label to predict, as labels."""
+    """Return as labels the tokens without a label that are no padding, in rows with a label to predict."""
     ids, mask = batch.get("input_ids"), batch.get("attention_mask")
     if ids is None or ids.shape != labels.shape or (mask is not None and mask.shape != labels.shape):
         raise InputError("CrossEntropy with `prompt` needs `input_ids`, and an `attention_mask` if any, like `labels`.")
-    wanted = (labels == IGNORED) & (moved_labels(labels) != IGNORED).any(-1, keepdim=True)
-    return ids.where(wanted if mask is None else wanted & mask.bool(), IGNORED)
+    is_prompt = (labels == IGNORED) & (moved_labels(labels) != IGNORED).any(-1, keepdim=True)
+    return ids.where(is_prompt if mask is None else is_prompt & mask.bool(), IGNORED)
 
 
 def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:
-    r"""Return weights by which each class that occurs has the same weight in total, and each row 1 on average.
+    r"""Return weights that give all classes that occur the same total weight, and rows the mean weight 1.
 
     .. math:: w_c = \frac{n}{C\, n_c}
 

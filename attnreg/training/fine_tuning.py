@@ -51,25 +51,25 @@ class Shared(TypedDict, total=False):
 class FineTuning(TrainingMethod):
     """Fine-tune a model with one optimizer, plain or under a mask provider.
 
-    Before each step, the provider may look at the batch (``attribute``, the first pass of AD-DROP). Its
+    Before every step, the provider may look at the batch (``attribute``, the first pass of AD-DROP). Its
     ``penalty`` is added to the loss.
 
-    A method of your own overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
-    :meth:`accumulate` and :meth:`update`) and saves what it counts.
+    A subclass overrides a hook (:meth:`loss`, :meth:`before_update`, or ``step()``, which calls
+    :meth:`accumulate` and :meth:`update`) and saves its state.
 
     Args:
-        model: a model whose output has a ``loss`` when it is given ``labels``.
-        optimizer: holds the model's parameters, and the provider's if they are learned by the same loss.
-        provider: mask provider for every self-attention of the model; or, to choose layers, the handle of one.
-        scheduler: learning-rate schedule, advanced after each optimizer step.
+        model: a model whose output has a ``loss`` if the batch has ``labels``.
+        optimizer: holds the model's parameters, and those that the provider learns by the same loss.
+        provider: mask provider for every self-attention of the model; or, to choose layers, a provider's handle.
+        scheduler: learning-rate schedule, advanced after every optimizer step.
         max_grad_norm: clip the model's gradients to this norm, but not the provider's; ``None`` does not clip.
         accelerator: handles devices, precision and processes; it must not accumulate gradients itself.
         loss_function: computes the training loss, 0-d, from the model's output and the batch; by default the output's
-            ``loss``. A first pass of the provider keeps its own target.
-        objective: an :class:`Objective`, or a function like one; by default the loss of one pass.
-        micro_batches: split each batch by rows into this many parts, one after the other, to save memory. Their
-            gradients add up to those of the whole batch, if the loss is a mean over rows or over labels that are not
-            -100, and a provider's penalty no mean over tokens. Schedules and all counts are still those of batches.
+            ``loss``. A first pass of the provider keeps its target.
+        objective: an :class:`Objective`, or such a function; by default the loss of one pass.
+        micro_batches: split a batch by rows into this many parts, one after the other, to save memory. Their
+            gradients add up to the whole batch's, if the loss is a mean over rows or over labels that are not -100, and
+            a provider's penalty no mean over tokens. Schedules and all counts still follow batches.
 
     Raises:
         InputError: if the optimizer lacks parameters that the provider learns, or the provider does not fit the
@@ -122,13 +122,13 @@ class FineTuning(TrainingMethod):
         if learned and accelerator is not None and accelerator.is_fsdp2:
             raise InputError(
                 f"{type(self.provider).__name__} learns parameters, which accelerate does not train under FSDP2: use "
-                "data parallelism, or FSDP2 in a loop of your own."
+                "data parallelism, or FSDP2 in your loop."
             )
         self.updater = Updater(max_grad_norm, accelerator)
         self._network, self.optimizer, self._model = model, optimizer, model
         if accelerator is not None:
             self._network, self.optimizer = accelerator.prepare(model, optimizer)
-            self._model = accelerator.unwrap_model(self._network)  # once: it is looked at several times per step
+            self._model = accelerator.unwrap_model(self._network)  # once: a step reads it several times
         self.scheduler = scheduler
         self._learned: list[nn.Parameter] = []  # the provider's parameters in the optimizer
         self._rates: Sums = {}  # drop rates of micro-batches
@@ -142,7 +142,7 @@ class FineTuning(TrainingMethod):
                 self.updater.share(self.provider)
 
     def _check_parts(self, provider: Regularizer) -> None:
-        """Check that each part of a provider fits the loss, and masks each row by itself if batches are split."""
+        """Check that all parts of a provider fit the loss, and mask rows independently if batches are split."""
         if self.loss_function is not None:
             check_own_loss(provider, "loss_function")
         for part in provider.parts():
@@ -166,7 +166,7 @@ class FineTuning(TrainingMethod):
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch or of a micro-batch, 0-d: what training minimizes.
 
-        Override it to add what depends on the method's state; for what only depends on the model and the batch,
+        Override it to add a term that depends on the method's state; for a term of the model and the batch alone,
         write an :class:`Objective`.
         """
         if self.objective is None:
@@ -178,7 +178,7 @@ class FineTuning(TrainingMethod):
         """Change the gradients between clipping and the optimizer step; override it."""
 
     def accumulate(self, batch: Batch) -> Tensor:
-        """Add the gradients of a batch to those of the parameters; return its loss, 0-d, detached."""
+        """Accumulate the gradients of a batch in the parameters; return its loss, 0-d, detached."""
         self._network.train()
         self._rates = {}
         if self.micro_batches == 1:
@@ -188,37 +188,36 @@ class FineTuning(TrainingMethod):
         if not self._has_split and self.updater.processes == 1:
             self._check_split(batch)
         self._has_split = True
-        *first, last = split_batch(batch, self.micro_batches, self.model)
+        *parts, last = split_batch(batch, self.micro_batches, self.model)
         with self.updater.local(self._network):
-            losses = [self._backward(*part) for part in first]
+            losses = [self._backward(*part) for part in parts]
         return sum(losses, self._backward(*last))
 
     @torch.no_grad()
     def _check_split(self, batch: Batch) -> None:
-        """Check with the rows of the fewest and of the most labels that two rows have the mean of their losses."""
-        (few, a), *_, (many, b) = sorted(2 * split_batch(batch, rows_of(batch), self.model), key=itemgetter(1))
-        both = {**few}
-        for name, value in few.items():
-            if value is not many[name]:  # what is not split is alike
-                both[name] = torch.cat([value, many[name]]) if isinstance(value, Tensor) else [*value, *many[name]]
+        """Check on the rows with the fewest and the most labels that the loss of both is the mean of their losses."""
+        rows = split_batch(batch, rows_of(batch), self.model)
+        (fewest, few_weight), *_, (most, most_weight) = sorted(2 * rows, key=itemgetter(1))
+        both = {**fewest}
+        for name, value in fewest.items():
+            if value is not most[name]:  # a value that is not split is in both
+                both[name] = torch.cat([value, most[name]]) if isinstance(value, Tensor) else [*value, *most[name]]
         weights = [*self.model.parameters()]
-        rough = torch.is_autocast_enabled(weights[0].device.type) or any(
-            weight.dtype.itemsize < 4 for weight in weights
-        )
-        rough |= self.accelerator is not None and self.accelerator.mixed_precision != "no"
+        is_half = torch.is_autocast_enabled(weights[0].device.type) or any(w.dtype.itemsize < 4 for w in weights)
+        is_half |= self.accelerator is not None and self.accelerator.mixed_precision != "no"
         with undisturbed(self.model):
-            losses = (loss_of(self.model(**rows), rows, self.loss_function) for rows in (few, many, both))
-            one, other, whole = map(float, losses)
-        mean = (a * one + b * other) / (a + b)
-        rounding = 0.02 * abs(whole) + 0.01 if rough else 1e-3 * abs(whole) + 1e-4
-        if few is not many and abs(mean - whole) > rounding:
+            losses = (loss_of(self.model(**part), part, self.loss_function) for part in (fewest, most, both))
+            few_loss, most_loss, whole = map(float, losses)
+        mean = (few_weight * few_loss + most_weight * most_loss) / (few_weight + most_weight)
+        rounding = 0.02 * abs(whole) + 0.01 if is_half else 1e-3 * abs(whole) + 1e-4
+        if fewest is not most and abs(mean - whole) > rounding:
             raise InputError(
                 f"The loss of {type(self.model).__name__} is no mean over rows or labels: of two rows, it is "
                 f"{whole:.4g}, and the mean of their losses is {mean:.4g}. Use `micro_batches=1`."
             )
 
     def update(self) -> None:
-        """Update the parameters and all schedules by the accumulated gradients, and clear these."""
+        """Update the parameters by the accumulated gradients, clear the gradients, and advance all schedules."""
         self.updater.average_gradients(self._learned)
         self.updater.step(self._network, self.optimizer, self.scheduler, before=self.before_update)
         if self.handle is not None:
@@ -267,11 +266,11 @@ class FineTuning(TrainingMethod):
 
 
 def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch, float]]:
-    """Split a batch by rows, each part with its weight: the loss of the batch is the weighted sum of theirs.
+    """Split a batch by rows into parts with weights: the loss of the batch is the weighted sum of the parts' losses.
 
-    A model's loss is a mean over rows or, where labels are -100 in places, over the other positions. Each part weighs
-    as much as it has of these. Parts without any are left out. The model tells whether labels are shifted. Lists with
-    an entry per row, such as the masks of each image, are split, too.
+    A model's loss is a mean over rows or, if some labels are -100, over the other positions. A part's weight is its
+    share of these terms. Parts without any are left out. The model tells whether labels are shifted. Lists with
+    an entry per row, such as the masks of every image, are split, too.
     """
     named = batch if isinstance(batch, Mapping) else a_batch(model, batch)
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.dim()}
@@ -280,9 +279,9 @@ def split_batch(batch: Batch, count: int, model: nn.Module) -> list[tuple[Batch,
         raise InputError(f"Cannot split the batch: its tensors have different numbers of rows: {rows}.")
     size = next(iter(rows.values()))
     split = tensors | {n: v for n, v in named.items() if isinstance(v, (list, tuple)) and len(v) == size}
-    others = {name: tree_leaves(value) for name, value in named.items() if name not in split}
-    if whole := [name for name, leaves in others.items() if any(isinstance(x, Tensor) and x.dim() for x in leaves)]:
-        raise InputError(f"Cannot split the batch: {whole[0]!r} holds tensors, but no entry for each of {size} rows.")
+    leaves_of = {name: tree_leaves(value) for name, value in named.items() if name not in split}
+    if whole := [name for name, leaves in leaves_of.items() if any(isinstance(x, Tensor) and x.dim() for x in leaves)]:
+        raise InputError(f"Cannot split the batch: {whole[0]!r} holds tensors, but not one entry per row, {size}.")
     bounds = [(int(rows[0]), int(rows[-1]) + 1) for rows in torch.arange(size).tensor_split(min(count, size))]
     parts = [{**batch, **{name: value[begin:end] for name, value in split.items()}} for begin, end in bounds]
     terms = [terms_of(model, part) for part in parts]

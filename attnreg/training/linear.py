@@ -1,4 +1,4 @@
-"""Linear layers that compute with other weights than theirs in training mode."""
+"""Linear layers that compute with replaced weights in training mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnreg.errors import InputError
 
 
 def use_weights(layer: nn.Linear, weight_of: Callable[[nn.Linear], Tensor]) -> None:
-    """Let a layer compute with what a function of it returns; to be pickled with it, one of a module or a partial."""
+    """Let a layer compute with the weights that a function returns: a module-level one or a partial, to be pickled."""
     layer.forward = functools.partial(_forward, layer, weight_of)  # type: ignore[method-assign]
 
 

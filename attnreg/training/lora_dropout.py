@@ -18,23 +18,23 @@ Rates: TypeAlias = ProbabilityBelowOne | Mapping[str, ProbabilityBelowOne]
 
 
 class LoRADropout:
-    r"""Drop input features, output features and ranks of a model's LoRA adapters, in each pass in training mode.
+    r"""Drop input features, output features and ranks of a model's LoRA adapters, in training mode.
 
     .. math:: \Delta W = \frac{\alpha}{r}\, D_{out}\, B\, D_{rank}\, A\, D_{in}, \qquad
         D = \mathrm{diag}(m) / (1 - p), \quad m_i \sim \mathrm{Bernoulli}(1 - p)
 
-    The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m, each
-    adapter has its own; peft's ``lora_dropout``, in contrast, drops the values of each token, which enter A.
+    The matrix :math:`D_{rank}` has the rate ``ranks``, the two others p. All tokens and samples of a pass share m,
+    adapters do not; peft's ``lora_dropout``, in contrast, drops the values of a token, which enter A.
 
-    The adapters are all that the model has now, of peft, in linear layers, quantized or not. One is dropped from while
-    it trains, so that ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change. Numbers
+    It acts on all adapters of peft that the model has now, in linear layers, quantized or not; on one adapter while it
+    trains, so that ``set_adapter`` may choose another. Parameters and ``state_dict`` keys do not change. Numbers
     come from torch's generator: checkpoints repeat them with ``preserve_rng_state=True``, or :func:`attnreg.seeded`.
 
     Args:
-        model: a model of peft, or any that holds its LoRA layers.
+        model: a model of peft, or any model with its LoRA layers.
         p: rate at which columns of A and rows of B are dropped (LoRA Dropout). A mapping has a rate per pattern of
             module names, as peft's ``rank_pattern``: a regular expression for the end of the name, from a dot on, such
-            as ``{r"0\..*query": 0.5, "value": 0.1}``. The first that matches counts; other modules have rate 0.
+            as ``{r"0\..*query": 0.5, "value": 0.1}``. The first match counts; other modules have rate 0.
         ranks: rate at which rows of A are dropped, which multiply columns of B (rank dropout), or such a mapping.
 
     Raises:
@@ -55,16 +55,16 @@ class LoRADropout:
 
     def __init__(self, model: nn.Module, p: Rates = 0.5, ranks: Rates = 0.0) -> None:
         self.p, self.ranks = p, ranks
-        #: The matrices A and B of each adapter, by its name.
+        #: The matrices A and B of an adapter, by its name.
         self.adapters: dict[str, tuple[nn.Linear, nn.Linear]] = dict(_adapters(model))
         if not any(a.weight.requires_grad for a, _ in self.adapters.values()):
             raise InputError(f"{type(model).__name__} has no LoRA adapter that trains: call `peft.get_peft_model`.")
         for side in (0, 1):
             check_free({name: pair[side] for name, pair in self.adapters.items()}, "LoRADropout")
-        of_features, of_ranks = _rates("p", p, self.adapters), _rates("ranks", ranks, self.adapters)
+        feature_rates, rank_rates = _rates("p", p, self.adapters), _rates("ranks", ranks, self.adapters)
         for name, (a, b) in self.adapters.items():
-            use_weights(a, functools.partial(_dropped, rows=of_ranks[name], columns=of_features[name]))
-            use_weights(b, functools.partial(_dropped, rows=of_features[name], columns=0.0))
+            use_weights(a, functools.partial(_dropped, rows=rank_rates[name], columns=feature_rates[name]))
+            use_weights(b, functools.partial(_dropped, rows=feature_rates[name], columns=0.0))
 
     def detach(self) -> None:
         """Restore the adapters' forward passes. Calling it twice is fine."""
@@ -72,15 +72,15 @@ class LoRADropout:
 
 
 def _rates(argument: str, rates: Rates, adapters: Mapping[str, tuple[nn.Linear, nn.Linear]]) -> dict[str, float]:
-    """Return the rate of each adapter; raise if one is out of range, or a pattern is the first match of none in use."""
+    """Return the rates of adapters; raise if a rate is out of range, or a pattern gives no trained adapter its rate."""
     chosen: dict[str, float] = {}
     for pattern, rate in (rates if isinstance(rates, Mapping) else {".*": rates}).items():
         probability_below_one(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate)
         try:
-            fits = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
+            matches = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
         except re.error as error:
             raise InputError(f"Pattern {pattern!r} of `{argument}` is no regular expression: {error}.") from None
-        matching = [name for name in adapters if name not in chosen and fits(name)]
+        matching = [name for name in adapters if name not in chosen and matches(name)]
         if not any(adapters[name][0].weight.requires_grad for name in matching):
             raise InputError(
                 f"Pattern {pattern!r} of `{argument}` gives no adapter its rate: the names of their modules, such as "
@@ -92,25 +92,25 @@ def _rates(argument: str, rates: Rates, adapters: Mapping[str, tuple[nn.Linear, 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Linear, nn.Linear]]]:
     for name, layer in model.named_modules():
-        held = getattr(layer, "lora_A", None)
-        if not isinstance(held, (nn.ModuleDict, nn.ParameterDict)):
+        matrices = getattr(layer, "lora_A", None)
+        if not isinstance(matrices, (nn.ModuleDict, nn.ParameterDict)):
             continue
         if len(getattr(layer, "lora_embedding_A", ())):
-            raise _other(name, "an adapter of embeddings")
-        for adapter, a in held.items():
+            raise _unsupported(name, "an adapter of embeddings")
+        for adapter, a in matrices.items():
             b = layer.lora_B[adapter]
-            # Of the layers of peft, those named so run A and B as modules, each once in a pass.
+            # The layers of peft with such a name run A and B as modules, once in a pass.
             if "Linear" not in type(layer).__name__ or type(a) is not nn.Linear or type(b) is not nn.Linear:
-                raise _other(name, f"an adapter of {type(layer).__name__}")
+                raise _unsupported(name, f"an adapter of {type(layer).__name__}")
             if adapter in getattr(layer, "lora_variant", {}) or getattr(layer, "use_dora", {}).get(adapter):
-                raise _other(name, "a variant of LoRA, such as DoRA")
+                raise _unsupported(name, "a variant of LoRA, such as DoRA")
             if layer.merged:
-                raise _other(name, "merged into the weights")
+                raise _unsupported(name, "one merged into the weights")
             yield f"{name}.{adapter}", (a, b)
 
 
-def _other(name: str, what: str) -> InputError:
-    return InputError(f"LoRADropout drops features of plain adapters of linear layers, but that of {name} is {what}.")
+def _unsupported(name: str, kind: str) -> InputError:
+    return InputError(f"LoRADropout drops features of plain adapters of linear layers, but {name} has {kind}.")
 
 
 def _dropped(layer: nn.Linear, *, rows: float, columns: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The base class of training methods, and what their steps share."""
+"""The base class of training methods, and the operations that their steps share."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class TrainingMethod(ABC):
     loss_function: LossFunction | None = None
     #: gradients are clipped to this norm; ``None`` does not clip
     max_grad_norm: float | None = 1.0
-    #: number of parts that each batch is split into to save memory
+    #: number of parts into which a batch is split to save memory
     micro_batches: int = 1
-    #: handles devices, precision and processes; ``None`` if the loop does. The loop of the recipes needs its run's
-    #: accelerator here, except in one process on a CPU in float32.
+    #: handles devices, precision and processes; ``None`` if the loop does. The loop of the recipes needs the
+    #: run's accelerator here, except in one process on a CPU in float32.
     accelerator: Accelerator | None = None
 
     @property
@@ -89,7 +89,7 @@ class TrainingMethod(ABC):
 
     @abstractmethod
     def step(self, batch: Batch) -> StepResult:
-        """Train each network for one optimizer step on a batch, the keyword arguments of the model with ``labels``."""
+        """Train all networks for one optimizer step on a batch: keyword arguments of the model, with ``labels``."""
 
     def on_epoch(self, epoch: int) -> None:
         """Prepare for an epoch, counted from 0; called at its start."""
@@ -134,7 +134,7 @@ class Updater:
         return self.accelerator.autocast()
 
     def local(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Accumulate gradients within the block without averaging them over processes; a later pass averages all."""
+        """Accumulate gradients within the block without averaging over processes; a later pass averages all of them."""
         return nullcontext() if self.accelerator is None else self.accelerator.no_sync(model)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -155,13 +155,13 @@ class Updater:
 
     def average_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Average gradients over processes, for parameters that the accelerator does not wrap."""
-        held = list(parameters)
-        if self.processes == 1 or not held:
+        parameters = list(parameters)
+        if self.processes == 1 or not parameters:
             return
-        # All processes must take part for all parameters: one without a gradient contributes zeros if another has one.
-        share = self.mean(torch.tensor([float(parameter.grad is not None) for parameter in held]))
-        for parameter, anywhere in zip(held, share.tolist(), strict=True):
-            if anywhere:
+        # All processes must take part for all parameters: a process without a gradient adds zeros if another has one.
+        share = self.mean(torch.tensor([float(parameter.grad is not None) for parameter in parameters]))
+        for parameter, has_gradient in zip(parameters, share.tolist(), strict=True):
+            if has_gradient:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.mean(gradient)
 
@@ -169,7 +169,7 @@ class Updater:
         """Accumulate the gradients of a loss."""
         if self.accelerator is None:
             loss.backward()
-        elif self.accelerator.gradient_accumulation_steps == 1:  # or it would divide the loss of each step
+        elif self.accelerator.gradient_accumulation_steps == 1:  # or it would divide the loss of every step
             self.accelerator.backward(loss)
         else:
             raise InputError("Expected an Accelerator that accumulates no gradients: pass `micro_batches` instead.")
@@ -198,15 +198,15 @@ def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None
 
 
 def with_penalty(loss: Tensor, handle: AttachHandle | None, parts: int = 1) -> Tensor:
-    """Add to the loss of the latest forward pass what an attached provider that acts adds to it, divided by parts."""
+    """Add the penalty of an attached provider that acts, divided by parts, to the loss of the latest forward pass."""
     penalty = handle.provider.penalty() if handle is not None and handle.active else None
     return loss if penalty is None else loss + penalty / parts
 
 
 def held_by(optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, held: bool = True) -> list[nn.Parameter]:
-    """Return those of some parameters that an optimizer holds, or that it does not hold."""
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [parameter for parameter in parameters if (id(parameter) in known) is held]
+    """Return the parameters that an optimizer holds, or, if not ``held``, the parameters that it does not hold."""
+    ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [parameter for parameter in parameters if (id(parameter) in ids) is held]
 
 
 def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: float | None = None) -> None:
@@ -217,7 +217,7 @@ def add_learned(optimizer: Optimizer, provider: Regularizer, learning_rate: floa
 
 
 def check_own_loss(provider: Regularizer, other: str) -> None:
-    """Refuse a provider that learns by the model's own loss, because training has another one, as ``other`` says."""
+    """Refuse a provider that learns by the model's own loss, because training has another loss, named ``other``."""
     if names := [type(part).__name__ for part in provider.parts() if part.uses_model_loss]:
         raise InputError(
             f"{names[0]} learns by the model's own loss, but training has `{other}`: give the provider the "
@@ -226,7 +226,7 @@ def check_own_loss(provider: Regularizer, other: str) -> None:
 
 
 def check_learned(optimizer: Optimizer, provider: Regularizer) -> None:
-    """Refuse an optimizer that lacks what a provider learns; it is not added, because there may be a scheduler."""
+    """Refuse an optimizer without the parameters that a provider learns: a scheduler may exist, so none is added."""
     if missing := held_by(optimizer, provider.learned_parameters(), held=False):
         raise InputError(
             f"The optimizer does not hold {len(missing)} parameters that {type(provider).__name__} learns. Call "

@@ -1,4 +1,4 @@
-"""Mixout: replace random weights by their pretrained values in each forward pass."""
+"""Mixout: replace random weights by their pretrained values in every forward pass."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def mix(weight: Tensor, pretrained: Tensor, replaced: Tensor, p: float) -> Tenso
 
 
 class Mixout(FineTuning):
-    r"""Fine-tune while random input neurons of each linear layer use their pretrained weights.
+    r"""Fine-tune while random input neurons of linear layers use their pretrained weights.
 
     .. math:: \tilde W_{oi} = \big( M_i U_{oi} + (1 - M_i) W_{oi} - p\, U_{oi} \big) / (1 - p), \qquad
         M_i \sim \mathrm{Bernoulli}(p)
 
-    U are the weights at the time the method is made. M is drawn per layer and each forward pass in training mode.
+    U are the weights when the method is created. M is drawn per layer and forward pass in training mode.
 
     It applies to the weights (not the biases) of all ``nn.Linear`` layers in ``model.base_model``, which excludes a new
     head, or of the whole model if it has none. The ``state_dict`` keys do not change. The model's dropout stays on,
@@ -70,19 +70,19 @@ class Mixout(FineTuning):
         super().__init__(model, optimizer, provider, **shared)
         # Copied after the accelerator has moved the model to its device.
         self.pretrained = {name: layer.weight.detach().clone() for name, layer in self._layers.items()}
-        self._held: dict[str, Tensor] = {}  # masks M that all micro-batches of a step share
+        self._masks: dict[str, Tensor] = {}  # the masks M that all micro-batches of a step share
         for name, layer in self._layers.items():
-            mixed = functools.partial(_mixed, pretrained=self.pretrained[name], p=p, held=self._held, name=name)
+            mixed = functools.partial(_mixed, pretrained=self.pretrained[name], p=p, masks=self._masks, name=name)
             use_weights(layer, mixed)
 
     @override
     def step(self, batch: Batch) -> StepResult:
         if self.micro_batches > 1:
-            self._held.update({name: _drawn(layer, self.p) for name, layer in self._layers.items()})
+            self._masks.update({name: _draw_mask(layer, self.p) for name, layer in self._layers.items()})
         try:
             return super().step(batch)
         finally:
-            self._held.clear()
+            self._masks.clear()
 
     def detach(self) -> None:
         """Restore the model's forward passes. Calling it twice is fine."""
@@ -102,20 +102,20 @@ class Mixout(FineTuning):
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
     base = base_of(model)
-    within = set(base.modules())
+    modules = set(base.modules())
     # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).
-    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in within}
-    learning = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
-    if not learning:
+    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m in modules}
+    trainable = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
+    if not trainable:
         raise InputError(f"{type(base).__name__} has no trainable nn.Linear layer, so Mixout has nothing to mix.")
-    check_free(learning, "Mixout")
-    return learning
+    check_free(trainable, "Mixout")
+    return trainable
 
 
-def _mixed(layer: nn.Linear, *, pretrained: Tensor, p: float, held: Mapping[str, Tensor], name: str) -> Tensor:
-    return mix(layer.weight, pretrained, held[name] if held else _drawn(layer, p), p)
+def _mixed(layer: nn.Linear, *, pretrained: Tensor, p: float, masks: Mapping[str, Tensor], name: str) -> Tensor:
+    return mix(layer.weight, pretrained, masks[name] if masks else _draw_mask(layer, p), p)
 
 
-def _drawn(layer: nn.Linear, p: float) -> Tensor:
+def _draw_mask(layer: nn.Linear, p: float) -> Tensor:
     # From torch's global generator, because gradient checkpointing replays it.
     return torch.rand(layer.in_features, device=layer.weight.device) < p

@@ -26,8 +26,8 @@ class ForwardPass:
     follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``), with the provider's penalty.
 
     Raises:
-        InputError: in the second pass on the batch, if the provider's masks hold for one pass: it looks at each batch,
-            or it draws its masks once per pass and gradient checkpointing would recompute the first with the second's.
+        InputError: in the second pass on the batch, if the provider's masks hold for one pass: it looks at batches, or
+            draws masks once per pass, and gradient checkpointing would recompute the first pass with the second's.
     """
 
     model: nn.Module
@@ -42,9 +42,9 @@ class ForwardPass:
         if self._passes == 2 and self.provider is not None:
             check_looks_at_no_batch(self.provider, self.title)
             checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-            if held := [part for part in self.provider.parts() if part.draws_in_prepare and checkpointing]:
+            if parts := [part for part in self.provider.parts() if part.draws_in_prepare and checkpointing]:
                 raise InputError(
-                    f"{self.title} with {type(held[0]).__name__} does not work under gradient checkpointing, which "
+                    f"{self.title} with {type(parts[0]).__name__} does not work under gradient checkpointing, which "
                     "would recompute the first pass with the masks of the second. Turn gradient checkpointing off."
                 )
         return self.run(batch)
@@ -53,9 +53,9 @@ class ForwardPass:
         """Make a forward pass; return its loss and its logits, which must have gradients."""
         loss, output = self(batch)
         logits = predictions_of(output)
-        if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns those of a pass without gradients
-            needed = f"`logits` in the output of {type(self.model).__name__}, with gradients"
-            raise InputError(f"{self.title} needs {needed}, but found none.")
+        if logits is None or not logits.requires_grad:  # TRL's SFTTrainer returns logits without gradients
+            name = type(self.model).__name__
+            raise InputError(f"{self.title} needs `logits` with gradients in the output of {name}, which has none.")
         return loss, logits
 
     def disagreement(self, batch: Batch, logits: Tensor, other: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Objective(ABC):
 
     #: name in messages
     title: ClassVar[str]
-    #: number of forward passes on each batch
+    #: number of forward passes on a batch
     passes: ClassVar[int] = 1
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Objective(ABC):
         """Refuse a model or a provider that does not fit; called before the provider is attached.
 
         Raises:
-            InputError: if several passes are made, and the provider needs a first pass over each batch.
+            InputError: if there are several passes, and the provider needs a first pass over the batch.
         """
         if provider is not None and self.passes > 1:
             check_looks_at_no_batch(provider, self.title)
@@ -106,7 +106,7 @@ ObjectiveFunction = Callable[[ForwardPass, Batch], Tensor]
 
 
 def check_objective(objective: Any, model: nn.Module, provider: Regularizer | None) -> None:
-    """Raise if it is no objective, or does not fit the model or the provider."""
+    """Raise if a value is no objective, or does not fit the model or the provider."""
     if objective is not None:
         a_function("objective", objective, "the forward pass and the batch, such as RDropLoss()")
     if isinstance(objective, Objective):
@@ -119,10 +119,10 @@ def title_of(objective: ObjectiveFunction) -> str:
 
 
 def check_looks_at_no_batch(provider: Regularizer, title: str) -> None:
-    """Refuse providers that need a first pass over each batch: their masks hold for one forward pass, not two."""
+    """Refuse providers that need a first pass over the batch: their masks hold for one forward pass, not two."""
     if looking := that_look_at_batches(provider):
-        why = f"{type(looking[0]).__name__}, which needs a first pass over each batch"
-        raise InputError(f"{title} does not work with {why}. Train without one of the two.")
+        name = f"{type(looking[0]).__name__}, which needs a first pass over each batch"
+        raise InputError(f"{title} does not work with {name}. Train without one of the two.")
 
 
 def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
@@ -151,5 +151,5 @@ def disagreement(logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
             f"{labels.dtype} of shape {tuple(labels.shape)}. Regression needs a model with one output."
         )
     log_p, log_q = a.log_softmax(-1), b.log_softmax(-1)
-    both_ways = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
-    return both_ways[labels != IGNORED].mean()
+    symmetric = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
+    return symmetric[labels != IGNORED].mean()

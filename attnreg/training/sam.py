@@ -27,9 +27,9 @@ class SAM(FineTuning):
     .. math:: \hat\epsilon = \rho\, \frac{\nabla \mathcal L(w)}{\lVert \nabla \mathcal L(w) \rVert_2}, \qquad
         g = \nabla \mathcal L(w + \hat\epsilon)
 
-    Both gradients are of the whole batch, in several processes of all of theirs, and over all model parameters in the
-    optimizer. Both passes draw the same dropout and masks, and clipping applies to g only, as in the authors' code. A
-    gradient that is zero or not finite perturbs nothing. The loss of a step is that at w; its ``logs`` have the loss at
+    Both gradients are of the whole batch, in all processes together, and over all model parameters in the optimizer.
+    Both passes draw the same dropout and masks, and clipping applies to g only, as in the authors' code. A gradient
+    that is zero or not finite perturbs nothing. The loss of a step is the loss at w; its ``logs`` have the loss at
     :math:`w + \hat\epsilon` as ``perturbed_loss``.
 
     Args:
@@ -80,16 +80,16 @@ class SAM(FineTuning):
 
     @contextmanager
     def _perturbed(self) -> Iterator[None]:
-        """Move the weights up the accumulated gradients, and clear these; put the same bits back after the block."""
-        moved = [(weight, weight.grad) for weight in self._weights if weight.grad is not None]
+        """Move the weights up the gradients, and clear the gradients; restore the same bits after the block."""
+        pairs = [(weight, weight.grad) for weight in self._weights if weight.grad is not None]
         # Under float16, gradients are multiplied by the loss scale, which the direction does not depend on. If they
-        # overflow, the optimizer's step is left out.
-        norm = nn.utils.get_total_norm([gradient for _, gradient in moved])
+        # overflow, the optimizer skips its step.
+        norm = nn.utils.get_total_norm([gradient for _, gradient in pairs])
         factor = torch.where(norm.isfinite() & (norm > 0), self.rho / norm, 0.0)
         # Running statistics would count the perturbed model, too.
-        with put_back((*(weight for weight, _ in moved), *self.model.buffers())):
+        with put_back((*(weight for weight, _ in pairs), *self.model.buffers())):
             with torch.no_grad():
-                for weight, gradient in moved:
+                for weight, gradient in pairs:
                     # `where`, because zero times an infinite gradient is NaN.
                     weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
             self.optimizer.zero_grad(set_to_none=True)

@@ -22,8 +22,8 @@ from attnreg.training.method import LOSS_SCALE, Batch
 from attnreg.training.objective import ForwardPass, Objective
 
 NoiseKind = Literal["uniform", "normal"]
-# Noise for embeddings, given which tokens are no padding, bool, (B, T, 1), and the dimension T, 1; in a model that
-# transposes tokens (XLNet), (T, B, 1) and 0.
+# Returns noise for embeddings, from a bool mask of the tokens that are no padding, (B, T, 1), and T's dimension, 1; in
+# a model that transposes tokens (XLNet), (T, B, 1) and 0.
 Noise = Callable[[Tensor, Tensor, int], Tensor]
 
 
@@ -37,7 +37,7 @@ class RDropLoss(Objective):
     two passes differ in the model's dropout and in the provider's masks.
 
     Args:
-        alpha: weight of the difference between the two predictions (alpha in the paper).
+        alpha: weight of the difference between the two predictions.
 
     Raises:
         InputError: if an argument is out of range, or the provider does not allow two passes (:class:`ForwardPass`). In
@@ -95,15 +95,15 @@ class EmbeddingObjective(Objective):
             nonlocal is_added
             tokens = _tokens((*args, *kwargs.values())[0], batch)
             if tokens is None:
-                return None  # other tokens, such as those of a decoder
+                return None  # other tokens, such as a decoder's
             is_added = True
             return self._rounding.add(embedded, noise(embedded, *tokens))
 
-        first = self._embeddings_of(model)
-        inside, weight = set(first.modules()), getattr(first, "weight", None)
-        others = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
+        embeddings = self._embeddings_of(model)
+        inside, weight = set(embeddings.modules()), getattr(embeddings, "weight", None)
+        tables = (module for module in model.modules() if isinstance(module, nn.Embedding) and module not in inside)
         with ExitStack() as hooks:
-            for module in (first, *(other for other in others if other.weight is weight)):  # T5 has several
+            for module in (embeddings, *(table for table in tables if table.weight is weight)):  # T5 has several
                 hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
             yield
         if not is_added:
@@ -118,17 +118,17 @@ class EmbeddingObjective(Objective):
         except (NotImplementedError, AttributeError):
             embeddings = None
         if not isinstance(embeddings, nn.Module):
-            which = f"the output of `get_input_embeddings()`, which {type(model).__name__} does not have"
-            raise InputError(f"{self.title} adds noise to {which}.")
+            name = type(model).__name__
+            raise InputError(f"{self.title} adds noise to `get_input_embeddings()`, which {name} does not have.")
         return embeddings
 
 
 def _tokens(ids: Tensor, batch: Batch) -> tuple[Tensor, int] | None:
-    """Return what noise is given; ``None`` if looked-up tokens are not those of the batch."""
-    given = batch["input_ids"].flatten(0, -2)
+    """Return two arguments of :data:`Noise`; ``None`` if the looked-up tokens are not the batch's."""
+    batch_ids = batch["input_ids"].flatten(0, -2)
     mask = batch.get("attention_mask")
-    real = torch.ones_like(given, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
-    for tokens, positions, dim in ((given, real, 1), (given.T, real.T, 0)):
+    real = torch.ones_like(batch_ids, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
+    for tokens, positions, dim in ((batch_ids, real, 1), (batch_ids.T, real.T, 0)):
         length = tokens.shape[1]
         if ids.dim() == 2 and len(ids) == len(tokens) and torch.equal(ids[:, :length], tokens):
             padded = F.pad(positions, (0, ids.shape[1] - length))  # Longformer pads inputs further
@@ -144,7 +144,7 @@ class R3FLoss(EmbeddingObjective):
         \text{ or } \mathcal N(0, \epsilon^2)
 
     z is added to the token embeddings of all real positions. For a model with one output (regression), the mean squared
-    difference of the two scores replaces the two KL terms. The loss and the penalty of a provider are those of the pass
+    difference of the two scores replaces the two KL terms. The loss and the provider's penalty come from the pass
     without noise. Each pass draws new dropout and masks, as in the authors' code: with the paper's
     :math:`\epsilon = 10^{-5}`, the two predictions differ mostly by dropout, as in :class:`RDropLoss`.
 
@@ -181,12 +181,12 @@ class R3FLoss(EmbeddingObjective):
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         loss, logits = forward.predict(batch)
-        with self.noised(forward.model, batch, self._drawn):
+        with self.noised(forward.model, batch, self._draw_noise):
             _, other = forward.predict(batch)
         directions = 1 if logits.shape[-1] == 1 else 2  # `disagreement` is the mean of both
         return loss + self.weight * directions * forward.disagreement(batch, logits, other)
 
-    def _drawn(self, embedded: Tensor, real: Tensor, dim: int) -> Tensor:
+    def _draw_noise(self, embedded: Tensor, real: Tensor, dim: int) -> Tensor:
         noise = torch.randn_like(embedded) if self.noise == "normal" else 2 * torch.rand_like(embedded) - 1
         return (self.eps * noise).masked_fill(~real, 0.0)
 
@@ -198,9 +198,9 @@ class FreeLBLoss(EmbeddingObjective):
         \delta_{t+1} = \Pi_\epsilon \Big( \delta_t + \alpha\, \frac{g_t}{\lVert g_t \rVert_2} \Big), \qquad
         g_t = \nabla_\delta\, \mathcal L(x + \delta_t)
 
-    :math:`\Pi_\epsilon` scales :math:`\delta` down to the norm :math:`\epsilon`. Norms are those of a whole sequence,
-    without padding, which gets no :math:`\delta`. The values of :math:`\delta_0` are uniform in
-    :math:`\pm s / \sqrt{T C}` for a sequence of T tokens with C features each. All passes draw the same dropout and
+    :math:`\Pi_\epsilon` scales :math:`\delta` down to the norm :math:`\epsilon`. Norms are per sequence, without
+    padding, which gets no :math:`\delta`. The values of :math:`\delta_0` are uniform in
+    :math:`\pm s / \sqrt{T C}` for a sequence of T tokens with C features. All passes draw the same dropout and
     masks, as in the authors' code. A step costs K forward and K backward passes and, for the gradients of
     :math:`\delta`, K - 1 more backward passes without gradients of weights. Two passes from ``start=0``, with a step as
     long as the radius, are FGM: the loss on the plain embeddings and on the worst nearby, half of its paper's loss.
@@ -238,34 +238,34 @@ class FreeLBLoss(EmbeddingObjective):
     @override
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         seed = int(new_seed())
-        now: list[tuple[Tensor, Tensor, int]] = []  # delta in this pass, and its tokens
+        state: list[tuple[Tensor, Tensor, int]] = []  # delta in this pass, and its tokens
 
         def delta_of(embedded: Tensor, real: Tensor, dim: int) -> Tensor:
-            if not now:
-                now.append((self._first(embedded, real, dim, seed).requires_grad_(), real, dim))
-            return now[0][0].to(embedded.dtype)
+            if not state:
+                state.append((self._initial(embedded, real, dim, seed).requires_grad_(), real, dim))
+            return state[0][0].to(embedded.dtype)
 
         losses = []
         for step in range(self.steps):
             is_last = step == self.steps - 1
-            repeated = nullcontext() if is_last else draws_repeated(forward.model)
-            with repeated, self.noised(forward.model, batch, delta_of):
+            repetition = nullcontext() if is_last else draws_repeated(forward.model)
+            with repetition, self.noised(forward.model, batch, delta_of):
                 losses.append(forward(batch)[0])
             if not is_last:
-                now[0] = self._moved(losses[-1], *now[0]).requires_grad_(), *now[0][1:]
+                state[0] = self._ascended(losses[-1], *state[0]).requires_grad_(), *state[0][1:]
         return torch.stack(losses).mean()
 
-    def _first(self, embedded: Tensor, real: Tensor, dim: int, seed: int) -> Tensor:
+    def _initial(self, embedded: Tensor, real: Tensor, dim: int, seed: int) -> Tensor:
         dtype = torch.promote_types(embedded.dtype, torch.float32)
         if not self.start:
             return torch.zeros_like(embedded, dtype=dtype)
         values = real.sum(dim, keepdim=True).clamp(min=1) * embedded.shape[-1]
-        # Of a seed, because the passes repeat what they draw.
+        # From a seed, because the passes must not draw from torch's generator.
         uniform = functional.seeded_uniform(seed, embedded.shape, device=embedded.device).to(dtype)
         return (self.start * (2 * uniform - 1) / values.sqrt()).masked_fill(~real, 0.0)
 
-    def _moved(self, loss: Tensor, delta: Tensor, real: Tensor, dim: int) -> Tensor:
-        """Move up the gradient of the loss, by sequence, and back into the ball."""
+    def _ascended(self, loss: Tensor, delta: Tensor, real: Tensor, dim: int) -> Tensor:
+        """Return delta moved up the gradient of the loss, per sequence, and back into the ball."""
         try:
             (gradient,) = torch.autograd.grad(LOSS_SCALE * loss, delta, retain_graph=True, allow_unused=True)
         except RuntimeError as error:

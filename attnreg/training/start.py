@@ -1,4 +1,4 @@
-"""What is done once, before training: other values for pretrained weights, and the optimizer of the recipes."""
+"""Steps before training: other values for pretrained weights, and the optimizer of the recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnreg.arguments import Count, NotNegative, not_negative, whole_number
 from attnreg.errors import InputError
 from attnreg.training.levels import base_of, blocks_of, levels_of
 
-_FLAG = "_is_hf_initialized"  # transformers does not initialize what carries it
+_FLAG = "_is_hf_initialized"  # transformers does not initialize tensors with this attribute
 
 
 @torch.no_grad()
@@ -22,15 +22,15 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
     Call it before you make the optimizer. The values are drawn from torch's global generator.
 
     Args:
-        model: a transformers model, whose ``_init_weights`` initializes them.
+        model: a transformers model, whose ``_init_weights`` initializes the modules.
         layers: number of blocks, counted from the top.
 
     Returns:
         the names of the modules.
 
     Raises:
-        InputError: if the model has no ``_init_weights``, this does not change a matrix, or there are fewer blocks than
-            ``layers``, or blocks without an order. The model is unchanged then.
+        InputError: if the model has no ``_init_weights``, or this leaves a matrix unchanged, or there are fewer blocks
+            than ``layers``, or blocks without an order. The model is unchanged then.
 
     Reference:
         Revisiting Few-sample BERT Fine-tuning (Zhang et al., ICLR 2021, arXiv 2006.05987), Section 5.
@@ -50,7 +50,7 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
     pooler = getattr(base_of(model), "pooler", None)
     parts = [*blocks[-layers:], *([pooler] if isinstance(pooler, nn.Module) else [])]
     tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-    before = [tensor.clone() for tensor in tensors]
+    copies = [tensor.clone() for tensor in tensors]
     flags = [vars(tensor).pop(_FLAG, None) for tensor in tensors]
     for part in parts:
         part.apply(initialize)
@@ -58,16 +58,17 @@ def reinitialize_top(model: nn.Module, layers: Count) -> list[str]:
         if flag is not None:
             setattr(tensor, _FLAG, flag)
     matrices: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters() if parameter.dim() > 1}
-    if left := [new for new, old in zip(tensors, before, strict=True) if new in matrices and new.equal(old)]:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {matrices[left[0]]}.")
+    pairs = [*zip(tensors, copies, strict=True)]
+    if unchanged := [tensor for tensor, copy in pairs if tensor in matrices and tensor.equal(copy)]:
+        for tensor, copy in pairs:
+            tensor.copy_(copy)
+        raise InputError(f"`_init_weights` of {type(model).__name__} does not initialize {matrices[unchanged[0]]}.")
     return [name for part in parts for name, module in model.named_modules() if module is part]
 
 
 @torch.no_grad()
 def noisy_tune(model: nn.Module, intensity: NotNegative = 0.15) -> None:
-    r"""Add uniform noise to each parameter tensor of a model, in proportion to its standard deviation.
+    r"""Add uniform noise to every parameter tensor of a model, in proportion to its standard deviation.
 
     .. math:: \tilde W = W + \mathrm U\left(-\tfrac\lambda2, \tfrac\lambda2\right) \cdot \mathrm{std}(W)
 
@@ -109,7 +110,7 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *,
         model: the model.
         learning_rate: peak learning rate.
         weight_decay: weight decay of matrices.
-        layerwise_decay: learning rate of each block, divided by that of the block above it: block :math:`l` of
+        layerwise_decay: learning rate of a block, divided by the rate of the block above it: block :math:`l` of
             :math:`L`, counted from 1, gets :math:`\eta\, \xi^{L - l}`, the embeddings get :math:`\eta\, \xi^L`. The
             top block and all above it get the full rate.
 
@@ -128,16 +129,16 @@ def adamw(model: nn.Module, learning_rate: float, weight_decay: float = 0.01, *,
         [0.05, 0.1]
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"Expected the model, whose parameters are to be trained, got a {type(model).__name__}.")
+        raise InputError(f"Expected the model whose parameters will be trained, got a {type(model).__name__}.")
     if not 0 < layerwise_decay <= 1:
         raise InputError(f"Expected `layerwise_decay` to be in (0, 1], got {layerwise_decay!r}.")
-    alike = layerwise_decay == 1
-    levels = [list(model.parameters())] if alike else levels_of(model)
+    is_uniform = layerwise_decay == 1
+    levels = [list(model.parameters())] if is_uniform else levels_of(model)
     groups: list[dict[str, Any]] = []
     for level, parameters in enumerate(levels):
         # The last block has the full rate; the last level is all above it.
         rate = learning_rate * layerwise_decay ** max(0, len(levels) - 2 - level)
         for is_matrix, decay in ((True, weight_decay), (False, 0.0)):
             chosen = [p for p in parameters if p.requires_grad and (p.dim() > 1) is is_matrix]
-            groups += [{"params": chosen, "weight_decay": decay, "lr": rate}] if chosen or alike else []
+            groups += [{"params": chosen, "weight_decay": decay, "lr": rate}] if chosen or is_uniform else []
     return AdamW(groups, lr=learning_rate, fused=True)  # fused: one pass over memory instead of about twelve
