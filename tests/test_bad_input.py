@@ -67,7 +67,7 @@ BAD = [
     bad("recipe", "attendout", "--generator", "GNetProvider(num_heads='x')", says="Expected `num_heads` to be a whole number or 'heads', got 'x'"),
     bad("recipe", "attendout", "--generator", "none", "--credit", "Reinforce()", says="`credit` has no effect without a Generator"),
     bad("recipe", "attendout", "--generator", "none", "--provider", "DropHead(0.1)", code=2, says="--generator none and --provider exclude each other"),
-    bad("recipe", "attendout", "--provider", "LearnableBernoulli(0.1)", says="LearnableBernoulli makes training passes of its own, without"),
+    bad("recipe", "attendout", "--provider", "LearnableBernoulli(0.1)", says="LearnableBernoulli makes training passes without"),
     bad("recipe", "attendout", "--generator", "none", "--initial-keep", 0.8, code=2, says="--initial-keep and --generator both set the rates at which the Generator begins: remove one"),
     bad("recipe", "attendout", "--regime", "paper", "--initial-keep", 0.8, code=2, says="--initial-keep and --generator both set the rates at which the Generator begins: remove one"),
     bad("recipe", "attendout", "--rewards", "Rewards(batches_per_round=1, fresh_rows=2)", says="`fresh_rows` are all scored in their round"),

@@ -121,7 +121,7 @@ def test_it_has_the_size_that_the_paper_states():
 def test_tokens_beyond_the_vocabulary_are_named():
     provider = attnreg.GNetProvider(vocab_size=40, hidden_size=8, num_layers=1, initial_keep=None)
     with pytest.raises(
-        ValueError, match=r"Expected token ids below 40, for which the G-Net was made, got 45: once the"
+        ValueError, match=r"Expected token ids below 40, as in the G-Net's table, got 45: make a new G-Net once the"
     ):
         provider.logits({"input_ids": torch.tensor([[3, 45]])})
 

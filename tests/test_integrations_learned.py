@@ -175,7 +175,7 @@ def in_stock_trainer(tmp_path, expression):
 
 
 NEEDS_MORE = {
-    "AttributionProvider()": r"AttributionProvider looks at each batch before the training step on it \(`attribute`\)",
+    "AttributionProvider()": r"AttributionProvider looks at a batch before the training step on it \(`attribute`\)",
     "CrossTuning(AttributionProvider())": "AttributionProvider looks",
     "HeadMask(1, by='importance')": "HeadMask looks",
     "LearnableBernoulli()": "LearnableBernoulli looks",

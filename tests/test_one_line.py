@@ -73,7 +73,7 @@ def test_one_argument_is_the_same_as_attaching(tmp_path):
 def test_what_a_callback_cannot_do_is_refused(tmp_path):
     for provider, why in {
         attnreg.AttentionEntropy(): r"AttentionEntropy adds to the loss \(`penalty`\)",
-        attnreg.AttributionProvider(): "AttributionProvider looks at each batch",
+        attnreg.AttributionProvider(): "AttributionProvider looks at a batch",
     }.items():
         model = bert()
         says = rf"{why}.*, which a callback does not support\. Use `RegularizedTrainer\(provider=\.\.\.\)`"

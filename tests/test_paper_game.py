@@ -168,7 +168,7 @@ def test_a_short_round_takes_the_first_rewards_and_too_few_rows_are_refused():
     game.generator.double()
     for _ in range(2):
         game.step(make_batch())
-    with pytest.raises(ValueError, match="a reward row for each step with `per` 'step', got 2 rows for 3 steps"):
+    with pytest.raises(ValueError, match="a reward row per step with `per` 'step', got 2 rows for 3 steps"):
         game.step(make_batch())
     generator, credit = GNetProvider.for_model(model, initial_keep=None).double(), Reinforce(reward="gap", per="step")
     parts = {"rewards": Rewards(lambda number: [make_batch(3)]), "rounds": Rounds(3, game_steps=5)}

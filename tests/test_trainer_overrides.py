@@ -265,7 +265,7 @@ def test_a_schedule_that_somebody_else_steps_too_is_refused(tmp_path, first):
     callbacks = [AttnRegCallback(handle), Stepping(handle.provider.step)]
     callbacks = callbacks[::-1] if first else callbacks
     trainer = hf.Trainer(model, arguments(tmp_path, max_steps=4), train_dataset=Rows(), callbacks=callbacks)
-    with pytest.raises(InputError, match=r"A schedule advances twice in each optimizer step: .*remove your call"):
+    with pytest.raises(InputError, match=r"A schedule advances twice in every optimizer step: .*remove your call"):
         trainer.train()
     assert trainer.state.global_step == (1 if first else 2)
 

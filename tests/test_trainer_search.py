@@ -117,11 +117,11 @@ def test_a_handle_is_refused_before_the_first_trial(tmp_path):
     handle, noted = attnreg.attach(model, attnreg.DropKey(0.1)), Noted()
     trainer = by_callback(tmp_path, handle, noted)
     with pytest.raises(
-        InputError, match="a new model for each trial, but a handle belongs to one: pass the provider to"
+        InputError, match="a new model for every trial, but a handle belongs to one: pass the provider to"
     ):
         trainer.hyperparameter_search(space, n_trials=2, direction="minimize", backend="optuna")
     assert trainer.state.global_step == 0
-    says = r"`model_init` makes a new model for each training, but a handle belongs to one: pass the provider instead"
+    says = r"`model_init` makes a new model for every training, but a handle belongs to one: pass the provider instead"
     with pytest.raises(InputError, match=says):
         by_trainer(tmp_path, handle, noted)
 

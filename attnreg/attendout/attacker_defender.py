@@ -32,9 +32,9 @@ class Rounds:
 
     Args:
         steps: steps per round (T in the paper).
-        winner: "evidence" (each network wins with the probability that it is better), "greedy" (the better score),
+        winner: "evidence" (a network wins with the probability that it is better), "greedy" (the better score wins),
             "proportional" (drawn in proportion to the scores, of any sign), "none" (no network is copied) or a function
-            of both scores, ``(n,)`` each, that returns the 0-d probability that the Attacker wins.
+            of both networks' scores, ``(n,)``, that returns the 0-d probability that the Attacker wins.
         warmup_steps: steps at the start in which only the Defender trains. Then the Attacker becomes a copy of it.
         game_steps: steps, with the warm-up, after which only the returned network trains. An Attacker keeps training
             under the Generator's masks; the Generator no longer learns. ``None`` plays until training ends.
@@ -66,30 +66,30 @@ class AttackerDefender(TrainingMethod):
     r"""AttendOut's game (Algorithm 1), by default in this project's variant; ``paper`` makes the paper's.
 
     The Defender and the Attacker start with the same weights and train on the same batches. The Generator's masks apply
-    only to the Attacker. After each round of T steps, both networks are scored on reward data, and the Generator learns
+    only to the Attacker. After a round of T steps, both networks are scored on reward data, and the Generator learns
     from the difference. Then a winner is chosen, and its weights and optimizer state replace the loser's. Read the
     trained network from ``model``: by default it is the Attacker, not the ``model`` you pass in.
 
     Args:
         model: becomes the Defender; the Attacker is a copy.
         generator: provider that draws the masks; it is attached to the Attacker. In a composition such as
-            ``GNetProvider(...) & AdversarialAttention(...)``, the others act on the Attacker, whose loss trains their
-            parameters. ``None``: no masks, a game of selection alone. A Generator of your own needs
-            :class:`attnreg.GNetProvider`'s ``sample``; and ``log_prob`` and ``keep`` for rewards per sample or step.
-        optimizer_factory: makes the optimizer of a network; called once for each.
-        provider_lr: learning rate of what the others in a composition learn by the loss (default: the optimizer's).
+            ``GNetProvider(...) & AdversarialAttention(...)``, the other providers act on the Attacker, and its loss
+            trains their parameters. ``None``: no masks, a game of selection alone. Another Generator needs the
+            ``sample`` of :class:`attnreg.GNetProvider`, and ``log_prob`` and ``keep`` for rewards per sample or step.
+        optimizer_factory: makes the optimizer of a network; called once per network.
+        provider_lr: learning rate of the other providers' parameters in a composition (default: the optimizer's).
         credit: how the Generator learns.
         rewards: the rows that both networks are scored on, and the score.
         rounds: how long a round and the game are, and who wins a round.
         returns: network to keep after training, "attacker" or "defender".
         scheduler_factory: makes the learning-rate schedule of an optimizer; called once per network.
-        max_grad_norm: clip the gradients of each network to this norm; ``None`` does not clip.
-        on_round: called after each round; the numbers that it returns are logged.
+        max_grad_norm: clip the gradients of a network to this norm; ``None`` does not clip.
+        on_round: called after every round; its numbers are logged.
         accelerator: handles devices, precision and processes.
         loss_function: computes the training loss of both networks, as in :class:`FineTuning`, but not their scores.
 
     Raises:
-        InputError: if an argument is unknown or out of range, or two do not fit together.
+        InputError: if an argument is unknown or out of range, or two arguments are at odds.
 
     Reference:
         AttendOut (arXiv 2104.04692), Algorithm 1 and Eq. 5.
@@ -148,7 +148,7 @@ class AttackerDefender(TrainingMethod):
 
         def learner(network: nn.Module, provider: Regularizer | None) -> FineTuning:
             optimizer = optimizer_factory(network)
-            if generator is not None:  # in both, so that groups and schedules match; the Defender's has no gradients
+            if generator is not None:  # in both, so that groups and schedules match; the Defender has no gradients
                 add_learned(optimizer, generator, provider_lr)
             scheduler = None if scheduler_factory is None else scheduler_factory(optimizer)
             shared: Any = {"max_grad_norm": max_grad_norm, "accelerator": accelerator, "loss_function": loss_function}
@@ -162,8 +162,8 @@ class AttackerDefender(TrainingMethod):
             self._teacher = Teacher(credit, self.generator, self._updater, max_grad_norm)
         self._parts: dict[str, Any] = {"defender": self.defender, "attacker": self.attacker}
         self._parts |= {} if self._teacher is None else {"teacher": self._teacher}
-        self._moves = self.steps = 0  # of the round, of training
-        #: Number of rounds that each network has won; with winner ``"none"``, the better one.
+        self._round_steps = self.steps = 0  # steps of the round, of training
+        #: Number of rounds that a network has won; with winner ``"none"``, in which it was better.
         self.wins = {"attacker": 0, "defender": 0}
 
     @classmethod
@@ -182,14 +182,14 @@ class AttackerDefender(TrainingMethod):
 
         The keep logits are the G-Net's attention scores and nothing else, with one mask per layer for all heads. The
         gap on the t-th of T rows rewards the t-th step of a round, less a moving average. The winner is drawn in
-        proportion to the scores. That the rows belong to the steps, and the formula of the proportion, are our reading.
+        proportion to the scores. The pairing of rows with steps and the formula of the proportion are our reading.
 
         Args:
             model: as in the class.
             batches: returns the reward rows of a round, numbered from 0, in batches: T rows, drawn at random from the
                 development set per round, which biases scores on it.
             optimizer_factory: as in the class.
-            steps: T; the paper's main text leaves it open, as the next two.
+            steps: T; the paper's main text does not state it, nor the next two.
             score: as in :class:`Rewards`.
             generator_optimizer_factory: makes the Generator's optimizer (default: as in :class:`Reinforce`).
             options: further arguments of the class, such as ``returns`` or ``accelerator``.
@@ -217,9 +217,9 @@ class AttackerDefender(TrainingMethod):
     @property
     @override
     def networks(self) -> dict[str, nn.Module]:
-        if self._alone:
+        if self._is_over:
             return {self.returns: self._parts[self.returns].model}
-        # They are equal until the warm-up ends.
+        # The networks are equal until the warm-up ends.
         attacker = self.defender if self.steps < self.course.warmup_steps else self.attacker
         return {"defender": self.defender.model, "attacker": attacker.model}
 
@@ -229,7 +229,7 @@ class AttackerDefender(TrainingMethod):
         return [self.defender.model, self.attacker.model]
 
     @property
-    def _alone(self) -> bool:
+    def _is_over(self) -> bool:
         return self.course.game_steps is not None and self.steps > self.course.game_steps
 
     @override
@@ -238,12 +238,12 @@ class AttackerDefender(TrainingMethod):
 
     @override
     def drop_rates(self) -> dict[str, Tensor]:
-        return {} if self._alone and self.returns == "defender" else self.attacker.drop_rates()
+        return {} if self._is_over and self.returns == "defender" else self.attacker.drop_rates()
 
     @override
     def step(self, batch: Batch) -> StepResult:
         self.steps += 1
-        if self._alone:
+        if self._is_over:
             loss = self._parts[self.returns].step(batch).loss
             return StepResult(loss, {f"{self.returns}_loss": loss})
         defender = self.defender.step(batch)
@@ -261,10 +261,10 @@ class AttackerDefender(TrainingMethod):
         attacker = self.attacker.step(batch)
         if self._teacher is not None:
             self._teacher.check_drawn()
-        self._moves += 1
-        self._referee.note(batch)
+        self._round_steps += 1
+        self._referee.record(batch)
         logs: dict[str, Tensor | float] = {"defender_loss": defender.loss, "attacker_loss": attacker.loss}
-        ends = self._moves == self.course.steps or self.steps == self.course.game_steps
+        ends = self._round_steps == self.course.steps or self.steps == self.course.game_steps
         events = {"winner": self._finish_round(logs)} if ends else {}
         return StepResult(attacker.loss if self.returns == "attacker" else defender.loss, logs, events)
 
@@ -276,7 +276,7 @@ class AttackerDefender(TrainingMethod):
             logs["baseline"] = self._teacher.baseline
         if self._referee.copies:
             copy_learner(self._parts[winner], self.defender if verdict.attacker_wins else self.attacker)
-        self._moves = 0
+        self._round_steps = 0
         self.wins[winner] += 1
         logs.update(
             attacker_score=verdict.attacker,
@@ -289,7 +289,7 @@ class AttackerDefender(TrainingMethod):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        counts = {"moves": self._moves, "steps": self.steps, "wins": dict(self.wins)}
+        counts = {"moves": self._round_steps, "steps": self.steps, "wins": dict(self.wins)}
         parts = {name: part.state_dict() for name, part in self._parts.items()}  # the Generator is in the Attacker's
         return {**parts, "referee": self._referee.state_dict(), **counts}
 
@@ -298,29 +298,30 @@ class AttackerDefender(TrainingMethod):
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         self._referee.load_state_dict(state["referee"], next(self.defender.model.parameters()).device)
-        self._moves, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
+        self._round_steps, self.steps, self.wins = state["moves"], state["steps"], dict(state["wins"])
 
 
 def generator_in(provider: Regularizer | None) -> Any:
-    """Return the Generator: the provider itself, or the one in a composition ``a & b``."""
+    """Return the Generator: the provider itself, or the Generator in a composition ``a & b``."""
     if provider is None:
         return None
     parts = provider.inner() if isinstance(provider, Compose) else [provider]
     generators = [part for part in parts if hasattr(part, "sample")]
     if len(generators) != 1:
-        got = f"{len(generators)} in {type(provider).__name__}"
-        raise InputError(f"Expected one Generator, such as a GNetProvider, alone or in a composition, got {got}.")
+        count = f"{len(generators)} in {type(provider).__name__}"
+        raise InputError(f"Expected one Generator, such as a GNetProvider, alone or in a composition, got {count}.")
     return generators[0]
 
 
 def copy_learner(source: FineTuning, target: FineTuning) -> None:
     """Copy weights, optimizer state and schedule, so that the two share no tensor."""
     target.model.load_state_dict(source.model.state_dict())
-    theirs = {parameter for group in source.optimizer.param_groups for parameter in group["params"]}
-    of_provider = {parameter: state for parameter, state in target.optimizer.state.items() if parameter in theirs}
+    held = {parameter for group in source.optimizer.param_groups for parameter in group["params"]}
+    # A provider's parameters are in both optimizers; the target keeps the state that it has of them.
+    provider_state = {parameter: state for parameter, state in target.optimizer.state.items() if parameter in held}
     target.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
-    for parameter in theirs:  # of a provider, which has no copy: its state in the target is the target's own, if any
+    for parameter in held:
         target.optimizer.state.pop(parameter, None)
-    target.optimizer.state.update(of_provider)
+    target.optimizer.state.update(provider_state)
     if source.scheduler is not None and target.scheduler is not None:
         target.scheduler.load_state_dict(source.scheduler.state_dict())

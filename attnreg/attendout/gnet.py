@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
-from attnreg.attendout.decisions import Decisions, GivenMasks, Granularity, shift_to
+from attnreg.attendout.decisions import Decisions, Granularity, PresampledMasks, shift_to
 from attnreg.attendout.network import GeneratorNetwork, TokenInputs, read_tokens
 from attnreg.attendout.sizes import measured
 from attnreg.errors import InputError
@@ -24,8 +24,8 @@ from attnreg.sites import AttentionSite, SiteInfo
 class GNetProvider(MaskProvider):
     r"""Draw masks from a small attention network that reads the tokens (AttendOut's G-Net).
 
-    The network has its own token and position embeddings with LayerNorm, then applies the *same* attention layer L
-    times, with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
+    The network has token and position embeddings with LayerNorm, then applies the *same* attention layer L times,
+    with G heads, a residual connection and LayerNorm. Its scores are the logits of keeping the model's scores:
 
     .. math::
         \begin{aligned}
@@ -34,9 +34,9 @@ class GNetProvider(MaskProvider):
         & P(\text{keep}) = \sigma(s_{lg} + b_l)
         \end{aligned}
 
-    :meth:`for_model` makes one for your model. Masks are drawn once at the start of each forward pass, per layer
+    :meth:`for_model` makes one for your model. Masks are drawn once at the start of a forward pass, per layer
     and sample. On the first batch (:meth:`calibrate`), :math:`b_l` is set so that the mean of :math:`P(\text{keep})` in
-    each layer is ``initial_keep``; then it is learned.
+    layer l is ``initial_keep``; then it is learned.
 
     Args:
         vocab_size: number of tokens.
@@ -45,14 +45,14 @@ class GNetProvider(MaskProvider):
         max_length: largest number of tokens of an input.
         initial_keep: initial mean probability of keeping a position, in ``(0, 1)``; ``None`` leaves out the bias, as
             in the paper, where P(keep) begins near 0.5.
-        decisions: what has one draw, of the mean logit of its units: ``"unit"`` (each position, as in the paper),
+        decisions: which units share a draw, by the mean of their logits: ``"unit"`` (none, as in the paper),
             ``"key"`` (a key, for all queries), ``"type"`` (in a layer and batch, all keys with the same token id),
             ``"word"`` (the same for all layers, so that a batch is one without this word, or with it) or ``"batch"`` (a
-            layer, or a head of it). Of fewer, the reward says more about each.
+            layer, or a head of it). With fewer decisions, the reward tells more about each.
         masks_per_layer: number of independent draws from the same probabilities: 1, as in the paper, for one mask that
             all heads share, or the main model's number of heads. It must be 1 if ``num_heads`` is not.
-        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with probabilities
-            of its own, then masks head h of the model.
+        num_heads: G: 1, as in the paper, or the main model's number of heads; head h of the G-Net, with other
+            probabilities, then masks head h of the model.
         causal: mask a causal (decoder) stack instead of an encoder.
         position_offset: index of the first position's embedding.
         pad_token_id: token id of padding, for models that get no ``attention_mask``.
@@ -62,7 +62,7 @@ class GNetProvider(MaskProvider):
         ``(B, C, N)`` count as ``(B * C, N)``.
 
     Raises:
-        InputError: if an argument is out of range, or two do not fit together; when attached, if the model has another
+        InputError: if an argument is out of range, or two are at odds; when attached, if the model has another
             number of layers or heads; in a forward pass, if the inputs have no token ids or are too long.
 
     Reference:
@@ -104,7 +104,7 @@ class GNetProvider(MaskProvider):
         self.decides_for_batch = decisions not in ("unit", "key")
         if masks_per_layer > 1 < num_heads:
             raise InputError(
-                f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because each head has its own draw "
+                f"Expected `masks_per_layer` to be 1 with `num_heads` {num_heads}, because every head has a draw "
                 f"already, got {masks_per_layer}."
             )
         self.causal = true_or_false("causal", causal)
@@ -121,7 +121,7 @@ class GNetProvider(MaskProvider):
             position_offset=position_offset,
         )
         self.keep: Tensor | None = None
-        self._given = GivenMasks()
+        self._presampled = PresampledMasks()
         #: whether the biases have been set to ``initial_keep``, or there are none
         self.calibrated = initial_keep is None
 
@@ -139,8 +139,8 @@ class GNetProvider(MaskProvider):
         """Make a G-Net with the model's depth, on its device, with copies of its token and position embeddings.
 
         Args:
-            model: a model that takes token ids. If it has no table of absolute positions, or none that can be told by
-                its name, positions are learned from scratch.
+            model: a model that takes token ids. If it has no table of absolute positions, or none with a known name,
+                positions are learned from scratch.
             initial_keep: as in :class:`GNetProvider`.
             decisions: likewise.
             masks_per_layer: likewise; ``"heads"`` stands for the model's number of heads.
@@ -150,7 +150,7 @@ class GNetProvider(MaskProvider):
         Raises:
             InputError: if the model has no single table of token embeddings; with ``"heads"``, if its layers differ in
                 heads.
-            NoAttentionError: if no attention is found in the model.
+            NoAttentionError: if the model has no attention that attnreg knows.
 
         Example:
             >>> from transformers import BertConfig, BertModel
@@ -210,26 +210,26 @@ class GNetProvider(MaskProvider):
     @torch.no_grad()
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
-        if not self._given.taken():
+        if not self._presampled.begin_pass():
             self.keep = self._calibrated_decisions(inputs).draw()
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
         decisions = self._calibrated_decisions(inputs)
         self.keep = decisions.draw()
-        self._given.give()
+        self._presampled.offer()
         return decisions.log_prob(self.keep)
 
     @torch.no_grad()
     def keep_probability(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the probability of keeping each unit, ``(B, L, G, N, N)``."""
+        """Return the units' probabilities of being kept, ``(B, L, G, N, N)``."""
         return self._decisions(inputs).probability()
 
     @torch.no_grad()
     def calibrate(self, inputs: Mapping[str, Any]) -> None:
-        """Set each layer's bias so that its decisions keep with a mean probability of ``initial_keep``.
+        """Set the biases of layers so that decisions keep with a mean probability of ``initial_keep``.
 
-        The first training batch does this, unless the G-Net was loaded.
+        The first training pass does this, unless the G-Net was loaded.
         """
         if self.initial_keep is None:
             return
@@ -239,8 +239,8 @@ class GNetProvider(MaskProvider):
         logits, valid = decisions.logits, decisions.valid
         bias = self.network.bias.view(logits.shape[1], -1)  # layers that decide together get the same bias
         for layer, shifts in enumerate(bias) if valid.any() else ():
-            of_layer = logits[:, layer] - shifts.mean()
-            shifts.fill_(shift_to(self.initial_keep, of_layer[valid[:, 0].expand(of_layer.shape)]))
+            unbiased = logits[:, layer] - shifts.mean()
+            shifts.fill_(shift_to(self.initial_keep, unbiased[valid[:, 0].expand(unbiased.shape)]))
         self.calibrated = True
 
     def _calibrated_decisions(self, inputs: Mapping[str, Any]) -> Decisions:
@@ -265,25 +265,25 @@ class GNetProvider(MaskProvider):
         self.calibrated = bool(state)
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the logits of keeping each unit, ``(B, L, G, N, N)``.
+        """Compute the logits of keeping the units, ``(B, L, G, N, N)``.
 
         Args:
             inputs: the main model's inputs: ``input_ids`` ``(B, N)`` (or else the first integer tensor of at least two
                 dimensions) and, optionally, ``attention_mask`` ``(B, N)``.
         """
-        read = self._read(inputs)
+        tokens = self._read(inputs)
         try:
-            return self.network(read.ids, read.allowed)
+            return self.network(tokens.ids, tokens.allowed)
         except IndexError as error:
-            if int(read.ids.max()) < self.vocab_size:
+            if int(tokens.ids.max()) < self.vocab_size:
                 raise
             raise InputError(
-                f"Expected token ids below {self.vocab_size}, for which the G-Net was made, got "
-                f"{int(read.ids.max())}: once the model's embeddings are resized, make it anew."
+                f"Expected token ids below {self.vocab_size}, as in the G-Net's table, got "
+                f"{int(tokens.ids.max())}: make a new G-Net once the model's embeddings are resized."
             ) from error
 
     def units(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Find the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
+        """Return the valid units, ``(B, N, N)``, bool: real keys of real query rows."""
         allowed = self._read(inputs).allowed
         return functional.units(allowed, allowed.shape)
 

@@ -1,4 +1,4 @@
-"""G-Net's network, which maps token ids to the logits of keeping, and what it reads of a model's inputs."""
+"""G-Net's network, which maps token ids to the logits of keeping, and how it reads a model's inputs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from attnreg.errors import InputError
 
 
 class TokenInputs(NamedTuple):
-    """What a G-Net reads of a model's inputs."""
+    """A model's inputs as a G-Net reads them."""
 
     ids: Tensor  # token ids, (B, N)
     allowed: Tensor  # the positions that attention allows, bool, (B, N, N)
 
 
 def read_tokens(inputs: Mapping[str, Any], max_length: int, pad_token_id: int | None, *, causal: bool) -> TokenInputs:
-    """Read token ids; the choices of multiple choice count as samples."""
+    """Read token ids and the attention mask; the choices of multiple choice count as samples."""
     ids = inputs.get("input_ids")
     if ids is None:
-        integer = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
-        ids = next(integer, None)
+        candidates = (v for v in inputs.values() if isinstance(v, Tensor) and v.dtype == torch.long and v.dim() > 1)
+        ids = next(candidates, None)
     if ids is None:
         raise InputError(f"The model's inputs {sorted(inputs)} hold no token ids, which G-Net reads: pass `input_ids`.")
     length = ids.shape[-1]
@@ -58,15 +58,15 @@ class GeneratorNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if hidden_size % num_heads:
-            wanted = f"`num_heads` to divide `hidden_size`, {hidden_size} (the width of the embeddings)"
-            raise InputError(f"Expected {wanted}, got {num_heads}.")
+            size = f"`hidden_size`, {hidden_size} (the width of the embeddings)"
+            raise InputError(f"Expected `num_heads` to divide {size}, got {num_heads}.")
         self.num_heads = num_heads
         self.position_offset = position_offset
         self.tokens = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(num_positions, hidden_size)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
-        # Without it, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
+        # Without the norm, layer 0 would see states of the embeddings' scale, 0.02, and its logits could hardly move.
         self.embedding_norm = nn.LayerNorm(hidden_size)
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
@@ -78,7 +78,7 @@ class GeneratorNetwork(nn.Module):
             self.bias = nn.Parameter(torch.full((num_layers,), initial_logit))
 
     def forward(self, ids: Tensor, allowed: Tensor) -> Tensor:
-        """Return the logits of keeping, ``(B, L, G, N, N)``, from the parts of :class:`TokenInputs`."""
+        """Return the logits of keeping, ``(B, L, G, N, N)``, from the fields of :class:`TokenInputs`."""
         tokens = self.tokens(ids)
         steps = torch.arange(tokens.shape[-2], device=ids.device) + self.position_offset
         x = self.embedding_norm(tokens + self.positions(steps))
@@ -95,7 +95,7 @@ class GeneratorNetwork(nn.Module):
 
 
 class _Heads:
-    """The attention of some heads: scores ``(B, G, N, N)`` of states ``(B, N, d)``, then the output for them."""
+    """Multi-head attention: scores ``(B, G, N, N)`` of states ``(B, N, d)``, then the output of these scores."""
 
     def __init__(self, qkv: nn.Linear, out: nn.Linear, num_heads: int) -> None:
         self._qkv, self._out, self._num_heads = qkv, out, num_heads
@@ -110,7 +110,7 @@ class _Heads:
 
 
 class _OneHead:
-    r"""The same with one head, for half of the matrix products: all layers share two products of weights.
+    r"""Attention with one head, in half as many matrix products: all layers share two products of weights.
 
     :math:`Q K^\top = x\, (W_Q W_K^\top)\, x^\top` and :math:`A V W_O = A\, x\, (W_V W_O)`, biases apart.
     """
@@ -125,8 +125,8 @@ class _OneHead:
 
     def scores(self, x: Tensor) -> Tensor:
         scores = F.linear(x, self._query_key, self._key_bias) @ x.to(self._query_key.dtype).transpose(-1, -2)
-        of_rows = x @ self._row + self._constant
-        return (scores + of_rows[..., None])[:, None]
+        row_terms = x @ self._row + self._constant
+        return (scores + row_terms[..., None])[:, None]
 
     def mixed(self, weights: Tensor, x: Tensor) -> Tensor:
         if self._value_out is None:

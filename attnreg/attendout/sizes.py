@@ -1,4 +1,4 @@
-"""What a Generator takes over from a model: its sizes, and the embeddings to begin with."""
+"""The sizes and initial embeddings that a Generator copies from a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attnreg.sites import SiteInfo
 
 
 class Measured(NamedTuple):
-    """What a Generator takes over from a model."""
+    """Sizes and embeddings of a model, for a Generator."""
 
     sizes: dict[str, Any]  # arguments of the G-Net
-    weights: Mapping[str, Tensor]  # of its network, by name
+    weights: Mapping[str, Tensor]  # initial weights of the G-Net's network, by name
     device: torch.device
-    heads: int | None  # of each layer that it masks; None if they differ
+    heads: int | None  # heads of a masked layer; None if layers differ
 
     def number(self, name: str, number: int | str) -> int:
         """Return an argument that is a number, or "heads" for the number of heads."""
@@ -66,15 +66,15 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
     if not hasattr(model, "get_input_embeddings"):
         tokens = next((table for name, table in tables.items() if not _is_position(name)), None)
     else:
-        with suppress(NotImplementedError):  # raised by transformers' models that have none
+        with suppress(NotImplementedError):  # raised by transformers' models without token embeddings
             tokens = model.get_input_embeddings()  # type: ignore[operator]
     if not _is_table(tokens):
-        why = "takes no token ids, or has no single embedding table for them, which G-Net needs"
-        raise InputError(f"{type(model).__name__} {why}: use another provider.")
-    around = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
+        reason = "takes no token ids, or has no single embedding table for them, which G-Net needs"
+        raise InputError(f"{type(model).__name__} {reason}: use another provider.")
+    parent = next((name for name, table in tables.items() if table is tokens), "").rpartition(".")[0]
     width = tokens.weight.shape[1]
-    near = (table for name, table in tables.items() if _is_position(name) and _is_beside(name, around))
-    positions = next((table for table in near if table.weight.shape[1] == width), None)
+    nearby = (table for name, table in tables.items() if _is_position(name) and _is_beside(name, parent))
+    positions = next((table for table in nearby if table.weight.shape[1] == width), None)
     if positions is None:
         return tokens, None, 0
     first = -1 if positions.padding_idx is None else positions.padding_idx
@@ -82,7 +82,7 @@ def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | Non
 
 
 def _is_table(module: Any) -> bool:
-    """Whether a module is an embedding, perhaps not torch's own (I-BERT's)."""
+    """Return whether a module is an embedding, perhaps not a class of torch (I-BERT's)."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.dim() == 2 and hasattr(module, "padding_idx")
 
@@ -92,7 +92,7 @@ def _is_position(name: str) -> bool:
     return "position" in last or last == "wpe"
 
 
-def _is_beside(name: str, around: str) -> bool:
-    """Whether a table is inside or above the module around another, and not, say, in a model's image encoder."""
+def _is_beside(name: str, module: str) -> bool:
+    """Return whether a table is in a module or in one around it, and not, say, in a model's image encoder."""
     parent = name.rpartition(".")[0]
-    return not around or f"{name}.".startswith(f"{around}.") or not parent or f"{around}.".startswith(f"{parent}.")
+    return not module or f"{name}.".startswith(f"{module}.") or not parent or f"{module}.".startswith(f"{parent}.")

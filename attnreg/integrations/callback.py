@@ -25,15 +25,15 @@ from attnreg.training.method import check_learned
 
 
 class AttnRegCallback(TrainerCallback):
-    """Steps a provider's schedules, logs its drop rates, saves it with each checkpoint and restores it on resuming.
+    """Steps a provider's schedules, logs its drop rates, saves it with every checkpoint and restores it on resuming.
 
     Args:
         provider: a provider, which is attached to the Trainer's model (all self-attention) when the Trainer has been
             created; or the handle that :func:`attnreg.attach` returned, to choose layers and stacks.
-        one_mask: give each sample one mask in all passes whose log-probabilities a loss of TRL compares: with
+        one_mask: give every sample one mask in all passes whose log-probabilities a loss of TRL compares: with
             ``GRPOTrainer`` and ``RLOOTrainer`` the old policy and the policy, with ``DPOTrainer`` the chosen and the
-            rejected answer. The model's dropout is part of it; generation and reference passes are in eval mode.
-            It needs :meth:`add_to`.
+            rejected answer. The same holds for the model's dropout; generation and reference passes are in eval mode.
+            This needs :meth:`add_to`.
 
     Example:
         >>> import attnreg
@@ -48,15 +48,15 @@ class AttnRegCallback(TrainerCallback):
     def __init__(self, provider: Regularizer | AttachHandle, *, one_mask: bool = False) -> None:
         self._provider = provider if isinstance(provider, Regularizer) else None  # to be attached
         self._handle = provider if isinstance(provider, AttachHandle) else None
-        self._fresh: Regularizer | None = None  # a copy from before any training, for further models
+        self._untrained: Regularizer | None = None  # a copy from before any training, for further models
         self._has_trained = False
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
         self._sums: Sums = {}  # since the last log
-        self._begin, self._steps = 0, list[Tensor]()  # when training began, and of schedules after the latest step
+        self._first_step, self._steps = 0, list[Tensor]()  # of training; of schedules after the latest step
         self._epoch = 0
         self._one_mask = true_or_false("one_mask", one_mask)
-        self._shared: OneMask | None = None
+        self._mask_sharing: OneMask | None = None
 
     @property
     def handle(self) -> AttachHandle:
@@ -69,7 +69,7 @@ class AttnRegCallback(TrainerCallback):
         return self._handle
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach the provider, if the callback was created with one that needs no :class:`RegularizedTrainer`."""
+        """Attach the provider, if the callback has one that needs no :class:`RegularizedTrainer`."""
         model = kwargs.get("model")
         if self._provider is not None and isinstance(model, nn.Module):
             _check_supported(self._provider, "a callback", "`RegularizedTrainer(provider=...)`")
@@ -78,9 +78,9 @@ class AttnRegCallback(TrainerCallback):
     def _attach(self, model: nn.Module, *, to_new: bool = False) -> None:
         if self._provider is None or (self._handle is not None and self._handle.holds(model)):
             return
-        if to_new and self._fresh is None and not self._has_trained:
-            self._fresh = copy.deepcopy(self._provider)
-        provider = self._provider if self._fresh is None else copy.deepcopy(self._fresh)
+        if to_new and self._untrained is None and not self._has_trained:
+            self._untrained = copy.deepcopy(self._provider)
+        provider = self._provider if self._untrained is None else copy.deepcopy(self._untrained)
         self._handle = attach_in_trainer(model, provider, "seeded" if self._one_mask else "torch")
 
     def follow(self, model: nn.Module) -> None:
@@ -93,7 +93,7 @@ class AttnRegCallback(TrainerCallback):
         """
         if self._provider is None or not self.handle.attached or self.handle.holds(model):
             return
-        if self._shared is not None:
+        if self._mask_sharing is not None:
             raise InputError("`one_mask=True` needs one model: create the trainer with `model`, not `model_init`.")
         self._attach(model, to_new=True)
 
@@ -118,8 +118,8 @@ class AttnRegCallback(TrainerCallback):
             _check_supported(self.handle.provider if self._provider is None else self._provider, name, use)
         assert trainer.model is not None
         self._attach(trainer.model)
-        if self._one_mask and (self._shared is None or self._shared.trainer is not trainer):
-            self._shared = OneMask(trainer, self.handle)
+        if self._one_mask and (self._mask_sharing is None or self._mask_sharing.trainer is not trainer):
+            self._mask_sharing = OneMask(trainer, self.handle)
         callbacks = trainer.callback_handler.callbacks
         if any(isinstance(callback, AttnRegCallback) and callback is not self for callback in callbacks):
             raise InputError(f"This {name} has another AttnRegCallback: keep one, and compose regularizers as `a & b`.")
@@ -134,22 +134,22 @@ class AttnRegCallback(TrainerCallback):
             self.follow(model)
             if state.is_hyper_param_search and not self.handle.holds(model):
                 raise InputError(
-                    "`hyperparameter_search` makes a new model for each trial, but a handle belongs to one: pass the "
+                    "`hyperparameter_search` makes a new model for every trial, but a handle belongs to one: pass the "
                     "provider to AttnRegCallback instead. To choose layers, pass `attnreg.OnLayers(provider, layers)`."
                 )
         provider, self._has_trained = self.handle.provider, True
-        if self._shared is None and (self._one_mask or hasattr(args, "steps_per_generation")):
-            ratio = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
-            raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{ratio}.")
-        if why := self._why_asleep(args, state, **kwargs):
-            warnings.warn(why, AsleepWarning, stacklevel=2)
+        if self._mask_sharing is None and (self._one_mask or hasattr(args, "steps_per_generation")):
+            reason = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
+            raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{reason}.")
+        if reason := self._why_asleep(args, state, **kwargs):
+            warnings.warn(reason, AsleepWarning, stacklevel=2)
         self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
         if state.global_step:
             self._restore(_folder(args, state))
         provider.to(args.device)
         self._share(args)
         self._clear_gradients()
-        self._begin, self._steps = state.global_step, self._schedules()
+        self._first_step, self._steps = state.global_step, self._schedule_steps()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Restore the provider of the best checkpoint, if the Trainer has loaded its model."""
@@ -158,7 +158,7 @@ class AttnRegCallback(TrainerCallback):
             self._share(args)
 
     def _share(self, args: TrainingArguments) -> None:
-        """Give all processes the provider's state in the first one."""
+        """Copy the provider's state from the first process to all processes."""
         for tensor in self.handle.provider.state_dict().values() if args.world_size > 1 else ():
             broadcast(tensor)
 
@@ -177,12 +177,12 @@ class AttnRegCallback(TrainerCallback):
         except RuntimeError as error:
             raise InputError(
                 f"The state of the {type(saved).__name__} in {folder} does not fit the {type(provider).__name__} of "
-                "this training: go on with the regularizer, and its arguments, that the checkpoint was made with."
+                "this training: go on with the checkpoint's regularizer and its arguments."
             ) from error
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Tell the provider that an epoch begins."""
-        # Counted, because `state.epoch` is a share of all steps where the data has no length.
+        # Counted here, because `state.epoch` is a share of all steps if the data has no length.
         self.handle.provider.on_epoch(self._epoch)
         self._epoch += 1
 
@@ -191,7 +191,7 @@ class AttnRegCallback(TrainerCallback):
         self._sums = added(self._sums, self.handle.drop_rate_tensors())
         self._check_steps(state.global_step)
         self.handle.step()
-        self._steps = self._schedules() if state.global_step < self._begin + 2 else []
+        self._steps = self._schedule_steps() if state.global_step < self._first_step + 2 else []
         self._clear_gradients()
 
     def on_log(
@@ -243,16 +243,16 @@ class AttnRegCallback(TrainerCallback):
             return "The Trainer resumes data without a length, whose epochs it does not know: masks may act in others."
         return asleep_for(self.handle.provider, math.ceil(state.num_train_epochs or args.num_train_epochs))
 
-    def _schedules(self) -> list[Tensor]:
-        """Return copies of what schedules have counted so far."""
-        stepped = (part for part in self.handle.provider.parts() if type(part).step is not Regularizer.step)
-        return [buffer.clone() for part in stepped for name, buffer in part.named_buffers() if name == "steps"]
+    def _schedule_steps(self) -> list[Tensor]:
+        """Return copies of the steps that schedules have counted so far."""
+        schedules = (part for part in self.handle.provider.parts() if type(part).step is not Regularizer.step)
+        return [buffer.clone() for part in schedules for name, buffer in part.named_buffers() if name == "steps"]
 
     def _check_steps(self, step: int) -> None:
-        """Refuse a schedule that somebody else steps, too; in the first two steps, since callbacks have an order."""
-        if step <= self._begin + 2 and any(map(torch.ne, self._steps, self._schedules())):
+        """Refuse a schedule that other code steps, too; in the first two steps, since callbacks have an order."""
+        if step <= self._first_step + 2 and any(map(torch.ne, self._steps, self._schedule_steps())):
             raise InputError(
-                "A schedule advances twice in each optimizer step: remove your call of `handle.step()`, because "
+                "A schedule advances twice in every optimizer step: remove your call of `handle.step()`, because "
                 "AttnRegCallback makes it."
             )
 
@@ -265,8 +265,8 @@ class AttnRegCallback(TrainerCallback):
 def attach_in_trainer(
     model: nn.Module, provider: Regularizer, own_dropout: Literal["torch", "seeded"] = "torch"
 ) -> AttachHandle:
-    """Attach a provider to a Trainer's model; if it wraps one of transformers (``SentenceTransformer``), to that."""
-    if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # of PEFT
+    """Attach a provider to a Trainer's model, or to the model of transformers in it (``SentenceTransformer``)."""
+    if isinstance(model, PreTrainedModel) or callable(getattr(model, "get_base_model", None)):  # PEFT
         return attach(model, provider, own_dropout=own_dropout)
     inner: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -281,26 +281,26 @@ def attach_in_trainer(
 
 
 def needs_of(part: Regularizer) -> list[str]:
-    """Return what a regularizer needs besides being attached: reasons for a :class:`RegularizedTrainer`."""
+    """Return why attaching a regularizer is not enough: reasons for a :class:`RegularizedTrainer`."""
     needs = {
-        "looks at each batch before the training step on it (`attribute`)": part.looks_at_batches,
+        "looks at a batch before the training step on it (`attribute`)": part.looks_at_batches,
         "adds to the loss (`penalty`)": type(part).penalty is not Regularizer.penalty,
     }
     return [reason for reason, needed in needs.items() if needed]
 
 
 def _check_supported(provider: Regularizer, by: str, use: str) -> None:
-    for part in reversed(provider.parts()):  # inner ones first, to name them
+    for part in reversed(provider.parts()):  # inner regularizers first, to name them
         learns = ["is trained by the loss"] if part.learned_parameters() else []
-        if why := [*needs_of(part), *learns]:
-            raise InputError(f"{type(part).__name__} {why[0]}, which {by} does not support. Use {use}.")
+        if reasons := [*needs_of(part), *learns]:
+            raise InputError(f"{type(part).__name__} {reasons[0]}, which {by} does not support. Use {use}.")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     """Return the provider's folder in the checkpoint of the present step."""
     assert args.output_dir is not None
     name = f"checkpoint-{state.global_step}"
-    if state.is_hyper_param_search:  # in a folder of the trial, whose name only the Trainer knows; just written
+    if state.is_hyper_param_search:  # the latest folder of a trial, whose name only the Trainer knows
         written = Path(args.output_dir).glob(f"*/{name}/trainer_state.json")
         return max(written, key=lambda file: file.stat().st_mtime_ns).parent / "attnreg"
     return Path(args.output_dir) / name / "attnreg"

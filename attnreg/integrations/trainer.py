@@ -36,7 +36,7 @@ Method = Callable[..., Any]
 class RegularizedTrainer(Trainer):
     """A :class:`transformers.Trainer` for every provider and every :class:`attnreg.training.Objective`.
 
-    Before each training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
+    Before every training step, the provider may look at the batch (AD-DROP's first pass). The provider's ``penalty`` is
     added to the loss. Its learned parameters are trained by the Trainer's optimizer, without weight decay or gradient
     clipping, and are in the checkpoints. It adds an :class:`AttnRegCallback`. To combine it with another Trainer, such
     as TRL's, write ``class Both(RegularizedTrainer, SFTTrainer)``.
@@ -51,15 +51,15 @@ class RegularizedTrainer(Trainer):
     Args:
         args: arguments of :class:`transformers.Trainer`.
         provider: the provider, attached to all self-attention; or a handle of :func:`attnreg.attach`, to choose layers
-            and stacks. ``None``: no provider, or that of an :class:`AttnRegCallback` in ``callbacks``.
-        objective: an objective such as ``RDropLoss()``, whose passes are those of the Trainer's ``compute_loss``; by
-            default the loss of one pass.
+            and stacks. ``None``: no provider, or the provider of an :class:`AttnRegCallback` in ``callbacks``.
+        objective: an objective such as ``RDropLoss()``, whose passes call the Trainer's ``compute_loss``; by default
+            the loss of one pass.
         kwargs: keyword arguments of :class:`transformers.Trainer`. With ``model_init``, every new model gets a fresh
             copy of the provider. If you pass ``optimizers``, the optimizer must contain the provider's learned
             parameters, as the Trainer's does.
 
     Raises:
-        InputError: if ``model_init`` is given with a handle, the optimizer lacks the provider's learned parameters,
+        InputError: if ``model_init`` comes with a handle, the optimizer lacks the provider's learned parameters,
             or the provider does not fit the objective or the loss.
 
     Warns:
@@ -77,7 +77,7 @@ class RegularizedTrainer(Trainer):
         ['encoder.0']
     """
 
-    adds_all = True  # what a callback cannot: `attribute`, `penalty`, learned parameters
+    adds_all = True  # what a callback cannot add: `attribute`, `penalty`, learned parameters
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RegularizedTrainer(Trainer):
             if isinstance(arg, TrainingMethod):
                 raise InputError(
                     f"A Trainer steps and saves one model with one optimizer, but {type(arg).__name__} does this "
-                    "itself: call its `step(batch)` in a loop of your own."
+                    "itself: call its `step(batch)` in your loop."
                 )
         if any(isinstance(arg, Regularizer) for arg in (*args, *kwargs.values())):
             raise InputError("Pass the regularizer by its name: `RegularizedTrainer(model, args, provider=...)`.")
@@ -99,7 +99,7 @@ class RegularizedTrainer(Trainer):
         assert self.model is not None
         if self.model_init is not None and isinstance(provider, AttachHandle):
             raise InputError(
-                "`model_init` makes a new model for each training, but a handle belongs to one: pass the provider "
+                "`model_init` makes a new model for every training, but a handle belongs to one: pass the provider "
                 "instead. To choose layers, pass `attnreg.OnLayers(provider, layers)`."
             )
         self._check(provider.provider if isinstance(provider, AttachHandle) else provider)
@@ -111,10 +111,10 @@ class RegularizedTrainer(Trainer):
             text = "RegularizedTrainer has no regularizer and trains plain: pass `provider=...` or `objective=...`."
             warnings.warn(text, AsleepWarning, stacklevel=2)
         self._regularized = provider is not None
-        self._is_computing = False  # the loss, so that what it calls does not regularize it again
+        self._is_computing = False  # the loss, so that inner calls do not regularize it again
         self._has_computed = False  # the loss of this training step
-        self._knows_loss = False  # whether a provider that learns by the model's own loss may train with this one
-        self._surround()
+        self._has_checked_loss = False  # for providers that learn by the model's loss
+        self._wrap_methods()
 
     @property
     def _callback(self) -> AttnRegCallback | None:
@@ -128,7 +128,7 @@ class RegularizedTrainer(Trainer):
         return None if self._callback is None else self._callback.handle
 
     def _check(self, provider: Regularizer | None) -> None:
-        """Refuse what does not fit together, before the provider is attached and before a training."""
+        """Refuse parts that do not fit together, before the provider is attached and before a training."""
         assert self.model is not None
         check_objective(self._objective, self.model, provider)
         if provider is None:
@@ -138,17 +138,17 @@ class RegularizedTrainer(Trainer):
         if self.compute_loss_func is not None or self.label_smoother is not None:
             check_own_loss(provider, "compute_loss_func" if self.compute_loss_func else "label_smoothing_factor")
 
-    def _surround(self) -> None:
-        """Put ours around the methods that regularizers act through, whatever a subclass or a user has put there."""
-        ours: dict[str, Method] = {
+    def _wrap_methods(self) -> None:
+        """Wrap the methods that regularizers act through, even if a subclass or a user has replaced them."""
+        wrappers: dict[str, Method] = {
             "training_step": self._step,
             "compute_loss": self._loss,
             "create_optimizer": self._optimizer,
         }
-        for name, method in ours.items():
-            present = getattr(self, name)
-            if getattr(present, "func", None) != method:
-                setattr(self, name, functools.partial(method, present))
+        for name, wrapper in wrappers.items():
+            method = getattr(self, name)
+            if getattr(method, "func", None) != wrapper:
+                setattr(self, name, functools.partial(wrapper, method))
 
     def _step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
         """Run a training step; refuse one whose loss was not regularized."""
@@ -162,7 +162,7 @@ class RegularizedTrainer(Trainer):
             if needs:
                 raise InputError(
                     f"{type(self).__name__} computes its loss without {needs[0]}: call `self.compute_loss(...)` in "
-                    "`training_step`; your own `compute_loss` may return any loss of one pass."
+                    "`training_step`; your `compute_loss` may return any loss of one pass."
                 )
         # Not right before the optimizer step, so that all processes agree on whether fp16 gradients overflow.
         if handle is not None and self.accelerator.sync_gradients:
@@ -170,7 +170,7 @@ class RegularizedTrainer(Trainer):
         return result
 
     def _loss(self, compute: Method, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss; in training by the objective, with the provider's penalty, after its first pass."""
+        """Compute the loss; in training after the provider's first pass, by the objective, with the penalty."""
         if self._is_computing or not (model.training and torch.is_grad_enabled()):
             return compute(model, inputs, *args, **kwargs)
         handle = self.handle
@@ -182,8 +182,8 @@ class RegularizedTrainer(Trainer):
         self._is_computing = self._has_computed = True
         try:
             look_at(handle, model, inputs)
-            if handle is not None and not self._knows_loss:
-                compute = functools.partial(self._compared, handle.provider, compute)
+            if handle is not None and not self._has_checked_loss:
+                compute = functools.partial(self._checked_loss, handle.provider, compute)
             return self._regularized_loss(handle, compute, model, inputs, *args, **kwargs)
         finally:
             self._is_computing = False
@@ -197,31 +197,31 @@ class RegularizedTrainer(Trainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        given = {**dict(zip(("return_outputs", "num_items_in_batch"), args, strict=False)), **kwargs}
-        parts, outputs = self._divisor(given.get("num_items_in_batch")), []
+        options = {**dict(zip(("return_outputs", "num_items_in_batch"), args, strict=False)), **kwargs}
+        parts, outputs = self._divisor(options.get("num_items_in_batch")), []
         if self._objective is None:
-            result = compute(model, inputs, **given)
+            result = compute(model, inputs, **options)
             if not isinstance(result, tuple):
                 return with_penalty(result, handle, parts)
             return with_penalty(result[0], handle, parts), *result[1:]
 
         def run(batch: Batch) -> tuple[Tensor, Any]:
             # A copy, because a Trainer may take labels out of the inputs.
-            loss, output = self._with_outputs(compute, model, own_caches(batch), given)
+            loss, output = self._with_outputs(compute, model, own_caches(batch), options)
             outputs.append(output)
             return with_penalty(loss * parts, handle), output
 
         provider = None if handle is None else handle.provider
         forward = ForwardPass(unwrap_model(model), provider, run, title_of(self._objective))
         loss = self._objective(forward, inputs) / parts
-        return (loss, outputs[0]) if given.get("return_outputs") else loss
+        return (loss, outputs[0]) if options.get("return_outputs") else loss
 
     def _with_outputs(
-        self, compute: Method, model: nn.Module, inputs: dict[str, Any], given: Mapping[str, Any]
+        self, compute: Method, model: nn.Module, inputs: dict[str, Any], options: Mapping[str, Any]
     ) -> tuple[Tensor, Any]:
         """Compute the loss of one pass and return the outputs, too, as an objective needs them."""
         try:
-            result = compute(model, inputs, **{**given, "return_outputs": True})
+            result = compute(model, inputs, **{**options, "return_outputs": True})
         except TypeError as error:
             if "'return_outputs'" not in str(error):
                 raise
@@ -230,46 +230,46 @@ class RegularizedTrainer(Trainer):
             raise InputError(f"Let `compute_loss` of {type(self).__name__} return outputs if `return_outputs`.")
         return result[0], result[1]
 
-    def _compared(
-        self, provider: Regularizer, compute: Method, model: nn.Module, inputs: dict[str, Any], **given: Any
+    def _checked_loss(
+        self, provider: Regularizer, compute: Method, model: nn.Module, inputs: dict[str, Any], **options: Any
     ) -> Any:
-        """Compute the loss of one pass; refuse a provider that learns by the model's own loss if it is another."""
+        """Compute the loss of one pass; if it is not the model's loss, refuse a provider that learns by that loss."""
         outputs: list[Any] = []
         hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         try:
-            result = compute(model, inputs, **given)
+            result = compute(model, inputs, **options)
         finally:
             hook.remove()
         loss = result[0] if isinstance(result, tuple) else result
         losses = [output.get("loss") for output in outputs if isinstance(output, Mapping)]
         if not any(model_loss is not None and torch.equal(model_loss, loss) for model_loss in losses):
             check_own_loss(provider, f"{type(self).__name__}.compute_loss")
-        self._knows_loss = True
+        self._has_checked_loss = True
         return result
 
     def _divisor(self, num_items_in_batch: Tensor | int | None) -> int:
-        """By how much the loss of a micro-batch is divided before the Trainer adds it to those of the same step."""
+        """Return by how much the Trainer divides the loss of a micro-batch before it adds the losses of a step."""
         divided = getattr(self, "loss_is_scaled_for_ga", None)  # not in transformers 5.0
         if divided is None:
-            counted = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            divided = counted or self.compute_loss_func is not None
-        return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # it has none before training
+            per_item = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            divided = per_item or self.compute_loss_func is not None
+        return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # unset before training
 
     def _optimizer(self, create: Method, *args: Any, **kwargs: Any) -> Optimizer | None:
         """Create the optimizer, with the provider's learned parameters in a group, without weight decay."""
         assert self.model is not None
-        self._surround()  # what was set on the trainer since it was created
+        self._wrap_methods()  # methods that were set on the trainer since it was created
         if (callback := self._callback) is not None:
             callback.follow(self.model)
         handle = self.handle
         self._check(None if handle is None else handle.provider)
         if handle is not None:
-            handle.provider.to(self.args.device)  # before optimizer state is moved to its device
-        made: Optimizer | None = create(*args, **kwargs)
-        optimizer = self.optimizer if made is None else made  # a subclass may only set it
+            handle.provider.to(self.args.device)  # before the optimizer's state is moved to its device
+        result: Optimizer | None = create(*args, **kwargs)
+        optimizer = self.optimizer if result is None else result  # a subclass may only set the attribute
         if handle is not None and optimizer is not None:
             if self.lr_scheduler is None:
                 add_learned(optimizer, handle.provider)
-            else:  # it knows the present groups only
+            else:  # the scheduler knows the present groups only
                 check_learned(optimizer, handle.provider)
         return optimizer
