@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_round():
         ({"batches": {"input_ids": 1}}, "Expected `batches` of `rewards` to be a list of at least one batch"),
         ({"warmup_steps": 4, "game_steps": 3}, "Expected `game_steps` to be at least 4, got 3"),
         ({"warmup_steps": 5, "game_steps": 5}, "No step is left for the game between `warmup_steps` 5 and `game_steps` 5"),
-        ({"decisions": "type", "credit": Reinforce(per="sample", baseline="leave-one-out")}, "'leave-one-out' needs decisions for each sample"),
+        ({"decisions": "type", "credit": Reinforce(per="sample", baseline="leave-one-out")}, "'leave-one-out' needs decisions per sample"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(options, sentence):

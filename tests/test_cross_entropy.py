@@ -93,7 +93,7 @@ test_what_has_no_classes_or_no_prompt_is_refused = refused(
     (lambda: CrossEntropy(llama(), prompt=-1.0), "Expected `prompt`"),
     (lambda: of(torch.zeros(2, 1), torch.zeros(2)), "CrossEntropy needs labels that are classes"),
     (lambda: of(torch.zeros(2, 3), torch.zeros(2, 3)), "CrossEntropy needs labels that are classes"),
-    (lambda: CrossEntropy(bert(), 0.1)(SimpleNamespace(), BATCH), "CrossEntropy needs `logits` in the output, SimpleNamespace"),
+    (lambda: CrossEntropy(bert(), 0.1)(SimpleNamespace(), BATCH), "CrossEntropy needs `logits` in the output, but SimpleNamespace"),
     (lambda: CrossEntropy(llama(), prompt=0.5)(SimpleNamespace(logits=torch.zeros(8, 6, 20)), {"labels": LABELS}), "needs `input_ids`"),
 )  # fmt: skip
 

@@ -75,4 +75,4 @@ def test_slopes_stop_at_0_and_1_and_exclude_an_end(cli, tmp_path):
     ends = [[1, 0.6], [pytest.approx(0.5), 1], [pytest.approx(2 / 3), 0]]
     assert saved.schedule == [[[0, 0.6], end] for end in ends]
     assert_sentence(cli(*recipe, "--slopes", "0,0,0", "--end", 0.1), 2, "--slopes and --end both say how the rate")
-    assert_sentence(cli(*recipe, "--slopes", "0,0"), 1, "or one per layer (3), got 2")
+    assert_sentence(cli(*recipe, "--slopes", "0,0"), 1, r"or one per layer \(3\), got 2")

@@ -77,7 +77,7 @@ class NoLogits(nn.Linear):
 
 def test_a_model_without_logits_is_refused():
     model = NoLogits(2, 1)
-    with pytest.raises(ValueError, match="R-Drop needs `logits` in the output of NoLogits"):
+    with pytest.raises(ValueError, match="R-Drop needs `logits` with gradients in the output of NoLogits"):
         FineTuning(model, sgd(model), objective=RDropLoss()).step({"x": torch.ones(1, 2), "labels": torch.zeros(1)})
 
 

@@ -14,7 +14,7 @@ from attnreg import functional
 from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
 from attnreg.attendout.decisions import Decisions, Granularity, PresampledMasks, shift_to
 from attnreg.attendout.network import GeneratorNetwork, TokenInputs, read_tokens
-from attnreg.attendout.sizes import measured
+from attnreg.attendout.sizes import measure_model
 from attnreg.errors import InputError
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -159,18 +159,18 @@ class GNetProvider(MaskProvider):
             >>> generator.num_layers, generator.hidden_size, generator.max_length, generator.masks_per_layer
             (3, 8, 512, 2)
         """
-        sizes = measured(model, example_inputs)
+        measured = measure_model(model, example_inputs)
         generator = cls(
-            **sizes.sizes,
+            **measured.sizes,
             initial_keep=initial_keep,
             decisions=decisions,
-            masks_per_layer=sizes.number("masks_per_layer", masks_per_layer),
-            num_heads=sizes.number("num_heads", num_heads),
+            masks_per_layer=measured.number("masks_per_layer", masks_per_layer),
+            num_heads=measured.number("num_heads", num_heads),
         )
         with torch.no_grad():
-            for name, weight in sizes.weights.items():
+            for name, weight in measured.weights.items():
                 generator.network.get_parameter(name).copy_(weight)
-        return generator.to(sizes.device)
+        return generator.to(measured.device)
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:

@@ -33,8 +33,8 @@ class Measured(NamedTuple):
         return self.heads
 
 
-def measured(model: nn.Module, example_inputs: Any) -> Measured:
-    """Measure a model that takes token ids."""
+def measure_model(model: nn.Module, example_inputs: Any) -> Measured:
+    """Return the sizes and embeddings of a model that takes token ids."""
     tokens, positions, offset = embedding_tables(model)
     every_site = [site.info for site in discover(model, example_inputs).sites]
     stack = "encoder" if any(site.stack == "encoder" for site in every_site) else "decoder"

@@ -114,8 +114,8 @@ class AttnRegCallback(TrainerCallback):
                 "it uses internally (SetFit: `trainer.st_trainer`)."
             )
         if not getattr(trainer, "adds_all", False):
-            use = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
-            _check_supported(self.handle.provider if self._provider is None else self._provider, name, use)
+            remedy = "RegularizedTrainer" if name == "Trainer" else f"`class Both(RegularizedTrainer, {name})`"
+            _check_supported(self.handle.provider if self._provider is None else self._provider, name, remedy)
         assert trainer.model is not None
         self._attach(trainer.model)
         if self._one_mask and (self._mask_sharing is None or self._mask_sharing.trainer is not trainer):
@@ -141,8 +141,8 @@ class AttnRegCallback(TrainerCallback):
         if self._mask_sharing is None and (self._one_mask or hasattr(args, "steps_per_generation")):
             reason = "" if self._one_mask else ": this trainer compares two passes, which would have different masks"
             raise InputError(f"Call `AttnRegCallback(..., one_mask=True).add_to(trainer)` before training{reason}.")
-        if reason := self._why_asleep(args, state, **kwargs):
-            warnings.warn(reason, AsleepWarning, stacklevel=2)
+        if asleep := self._why_asleep(args, state, **kwargs):
+            warnings.warn(asleep, AsleepWarning, stacklevel=2)
         self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
         if state.global_step:
             self._restore(_folder(args, state))
@@ -289,11 +289,11 @@ def needs_of(part: Regularizer) -> list[str]:
     return [reason for reason, needed in needs.items() if needed]
 
 
-def _check_supported(provider: Regularizer, by: str, use: str) -> None:
+def _check_supported(provider: Regularizer, user: str, remedy: str) -> None:
     for part in reversed(provider.parts()):  # inner regularizers first, to name them
         learns = ["is trained by the loss"] if part.learned_parameters() else []
         if reasons := [*needs_of(part), *learns]:
-            raise InputError(f"{type(part).__name__} {reasons[0]}, which {by} does not support. Use {use}.")
+            raise InputError(f"{type(part).__name__} {reasons[0]}, which {user} does not support. Use {remedy}.")
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

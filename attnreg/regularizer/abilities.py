@@ -78,7 +78,7 @@ class Watch:
             return
         self.passes += 1
         reasons = [reason for part in self.regularizer.parts() if (reason := part.why_asleep(self.passes))]
-        if self.passes == 1:  # fused optimizers do not count the versions of what they change
+        if self.passes == 1:  # compared by value: fused optimizers do not count versions of tensors
             learned = self.regularizer.learned_parameters()
             self._initial = [(p, p.detach().clone()) for p in learned if p.requires_grad]
         unchanged = (

@@ -28,11 +28,11 @@ def _check_names(cls: type) -> None:
     known = {name: value for name, value in vars(Regularizer).items() if not name.startswith("_")}
     inherited = {name for parent in cls.__mro__[1:] for name in vars(parent)}
     for name, value in vars(cls).items():
-        near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
-        is_deliberate = name.startswith("_") or name in inherited or not near
-        if not is_deliberate and inspect.isfunction(value) == inspect.isfunction(known[near[0]]):
+        similar = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+        is_deliberate = name.startswith("_") or name in inherited or not similar
+        if not is_deliberate and inspect.isfunction(value) == inspect.isfunction(known[similar[0]]):
             raise TypeError(
-                f"{cls.__name__}.{name} would never be read. Did you mean {near[0]}? If not, choose a name that is "
+                f"{cls.__name__}.{name} would never be read. Did you mean {similar[0]}? If not, choose a name that is "
                 "less like it, or begin it with an underscore."
             )
 
@@ -369,10 +369,10 @@ def states_or_none(answer: Any, regularizer: Regularizer, site: HiddenSite, stat
     """Return a regularizer's answer at a hidden-state site, or raise if it is neither ``None`` nor changed states."""
     if answer is None or (isinstance(answer, Tensor) and answer.shape == states.shape):
         return answer
-    got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+    actual = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
     raise InputError(
         f"Expected {type(regularizer).__name__} to return None or the changed states, of shape {tuple(states.shape)}, "
-        f"got {got}, at {site.name}."
+        f"got {actual}, at {site.name}."
     )
 
 

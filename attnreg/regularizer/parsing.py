@@ -57,8 +57,8 @@ def build(
         )
     name = node.func.id
     if name not in known:
-        near = did_you_mean(name, known) or f" Known are {', '.join(sorted(known))}."
-        raise InputError(f"No provider is named {name!r}: see `attnreg list providers`.{near}")
+        hint = did_you_mean(name, known) or f" Known are {', '.join(sorted(known))}."
+        raise InputError(f"No provider is named {name!r}: see `attnreg list providers`.{hint}")
     values = [_argument(argument, *context) for argument in node.args]
     names = [option.arg for option in node.keywords]
     if None in names or len(set(names)) < len(names):

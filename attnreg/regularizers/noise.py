@@ -95,7 +95,7 @@ class EmbeddingNoise(HiddenProvider):
 
 
 class HiddenNoise(HiddenProvider):
-    r"""Add noise to the hidden states that enter every block (HyPe).
+    r"""Add noise to the hidden states that enter each block (HyPe).
 
     .. math:: h'_{btc} = h_{btc} + \epsilon_{btc}, \qquad
         \epsilon_{btc} \sim \mathcal N(0, \sigma^2) \;\text{ or }\; \epsilon_{btc} \sim U(-\sigma, \sigma)

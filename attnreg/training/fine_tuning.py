@@ -198,22 +198,22 @@ class FineTuning(TrainingMethod):
         """Check on the rows with the fewest and the most labels that the loss of both is the mean of their losses."""
         rows = split_batch(batch, rows_of(batch), self.model)
         (fewest, few_weight), *_, (most, most_weight) = sorted(2 * rows, key=itemgetter(1))
-        both = {**fewest}
+        joint = {**fewest}
         for name, value in fewest.items():
             if value is not most[name]:  # a value that is not split is in both
-                both[name] = torch.cat([value, most[name]]) if isinstance(value, Tensor) else [*value, *most[name]]
+                joint[name] = torch.cat([value, most[name]]) if isinstance(value, Tensor) else [*value, *most[name]]
         weights = [*self.model.parameters()]
         is_half = torch.is_autocast_enabled(weights[0].device.type) or any(w.dtype.itemsize < 4 for w in weights)
         is_half |= self.accelerator is not None and self.accelerator.mixed_precision != "no"
         with undisturbed(self.model):
-            losses = (loss_of(self.model(**part), part, self.loss_function) for part in (fewest, most, both))
-            few_loss, most_loss, whole = map(float, losses)
+            losses = (loss_of(self.model(**part), part, self.loss_function) for part in (fewest, most, joint))
+            few_loss, most_loss, joint_loss = map(float, losses)
         mean = (few_weight * few_loss + most_weight * most_loss) / (few_weight + most_weight)
-        rounding = 0.02 * abs(whole) + 0.01 if is_half else 1e-3 * abs(whole) + 1e-4
-        if fewest is not most and abs(mean - whole) > rounding:
+        rounding = 0.02 * abs(joint_loss) + 0.01 if is_half else 1e-3 * abs(joint_loss) + 1e-4
+        if fewest is not most and abs(mean - joint_loss) > rounding:
             raise InputError(
                 f"The loss of {type(self.model).__name__} is no mean over rows or labels: of two rows, it is "
-                f"{whole:.4g}, and the mean of their losses is {mean:.4g}. Use `micro_batches=1`."
+                f"{joint_loss:.4g}, and the mean of their losses is {mean:.4g}. Use `micro_batches=1`."
             )
 
     def update(self) -> None:

@@ -22,7 +22,7 @@ from attnreg.training.method import Batch
 class ForwardPass:
     """Makes the forward passes of an objective on one batch, in a training method or a Trainer.
 
-    ``forward(batch)`` returns the training loss, 0-d, and the output of the model. The loss is that of one pass: it
+    ``forward(batch)`` returns the training loss, 0-d, and the output of the model. It is the loss of one pass: it
     follows the ``loss_function`` of the method (or the Trainer's ``compute_loss``), with the provider's penalty.
 
     Raises:
