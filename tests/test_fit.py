@@ -203,7 +203,7 @@ def test_pairs_of_texts(tiny, rows):
     frame = pandas.DataFrame({"a": rows[0], "b": rows[0][::-1]})
     classifier = attnreg.TextClassifier(tiny, budget="1s").fit(frame, rows[1])
     assert classifier.predict_proba(frame[:3]).shape == (3, 2)
-    with pytest.raises(InputError, match="Expected 2 texts in each row, got 1"):
+    with pytest.raises(InputError, match="Expected 2 texts per row, got 1"):
         classifier.predict(["one"])
 
 
@@ -217,9 +217,9 @@ def test_pairs_of_texts(tiny, rows):
         (["a", "b"], ["x", None], "Row 1 has no label"),
         (["a", "b"], [0.5, 1.5], "numbers, such as 0.5, not classes"),
         (["a", "b"], ["4", "3.5"], "numbers, such as 3.5, not classes"),
-        (["a", "b"], [["x"], ["x", "y"]], "Expected one label for each row, got lists"),
+        (["a", "b"], [["x"], ["x", "y"]], "Expected one label per row, got lists"),
         ("text", ["x"], "Expected a list of texts"),
-        (["a", ("a", "b")], ["x", "y"], "Expected one text or two in each row, got 2"),
+        (["a", ("a", "b")], ["x", "y"], "Expected one text or two per row, got 2"),
     ],
 )
 def test_what_has_no_answer_is_refused(texts, labels, says):
@@ -257,8 +257,8 @@ def test_three_ways_enter_where_there_is_time_for_two_folds(rows):
     budget = next(each for each in range(10, 1000) if len(entrants(rows, each)) == 3)
     race = race_of(rows, budget)
     some = race._entrants(Try(penalty=0.1))
-    assert race.is_time_for(itertools.product(some, race.places[:2]))
-    assert not race.is_time_for(itertools.product(some, race.places[:3]))
+    assert race.is_time_for(itertools.product(some, race.all_folds[:2]))
+    assert not race.is_time_for(itertools.product(some, race.all_folds[:3]))
 
 
 @pytest.mark.parametrize(("classes", "contrasts"), [(2, True), (8, True), (9, False)])
@@ -287,7 +287,7 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
     ("labels", "says"),
     [
         (["x"], "All 30 rows have the label x: there is nothing to learn."),
-        ([f"class {number}" for number in range(30)], "Each class needs at least 4 rows that differ, but all 30 rows"),
+        ([f"class {number}" for number in range(30)], "A class needs at least 4 rows that differ, but all 30 rows"),
         ([f"{number:030d}" for number in range(30)], "give the column of labels, not of row numbers"),
     ],
 )

@@ -80,7 +80,7 @@ def test_a_regressor_is_one_of_scikit_learn(tiny, rows, tmp_path):
     loaded = attnreg.TextRegressor.load(tmp_path / "model")
     np.testing.assert_allclose(loaded.predict(texts), predicted, rtol=1e-4)
     assert loaded.answers_.metric == "pearson"
-    with pytest.raises(InputError, match="made by TextRegressor, not TextClassifier"):
+    with pytest.raises(InputError, match="saved by TextRegressor, not TextClassifier"):
         attnreg.TextClassifier.load(tmp_path / "model")
 
 
@@ -122,7 +122,7 @@ def test_no_fold_lacks_high_numbers():
     [
         ([0.5] * 30, [], "All 30 rows have the label 0.5: there is nothing to learn"),
         ([n / 4 for n in range(9)], [], "To learn numbers takes at least 20 rows that differ, got 9"),
-        ([*range(29), "many"], ["--metric", "pearson"], "Expected a number as the label of each row, got 'many' in row 31"),
+        ([*range(29), "many"], ["--metric", "pearson"], "Expected numbers as labels, got 'many' in row 31"),
         ([n / 4 for n in range(30)], ["--metric", "accuracy"], "not classes: predict them as they are with --metric pearson"),
         ([*range(30)], ["--label-column", "is"], "all 30 rows have different labels"),
         ([n // 2 for n in range(30)], [], "or predict them as they are with --metric pearson"),

@@ -48,14 +48,14 @@ def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
 @pytest.mark.parametrize(("times", "taken"), [(0.5, True), (0.95, False), (np.inf, False)])
 def test_bfloat16_is_taken_where_it_is_faster(times, taken, bench, monkeypatch):
     monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0)
+    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (taken, times if taken else 1.0)
 
 
 def test_bfloat16_is_not_tried_where_it_is_very_slow(bench, monkeypatch):
     monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: 0.1 if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_of_product", lambda self, dtype: 1.0 if dtype == torch.float32 else 3.0)
+    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0 if dtype == torch.float32 else 3.0)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (False, 1.0)
 
@@ -64,5 +64,5 @@ def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
     widths = [
         batch["input_ids"].shape[1] for batch in TrainBatches(bench.rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
     ]
-    assert [batch["input_ids"].shape[1] for batch in bench._some] == widths[1:]
+    assert [batch["input_ids"].shape[1] for batch in bench._measured_batches] == widths[1:]
     assert widths[0] == max(widths)

@@ -1,4 +1,4 @@
-"""What rows are labelled with, classes or numbers: how predictions of them are made, scored and shown."""
+"""The labels of rows, classes or numbers: how they are predicted, scored and shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnreg.experiments.tasks.columns import number_of
 
 OF_CLASSES = ("accuracy", "macro_f1")  # metrics; the first is the default
 OF_NUMBERS = ("pearson", "spearman")
-_STRATA = 10  # of numbers, at most
+_STRATA = 10  # groups of similar numbers, at most
 Values = NDArray[Any]  # class numbers, or numbers
 
 
@@ -32,12 +32,12 @@ class Answers:
 
     @classmethod
     def of(cls, metric: str | None, classes: NDArray[Any] | None, numbers: Sequence[float] = ()) -> Answers:
-        """Return the answers of these classes, or of these numbers; raise if the metric is not for them."""
+        """Return the answers for labels that are classes or numbers; raise if the metric does not suit them."""
         known = OF_NUMBERS if classes is None else OF_CLASSES
         if metric is not None and metric not in known:
-            what = "numbers" if classes is None else "classes"
+            kind = "numbers" if classes is None else "classes"
             raise InputError(
-                f"Expected `metric` to be one of {', '.join(known)}, as labels are {what}, got {metric!r}."
+                f"Expected `metric` to be one of {', '.join(known)}, as labels are {kind}, got {metric!r}."
             )
         if classes is not None:
             return cls(metric or known[0], classes)
@@ -50,7 +50,7 @@ class Answers:
 
     @property
     def in_words(self) -> str:
-        """The metric, as it goes on after a score."""
+        """The metric in the words that follow a score."""
         words = {"pearson": "of 1 in Pearson's correlation", "spearman": "of 1 in Spearman's rank correlation"}
         return words.get(self.metric, self.metric.replace("_", " "))
 
@@ -58,37 +58,37 @@ class Answers:
         """Return the score of predictions."""
         return score_of(self.metric, labels, predictions, self.outputs)
 
-    def score_of_data(self, outputs: Values, labels: Sequence[Any], places: Sequence[int]) -> float:
-        """Return the score of a network's outputs, given labels and places of rows in the data.
+    def score_of_data(self, outputs: Values, labels: Sequence[Any], row_numbers: Sequence[int]) -> float:
+        """Return the score of a network's outputs for labels as the data spells them.
 
-        A class that is new is never right; a label that is no number raises.
+        A class that training lacked is never right. A label that is no number raises an error with its row number.
         """
         if self.classes is None:
-            given = np.array(numbers_in(labels, places))
+            answers = np.array(numbers_in(labels, row_numbers))
         else:
             numbers = {str(name): number for number, name in enumerate(self.classes)}
-            given = np.array([numbers.get(str(each), len(numbers)) for each in labels])
-        return score_of(self.metric, given, self.predicted(outputs), self.outputs + 1)
+            answers = np.array([numbers.get(str(label), len(numbers)) for label in labels])
+        return score_of(self.metric, answers, self.predicted(outputs), self.outputs + 1)
 
     def predicted(self, logits: Values) -> Values:
-        """Return the classes, or numbers, of logits ``(..., outputs)``."""
+        """Return the classes or numbers that logits ``(..., outputs)`` predict."""
         return logits[..., 0] if self.classes is None else logits.argmax(-1)
 
     def strata(self, labels: Values) -> Values:
-        """Return the classes of rows, or which numbers are alike: no fold lacks high ones, or low ones."""
+        """Return classes, or groups of similar numbers, by which rows are spread evenly over folds."""
         if self.classes is not None:
             return labels
         order: Values = np.argsort(np.argsort(labels, kind="stable"))
         return order * min(_STRATA, len(labels) // 10) // len(labels)
 
     def trivial(self, labels: Values) -> tuple[str, Values]:
-        """Return what always predicts the same, and its predictions."""
+        """Return the name of a constant predictor, and its predictions."""
         if self.classes is None:
             return "mean of all labels", np.full(len(labels), labels.mean())
         return "majority class", np.full(len(labels), np.bincount(labels).argmax())
 
     def real(self, numbers: Values) -> Values:
-        """Return standardized numbers as those of the data."""
+        """Return standardized numbers in the units of the data."""
         return numbers * self.scale + self.center
 
     def shown(self, score: float) -> str:
@@ -96,19 +96,19 @@ class Answers:
         return f"{score:.2f}" if self.classes is None else f"{score:.1%}"
 
 
-def numbers_in(labels: Sequence[Any], places: Sequence[int]) -> list[float]:
-    """Return labels as numbers; raise if one is none, with its place in the data."""
+def numbers_in(labels: Sequence[Any], row_numbers: Sequence[int]) -> list[float]:
+    """Return labels as numbers; raise, with its row number in the data, if a label is no number."""
     numbers = list[float]()
-    for place, each in zip(places, labels, strict=True):
-        if (number := number_of(each)) is None:
-            raise InputError(f"Expected a number as the label of each row, got {each!r} in row {place}.")
+    for row, label in zip(row_numbers, labels, strict=True):
+        if (number := number_of(label)) is None:
+            raise InputError(f"Expected numbers as labels, got {label!r} in row {row}.")
         numbers.append(number)
     return numbers
 
 
 def score_of(metric: str, labels: Values, predictions: Values, classes: int) -> float:
-    """Return a metric of the classes, or numbers, that are predicted; a correlation is 0 if all of a side are equal."""
-    # Late: a command that is refused needs none of them.
+    """Return the metric of predicted classes or numbers; a correlation is 0 if all labels or predictions are equal."""
+    # Late: a command that is refused needs neither import.
     from scipy.stats import rankdata
 
     from attnreg.experiments.tasks.metrics import CONFUSION

@@ -1,4 +1,4 @@
-"""The choice among tries by their out-of-fold predictions, and the score that the chosen one will have."""
+"""The choice among tries by their out-of-fold predictions, and the score that the chosen try will have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy import optimize, special
 from attnreg.experiments.fit.answers import Values
 
 Numbers = NDArray[np.int64]
-Score = Callable[[Values, Values], float]  # of predictions, given labels and these
+Score = Callable[[Values, Values], float]  # of labels and predictions; the higher, the better
 
 
 class Estimate(NamedTuple):
@@ -24,14 +24,15 @@ class Estimate(NamedTuple):
 
 
 def scores_of(score: Score, labels: Values, tries: Values) -> NDArray[np.float64]:
-    """Return the score of each try, the mean over its repeats; ``tries`` are predictions ``(tries, repeats, n)``."""
+    """Return the mean score over repeats, by try; ``tries`` are predictions ``(tries, repeats, n)``."""
     return np.array([np.mean([score(labels, repeat) for repeat in repeats]) for repeats in tries])
 
 
 def first_of_best(scores: NDArray[np.float64], errors: NDArray[np.float64]) -> int:
-    """Return the first try that the best one does not beat by more than a standard error, of all ``errors[best]``.
+    """Return the first try whose score is at most one standard error below the best score.
 
-    So a try that comes first because it is usually the best is not given up for a chance difference.
+    ``errors``, ``(tries, tries)``, are the standard errors of differences between scores. A try that comes first
+    because it is usually the best is not given up for a chance difference.
 
     Reference:
         The rule of one standard error: Breiman et al., Classification and Regression Trees (1984), Section 3.4.3.
@@ -48,32 +49,26 @@ def first_of_best(scores: NDArray[np.float64], errors: NDArray[np.float64]) -> i
 def chosen_of(
     score: Score, labels: Values, tries: Values, units: Numbers | None = None, *, resamples: int = 200, seed: int = 0
 ) -> int:
-    """Return the try that is chosen by predictions ``(tries, repeats, n)``: the :func:`first_of_best`."""
+    """Return the number of the try that predictions ``(tries, repeats, n)`` choose: the :func:`first_of_best`."""
     scores = scores_of(score, labels, tries)
-    if not scores.argmax():  # no error matters
+    if not scores.argmax():  # the first try is the best, whatever the errors
         return 0
     return first_of_best(scores, _errors(_sampled(score, labels, tries, _samples(labels, units, resamples, seed))))
 
 
 def bias_corrected(
-    score: Score,
-    labels: Values,
-    tries: Values,
-    units: Numbers | None = None,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
+    score: Score, labels: Values, tries: Values, units: Numbers | None = None, *, resamples: int = 1000, seed: int = 0
 ) -> tuple[Estimate, list[float]]:
     """Estimate the score of the chosen try, without the optimism of scoring it on rows that chose it (BBC-CV).
 
-    Each bootstrap sample of rows chooses a try on the rows drawn, which is scored on the rows left out. Also returns
-    how often each try was chosen, as a share.
+    Every bootstrap sample of rows chooses a try on the rows drawn, which is scored on the rows left out. Also returns
+    the share of samples that chose a try, by try.
 
     Args:
-        score: gives the score of predictions, from labels and these; the higher, the better.
-        labels: the class of each row, or its number, ``(n,)``.
+        score: returns the score of predictions from labels and predictions; the higher, the better.
+        labels: class numbers or, for a regressor, numbers, ``(n,)``.
         tries: out-of-fold predictions, ``(tries, repeats, n)``, of which the :func:`first_of_best` is chosen.
-        units: rows of the same unit, such as a group, are drawn together (default: each row by itself).
+        units: unit of every row, such as its group; rows of a unit are drawn together (default: every row alone).
         resamples: number of bootstrap samples.
         seed: seed of the draws.
 
@@ -86,7 +81,7 @@ def bias_corrected(
         ...     return float((labels == predictions).mean())
         >>> labels = np.arange(200) % 2
         >>> noise = np.random.default_rng(0).integers(0, 2, (30, 1, 200))
-        >>> best = max(accuracy(labels, each) for each in noise)
+        >>> best = max(accuracy(labels, predictions) for predictions in noise)
         >>> estimate, _ = bias_corrected(accuracy, labels, noise)
         >>> best > 0.54, estimate.score < 0.51
         (True, True)
@@ -96,40 +91,40 @@ def bias_corrected(
     sampled = _sampled(score, labels, tries, samples)
     errors = _errors(sampled)
     chosen = np.array([first_of_best(scores, errors) for scores in sampled])
-    found = [
-        scores_of(score, labels[drawn == 0], tries[[which]][..., drawn == 0])[0]
-        for drawn, which in zip(samples, chosen, strict=True)
+    unseen = [
+        scores_of(score, labels[counts == 0], tries[[choice]][..., counts == 0])[0]
+        for counts, choice in zip(samples, chosen, strict=True)
     ]
-    low, high = np.quantile(found, [0.025, 0.975])
+    low, high = np.quantile(unseen, [0.025, 0.975])
     shares = np.bincount(chosen, minlength=len(tries)) / len(chosen)
-    return Estimate(float(np.mean(found)), float(low), float(high)), shares.tolist()
+    return Estimate(float(np.mean(unseen)), float(low), float(high)), shares.tolist()
 
 
 def probability_best(
     score: Score, labels: Values, tries: Values, *, resamples: int = 500, seed: int = 0
 ) -> list[float]:
-    """Return the share of bootstrap samples of the rows in which no other try scores higher, for each try."""
+    """Return the share of bootstrap samples of the rows in which no other try scores higher, by try."""
     scores = _sampled(score, labels, tries, _samples(labels, None, resamples, seed))
     return (scores >= scores.max(1, keepdims=True) - 1e-12).mean(0).tolist()
 
 
 def _sampled(score: Score, labels: Values, tries: Values, samples: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the scores of tries on bootstrap samples, ``(resamples, tries)``."""
-    drawn = [np.repeat(np.arange(len(labels)), each) for each in samples]
+    drawn = [np.repeat(np.arange(len(labels)), counts) for counts in samples]
     return np.array([scores_of(score, labels[rows], tries[..., rows]) for rows in drawn])
 
 
 def _errors(sampled: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard errors of the differences between tries, ``(tries, tries)``."""
+    """Return the standard errors of the differences between the scores of tries, ``(tries, tries)``."""
     return (sampled[:, :, None] - sampled[:, None]).std(0)
 
 
 def _samples(labels: Values, units: Numbers | None, resamples: int, seed: int) -> NDArray[np.int64]:
-    """Return how often each row is drawn, ``(resamples, n)``; rows of a single unit are drawn each by itself."""
+    """Return how often a row is drawn, ``(resamples, n)``; if all rows are of one unit, every row is drawn alone."""
     rows = np.arange(len(labels))
     unit = rows if units is None or len(np.unique(units)) == 1 else np.unique(units, return_inverse=True)[1]
-    many = int(unit.max()) + 1
-    return np.random.default_rng(seed).multinomial(many, np.full(many, 1 / many), resamples)[:, unit]
+    count = int(unit.max()) + 1
+    return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), resamples)[:, unit]
 
 
 def temperature_of(logits: NDArray[np.float64], labels: Numbers) -> float:
@@ -162,8 +157,8 @@ def decay_of(sizes: Sequence[int], scores: Sequence[float]) -> float:
 
 
 def certain_decay(sizes: Sequence[int], scores: NDArray[np.float64]) -> float:
-    """Return :func:`decay_of` the mean of scores ``(sizes, folds)``, less its standard error by the jackknife."""
+    """Return :func:`decay_of` the mean of scores ``(sizes, folds)``, less its standard error by a jackknife."""
     folds = scores.shape[1]
-    without = np.array([decay_of(sizes, np.delete(scores, fold, axis=1).mean(1).tolist()) for fold in range(folds)])
-    error = np.sqrt((folds - 1) / folds * ((without - without.mean()) ** 2).sum())
+    decays = np.array([decay_of(sizes, np.delete(scores, fold, axis=1).mean(1).tolist()) for fold in range(folds)])
+    error = np.sqrt((folds - 1) / folds * ((decays - decays.mean()) ** 2).sum())
     return max(0.0, decay_of(sizes, scores.mean(1).tolist()) - float(error))

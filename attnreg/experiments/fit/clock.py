@@ -14,9 +14,9 @@ _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+
 
 
 class Clock:
-    """The budget of a fit, in seconds of this machine, of which an earlier part of the fit may have spent some."""
+    """The budget of a fit in seconds, of which an earlier process of the same fit may have spent some."""
 
-    #: Seconds that have passed since some time; an experiment on a busy machine may count those of the process.
+    #: Seconds since a fixed moment; an experiment on a busy machine may count the CPU seconds of the process.
     now: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, budget: float, say: Callable[[str], None]) -> None:
@@ -37,15 +37,15 @@ class Clock:
         """Seconds that are left."""
         return self.budget - self.spent
 
-    def tick(self, doing: str) -> None:
-        """Say what is being done and how much time is left, every half a minute."""
+    def tick(self, activity: str) -> None:
+        """Say, at most every half a minute, what the fit is doing and how much time is left."""
         if self.now() - self._said > _QUIET:
-            self.tell(doing)
+            self.tell(activity)
 
-    def tell(self, what: str) -> None:
-        """Say something, and how much time is left."""
+    def tell(self, news: str) -> None:
+        """Say what has happened, and how much time is left."""
         self._said = self.now()
-        self.say(f"{what}  (at most {duration(max(0.0, self.left))} left)")
+        self.say(f"{news}  (at most {duration(max(0.0, self.left))} left)")
 
 
 def seconds_of(budget: str | float) -> float:
@@ -55,9 +55,9 @@ def seconds_of(budget: str | float) -> float:
         >>> seconds_of("1h30m"), seconds_of("90"), seconds_of(90)
         (5400.0, 90.0, 90.0)
     """
-    found = _BUDGET.fullmatch(str(budget).strip().lower())
-    parts = [float(each or 0) for each in found.groups()] if found else [0.0]
-    seconds = sum(each * factor for each, factor in zip(parts, (3600, 60, 1), strict=False))
+    match = _BUDGET.fullmatch(str(budget).strip().lower())
+    amounts = [float(amount or 0) for amount in match.groups()] if match else [0.0]
+    seconds = sum(amount * unit for amount, unit in zip(amounts, (3600, 60, 1), strict=False))
     if seconds <= 0:
         raise InputError(f"Expected a budget such as 15m, 90s or 1h, got {budget!r}.")
     return seconds

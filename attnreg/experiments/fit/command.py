@@ -26,52 +26,52 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
     if threads:
         torch.set_num_threads(threads)
     kind = TextRegressor if table.rows.answers.classes is None else TextClassifier
-    fitted = kind(**options, verbose=True)
+    model = kind(**options, verbose=True)
     usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
-    folder, told = free_folder(output_dir or usual, "a fit", lambda place: fitted.other_settings(place, table.rows))
-    if told:
-        print(told)
-    result, reader = folder / "result.json", RunReader(folder)
+    folder, note = free_folder(output_dir or usual, "a fit", lambda path: model.other_settings(path, table.rows))
+    if note:
+        print(note)
+    result_file, reader = folder / "result.json", RunReader(folder)
     with OutputFolder(folder, "fit", SETUP).locked():
-        known = reader.result if reader.finished else {}
-        if known.get("budget") == options["budget"]:
-            print(f"{known['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
+        earlier = reader.result if reader.finished else {}
+        if earlier.get("budget") == options["budget"]:
+            print(f"{earlier['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
             return
-        result.unlink(missing_ok=True)
+        result_file.unlink(missing_ok=True)
         try:
-            fitted.set_params(folder=folder).fit(table.rows, None)
+            model.set_params(folder=folder).fit(table.rows, None)
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
-        fitted.save(folder / "model")
-        report = Report(fitted, table, folder, _tested(data, fitted, table.label))
+        model.save(folder / "model")
+        report = Report(model, table, folder, _tested(data, model, table.label))
         save(report.blocks(), folder)
-        said = report.promise.replace("**", "")
-        content = {"promise": said, "budget": options["budget"], **fitted.outcome_.summary()}
-        write_text(result, json.dumps(content, indent=2) + "\n")
-        print(f"\n{said}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
+        text = report.promise.replace("**", "")
+        content = {"promise": text, "budget": options["budget"], **model.outcome_.summary()}
+        write_text(result_file, json.dumps(content, indent=2) + "\n")
+        print(f"\n{text}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
 
 
 def predict_file(model: Path, data: Path | None, text_columns: str | None, output: Path, device: str | None) -> str:
-    """Write rows with what a fit or a run predicts of them; return what there is to say."""
+    """Write rows with the predictions of a fit or a run; return a message about them."""
     config = model / "config.json"
     if config.is_file() and "recipe" in json.loads(config.read_text(encoding="utf-8")):
         if text_columns is not None:
-            raise UsageError("--text-columns is for the model of a fit: a run has its own.")
+            raise UsageError("--text-columns is for the model of a fit: a run knows its columns.")
         rows = SavedModel(model, {}, None if data is None else str(data), device=device).predict()
-        said = [f"Predictions of {len(rows)} rows"]
+        lines = [f"Predictions of {len(rows)} rows"]
     elif data is None:
         raise UsageError("Give DATA, the rows to predict.")
     else:
-        rows, said = _predicted(TextModel.load(model, device), data, text_columns)
+        rows, lines = _predicted(TextModel.load(model, device), data, text_columns)
     save_rows(rows, output)
-    return f"{said[0]} saved to {output}" + "".join(f"\n{line}" for line in said[1:])
+    return f"{lines[0]} saved to {output}" + "".join(f"\n{line}" for line in lines[1:])
 
 
-def _predicted(fitted: TextModel, data: Path, text_columns: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return rows with what a fit's model predicts, and its doubts, and what there is to say."""
+def _predicted(model: TextModel, data: Path, text_columns: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return rows with the predictions and the doubts of a fitted model, and the lines of a message about them."""
     if not (columns := read_table(data, ("test",))):
         raise InputError(f"No test file in {data}: give one file of rows.")
-    names = named_columns(columns, "--text-columns", text_columns) or fitted.columns_
+    names = named_columns(columns, "--text-columns", text_columns) or model.columns_
     if missing := [name for name in names if name not in columns]:
         if len(names) > 1:
             raise UsageError(
@@ -79,37 +79,39 @@ def _predicted(fitted: TextModel, data: Path, text_columns: str | None) -> tuple
             )
         names = [text_column(columns)]
     texts = texts_of_rows(columns, names)
-    doubts = [fitted.doubt(row) for row in texts]
-    made = _of_classes(fitted, texts, doubts) if isinstance(fitted, TextClassifier) else [
+    doubts = [model.doubt(row) for row in texts]
+    predictions = _class_predictions(model, texts, doubts) if isinstance(model, TextClassifier) else [
         {"prediction": float(f"{number:.6g}"), "cannot_judge": doubt}
-        for number, doubt in zip(fitted.outputs(texts)[:, 0], doubts, strict=True)
+        for number, doubt in zip(model.outputs(texts)[:, 0], doubts, strict=True)
     ]  # fmt: skip
-    given = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    rows = [with_predictions(row, of_row) for row, of_row in zip(given, made, strict=True)]
+    data_rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    rows = [with_predictions(row, prediction) for row, prediction in zip(data_rows, predictions, strict=True)]
     counts = Counter(filter(None, doubts))
-    said = [f"{count} row{'s' * (count > 1)}: {doubt}." for doubt, count in counts.items()]
-    return rows, [f"Predictions of {len(rows)} rows, texts in {' and '.join(names)},", *said]
+    lines = [f"{count} row{'s' * (count > 1)}: {doubt}." for doubt, count in counts.items()]
+    return rows, [f"Predictions of {len(rows)} rows, texts in {' and '.join(names)},", *lines]
 
 
-def _of_classes(classifier: TextClassifier, texts: list[tuple[str, ...]], doubts: list[str]) -> list[dict[str, object]]:
-    """Return the class of each row, its probability and, if classes are few, that of each."""
+def _class_predictions(
+    classifier: TextClassifier, texts: list[tuple[str, ...]], doubts: list[str]
+) -> list[dict[str, object]]:
+    """Return the class of every row, its probability and, if classes are few, the probability of all classes."""
     shown = [*map(str, classifier.classes_)] if len(classifier.classes_) <= _MOST_COLUMNS else []
     rows = []
-    for of_row, doubt in zip(classifier.predict_proba(texts), doubts, strict=True):
-        best = int(of_row.argmax())
+    for probabilities, doubt in zip(classifier.predict_proba(texts), doubts, strict=True):
+        best = int(probabilities.argmax())
         rows.append({
-            "prediction": str(classifier.classes_[best]), "probability": round(float(of_row[best]), 4),
+            "prediction": str(classifier.classes_[best]), "probability": round(float(probabilities[best]), 4),
             "cannot_judge": doubt,
-            **{f"probability of {name}": round(float(p), 4) for name, p in zip(shown, of_row, strict=False)},
+            **{f"probability of {name}": round(float(p), 4) for name, p in zip(shown, probabilities, strict=False)},
         })  # fmt: skip
     return rows
 
 
-def _tested(data: Path, fitted: TextModel, label: str) -> str:
-    """Return a sentence on the score on the test split of a folder; empty if there is none with labels."""
+def _tested(data: Path, model: TextModel, label: str) -> str:
+    """Return a sentence on the score on a folder's test split; empty if it has no test split with labels."""
     columns = read_table(data, ("test",)) if data.is_dir() else {}
     if label not in columns:
         return ""
-    rows = with_labels(columns, fitted.columns_, label)
-    score = fitted.answers_.score_of_data(fitted.outputs(rows.texts), rows.labels, rows.places)
-    return f" On the {len(rows.labels)} rows of the test split, it scores {fitted.answers_.shown(score)}."
+    rows = with_labels(columns, model.columns_, label)
+    score = model.answers_.score_of_data(model.outputs(rows.texts), rows.labels, rows.row_numbers)
+    return f" On the {len(rows.labels)} rows of the test split, it scores {model.answers_.shown(score)}."

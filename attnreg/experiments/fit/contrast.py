@@ -1,4 +1,4 @@
-"""Contrastive fine-tuning: states of rows of one class are drawn together, those of others apart."""
+"""Contrastive fine-tuning: states of rows of one class are drawn together, states of different classes apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def contrastive_loss(states: Tensor, labels: Tensor) -> Tensor:
     .. math:: \mathcal L_i = -\frac1{|P_i|} \sum_{p \in P_i} \log
         \frac{\exp(z_i \cdot z_p / \tau)}{\sum_{a \neq i} \exp(z_i \cdot z_a / \tau)}
 
-    z are the states, normalized, P_i the other rows of the class of row i. It is the mean over rows.
+    z are the states, normalized, P_i the other rows of the class of row i. The loss is the mean over rows.
 
     Reference:
         Khosla et al., Supervised Contrastive Learning (NeurIPS 2020, arXiv 2004.11362), Eq. 2.
@@ -38,29 +38,29 @@ def contrastive_loss(states: Tensor, labels: Tensor) -> Tensor:
         True
     """
     states = F.normalize(states.to(torch.promote_types(states.dtype, torch.float32)), dim=-1)
-    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    # No infinity, which of a row alone would make gradients that are not finite.
-    logs = (states @ states.T / _TEMPERATURE).masked_fill(itself, torch.finfo(states.dtype).min).log_softmax(1)
-    alike = (labels[:, None] == labels) & ~itself
-    has_others = alike.any(1)
-    of_rows = -logs.masked_fill(~alike, 0.0).sum(1)[has_others] / alike.sum(1)[has_others]
-    return of_rows.sum() / max(1, len(of_rows))
+    diagonal = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    # Not infinity, which would make the gradients of a row without positives not finite.
+    logs = (states @ states.T / _TEMPERATURE).masked_fill(diagonal, torch.finfo(states.dtype).min).log_softmax(1)
+    positives = (labels[:, None] == labels) & ~diagonal
+    has_any = positives.any(1)
+    losses = -logs.masked_fill(~positives, 0.0).sum(1)[has_any] / positives.sum(1)[has_any]
+    return losses.sum() / max(1, len(losses))
 
 
 class Contrast:
-    """The objective of contrastive fine-tuning: the :func:`contrastive_loss` of what the head reads."""
+    """The objective of contrastive fine-tuning: the :func:`contrastive_loss` of the states that the head reads."""
 
     def __init__(self, head: nn.Module) -> None:
         self._states = torch.empty(0)
-        self.hook = head.register_forward_pre_hook(self._see)
+        self.hook = head.register_forward_pre_hook(self._keep_states)
 
-    def _see(self, head: nn.Module, args: tuple[Any, ...]) -> None:
+    def _keep_states(self, head: nn.Module, args: tuple[Any, ...]) -> None:
         self._states = args[0]
 
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
         forward(batch)
-        # Decoders have logits of each token, but pooled states, which are alike in all of them.
+        # A decoder's head reads a state per token; pooled states are the same at all tokens.
         states = self._states[:, 0] if self._states.dim() == 3 else self._states
         return contrastive_loss(states, batch["labels"])
 
@@ -87,19 +87,20 @@ class PairedBatches:
 def in_pairs(
     labels: NDArray[np.int64], lengths: NDArray[np.int64], batch_size: int, draw: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return a random order of rows, batch by batch, in which two of a class stand side by side.
+    """Return a random order of rows, batch by batch, in which two rows of a class stand side by side.
 
-    Each batch has rows of all classes, by their share, as far as they have room, of similar length in each: that takes
-    less padding.
+    A batch has rows of all classes, by their share, as far as they have room. Its rows of one class are of similar
+    length, which takes less padding.
     """
-    about = lengths * draw.uniform(0.75, 1.25, len(lengths))
-    pairs, places = list[NDArray[np.int64]](), list[float]()
-    for each in np.unique(labels):
-        rows = np.flatnonzero(labels == each)
-        rows = rows[np.argsort(about[rows])]
-        of_class = [rows[begin : begin + 2] for begin in range(0, len(rows), 2)]
-        pairs += of_class
-        places += ((np.arange(len(of_class)) + draw.random(len(of_class))) / len(of_class)).tolist()
-    order = np.concatenate([pairs[number] for number in np.argsort(places)])
+    noisy_lengths = lengths * draw.uniform(0.75, 1.25, len(lengths))
+    pairs, positions = list[NDArray[np.int64]](), list[float]()
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        rows = rows[np.argsort(noisy_lengths[rows])]
+        pairs_of_class = [rows[begin : begin + 2] for begin in range(0, len(rows), 2)]
+        count = len(pairs_of_class)
+        pairs += pairs_of_class
+        positions += ((np.arange(count) + draw.random(count)) / count).tolist()
+    order = np.concatenate([pairs[number] for number in np.argsort(positions)])
     batches = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
     return np.concatenate([batches[number] for number in draw.permutation(len(batches))])

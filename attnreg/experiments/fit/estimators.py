@@ -38,20 +38,20 @@ from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 
 _KEY = "attnreg_fit"  # in a model's config.json
-_UNKNOWN = 1 / 2  # of a text's tokens
-SETUP = "fit.json"  # in the folder of a fit
+_UNKNOWN = 1 / 2  # share of unknown tokens above which a text cannot be judged
+SETUP = "fit.json"  # the settings of a fit, in its folder
 _FEW = 1000  # rows, below which batches are smaller
 
 
 class TextModel(BaseEstimator):
-    """What classifier and regressor share: a race of ways to train a pretrained model, and the model that it gives."""
+    """The base of classifier and regressor: it races ways to train a pretrained model, and keeps the best model."""
 
     columns_: list[str]
     network_: Any
     outcome_: Outcome
     temperature_: float
     answers_: Answers
-    _numbers: ClassVar[bool]  #: whether it predicts numbers
+    _numbers: ClassVar[bool]  #: whether labels are numbers
     _kind: Kind
     _device: torch.device
 
@@ -82,9 +82,9 @@ class TextModel(BaseEstimator):
         return tags
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
-        """Fit to texts, or pairs of texts, and their labels; rows of one of the ``groups`` are in one fold."""
+        """Fit to texts, or pairs of texts, and their labels; all rows of one of the ``groups`` are in one fold."""
         seconds = seconds_of(self.budget)
-        rows = X if isinstance(X, Rows) else self.checked(X, y, groups)  # those of a file are checked
+        rows = X if isinstance(X, Rows) else self.checked(X, y, groups)  # rows of a file are checked already
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
         self.answers_, self.columns_ = rows.answers, [*rows.columns]
@@ -92,14 +92,14 @@ class TextModel(BaseEstimator):
             stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
             torch.manual_seed(self.seed)
             self._load(str(self.model))
-            given = self._dataset(rows.texts, rows.labels.tolist())
-            for each in (*label_warnings(self._kind, given), *input_warnings(self._kind, given, "texts")):
-                warnings.warn(each, AttnRegWarning, stacklevel=2)
+            dataset = self._dataset(rows.texts, rows.labels.tolist())
+            for message in (*label_warnings(self._kind, dataset), *input_warnings(self._kind, dataset, "texts")):
+                warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
-            bench = Bench(self.network_, self._kind, self._kind.encode(given), size, accelerator, self.seed)
+            bench = Bench(self.network_, self._kind, self._kind.encode(dataset), size, accelerator, self.seed)
             race = Race(bench, rows, clock, self.seed, folds)
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "A worker stopped")  # one whose memory has grown is started again
+            warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
             self.network_ = race.final(self.outcome_.best)
@@ -112,7 +112,7 @@ class TextModel(BaseEstimator):
         return self
 
     def checked(self, X: Any, y: Any, groups: Any = None) -> Rows:  # noqa: N803
-        """Check texts and their labels, and return them as rows to fit."""
+        """Check texts and their labels, and return rows to fit."""
         return Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
 
     def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -122,17 +122,17 @@ class TextModel(BaseEstimator):
         if not texts:
             return np.empty((0, self.answers_.outputs))
         if len(texts[0]) != len(self.columns_):
-            raise InputError(f"Expected {len(self.columns_)} texts in each row, got {len(texts[0])}.")
+            raise InputError(f"Expected {len(self.columns_)} texts per row, got {len(texts[0])}.")
         encoded = self._kind.encode(self._dataset(texts, [0] * len(texts)))
         return logits_of(self.network_, to_score(encoded, 64, self._kind, self._device), self._kind)
 
     def doubt(self, texts: Sequence[str]) -> str:
-        """Return why the text or texts of a row cannot be judged, or only in part; empty if they can."""
+        """Return why the texts of a row cannot be judged, or only in part; an empty text if they can."""
         if not any(text.strip() for text in texts):
             return "no text"
         tokenizer = self._kind.tokenizer
         ids = tokenizer(*texts, add_special_tokens=True)["input_ids"]
-        unknown = sum(each == tokenizer.unk_token_id for each in ids)
+        unknown = sum(token == tokenizer.unk_token_id for token in ids)
         if unknown > _UNKNOWN * max(1, len(ids) - tokenizer.num_special_tokens_to_add(len(texts) > 1)):
             return "most of it is unknown to the tokenizer"
         return f"cut at {self._kind.max_length} tokens" if len(ids) > self._kind.max_length else ""
@@ -141,67 +141,67 @@ class TextModel(BaseEstimator):
         """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
         check_is_fitted(self, "network_")
         classes = None if self.answers_.classes is None else self.answers_.classes.tolist()
-        known = {"classes": classes, "columns": self.columns_, "temperature": self.temperature_}
-        known["metric"] = self.answers_.metric
-        setattr(self.network_.config, _KEY, {**known, "max_length": self._kind.max_length})
-        with replaced_folder(Path(folder)) as new:
-            self.network_.save_pretrained(new)
-            self._kind.tokenizer.save_pretrained(new)
+        saved = {"classes": classes, "columns": self.columns_, "temperature": self.temperature_}
+        saved |= {"metric": self.answers_.metric, "max_length": self._kind.max_length}
+        setattr(self.network_.config, _KEY, saved)
+        with replaced_folder(Path(folder)) as target:
+            self.network_.save_pretrained(target)
+            self._kind.tokenizer.save_pretrained(target)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | None = None) -> Self:
-        """Load what :meth:`save` has written."""
+        """Load a model that :meth:`save` has written."""
         import transformers
 
-        place = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
-        if (place / SETUP).is_file():
+        path = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
+        if (path / SETUP).is_file():
             raise InputError(f"The fit in {folder} has not finished: repeat its `attnreg fit` command to continue it.")
         try:
-            config = transformers.AutoConfig.from_pretrained(place)
+            config = transformers.AutoConfig.from_pretrained(path)
         except (OSError, ValueError) as error:
-            raise InputError(f"No model in {place}: {error}") from error
-        if (known := getattr(config, _KEY, None)) is None:
-            raise InputError(f"The model in {place} was not made by `attnreg fit`: use `attnreg evaluate`.")
-        kind = TextRegressor if known["classes"] is None else TextClassifier
+            raise InputError(f"No model in {path}: {error}") from error
+        if (saved := getattr(config, _KEY, None)) is None:
+            raise InputError(f"The model in {path} was not saved by `attnreg fit`: use `attnreg evaluate`.")
+        kind = TextRegressor if saved["classes"] is None else TextClassifier
         if not issubclass(kind, cls):
-            raise InputError(f"The model in {place} was made by {kind.__name__}, not {cls.__name__}.")
-        made = kind(str(place), max_length=known["max_length"], device=device)
-        classes = None if known["classes"] is None else np.array(known["classes"])
-        made.answers_ = Answers(known.get("metric", ""), classes)
-        made.columns_, made.temperature_ = known["columns"], known["temperature"]
-        made._load(str(place))
-        made.network_.to(made._device)
-        return made
+            raise InputError(f"The model in {path} was saved by {kind.__name__}, not {cls.__name__}.")
+        model = kind(str(path), max_length=saved["max_length"], device=device)
+        classes = None if saved["classes"] is None else np.array(saved["classes"])
+        model.answers_ = Answers(saved.get("metric", ""), classes)
+        model.columns_, model.temperature_ = saved["columns"], saved["temperature"]
+        model._load(str(path))
+        model.network_.to(model._device)
+        return model
 
     def other_settings(self, folder: Path, rows: Rows) -> str | None:
-        """Return how the fit in a folder differs from this one to rows; ``None`` if it does not, or there is none."""
-        place = OutputFolder(folder, "fit", SETUP)
-        there = place.read()
-        names = [name for name, value in self._setup(rows).items() if there and there.get(name) != value]
-        others = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
-        return "other files" if place.has_other_files else others
+        """Return how the fit in a folder differs from a fit of this model to rows; ``None`` if nothing differs."""
+        output = OutputFolder(folder, "fit", SETUP)
+        saved = output.read()
+        names = [name for name, value in self._setup(rows).items() if saved and saved.get(name) != value]
+        difference = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
+        return "other files" if output.has_other_files else difference
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
-        given = {"model": str(self.model), "metric": rows.answers.metric, "seed": self.seed}
-        return {**given, "max_length": self.max_length, "rows": rows.content()}
+        setup = {"model": str(self.model), "metric": rows.answers.metric, "seed": self.seed}
+        return {**setup, "max_length": self.max_length, "rows": rows.content()}
 
     def _folds(self, folder: Path, rows: Rows) -> Path:
-        """Make the folder of what is trained on folds; refuse one that keeps another fit."""
-        if others := self.other_settings(folder, rows):
-            raise InputError(f"{folder} holds a fit with {others}: give another folder.")
+        """Create the folder for the logits of folds; refuse a folder that holds another fit."""
+        if difference := self.other_settings(folder, rows):
+            raise InputError(f"{folder} holds a fit with {difference}: give another folder.")
         folder.mkdir(parents=True, exist_ok=True)
         OutputFolder(folder, "fit", SETUP).write(self._setup(rows))
         (folder / "folds").mkdir(exist_ok=True)
         return folder / "folds"
 
     def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> Dataset:
-        """Return texts, and class numbers or numbers, as rows of the task."""
+        """Return texts with class numbers, or numbers, as rows of the task."""
         columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
         names = self._kind.task.labels
         return Dataset.from_dict({**columns, "label": [names[number] for number in labels] if names else [*labels]})
 
     def _load(self, model: str) -> None:
-        """Load the pretrained model, and the kind that encodes its rows."""
+        """Load the pretrained model, and the kind of task that encodes its rows."""
         disable_progress_bars()
         self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
         self._pools, columns = False, COLUMNS[: len(self.columns_)]
@@ -210,14 +210,12 @@ class TextModel(BaseEstimator):
             names = tuple(map(str, self.answers_.classes))
             task = replace(TASKS["custom"], columns=columns, labels=names, metrics=("accuracy",))
         loaded = load_pretrained(task, model)
-        if saved_pooling(loaded.model.config) == "mean":  # which transformers alone would not compute
+        if saved_pooling(loaded.model.config) == "mean":  # which transformers alone does not compute
             loaded = load_pretrained(task, model, pooling="own")
             self._pools = pool_mean(loaded.model)
             if not self._pools:
-                what = f"{type(loaded.model).__name__} of {model}"
-                warnings.warn(
-                    f"The {what} cannot read the mean of its tokens, for which it was made.", AttnRegWarning, 2
-                )
+                name = f"{type(loaded.model).__name__} of {model}"
+                warnings.warn(f"The {name} cannot read the mean of its tokens, as in its training.", AttnRegWarning, 2)
         length = longest_input(loaded.model, self.max_length, task.max_length)
         self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
@@ -227,27 +225,27 @@ class TextClassifier(ClassifierMixin, TextModel):
     """Train the best classifier of texts that a pretrained model gives within a time, and say what it will score.
 
     Linear probes and several ways of fine-tuning race over folds of the rows; the best is trained on all rows. The
-    score that is promised, ``score_``, is corrected for having chosen the best.
+    promised score, ``score_``, is corrected for the choice of the best.
 
     Args:
         model: folder or hub name of a pretrained model of transformers.
         budget: time to spend, such as ``"15m"`` or a number of seconds.
-        metric: what the best is chosen by, ``"accuracy"`` (the default) or ``"macro_f1"``.
+        metric: the score that chooses the best, ``"accuracy"`` (the default) or ``"macro_f1"``.
         max_length: maximum tokens of a text; longer ones are cut.
         seed: seed of folds, new weights and the order of rows.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"`` (default: the best available).
-        folder: keeps what was trained on folds, so that the fit goes on there after it was stopped.
-        verbose: whether to print what is done and how much time is left.
+        folder: keeps the logits of folds, so that a stopped fit goes on there.
+        verbose: whether to print progress and how much time is left.
 
     Attributes:
         classes_: the classes, sorted.
         score_: the score on new rows, as ``(score, low, high)`` with a 95 % interval.
         columns_: names of the texts of a row.
         best_: the chosen way of training.
-        outcome_: all that was found.
+        outcome_: all results of the race.
 
     Raises:
-        InputError: if the rows are no texts, or there is nothing to learn from them.
+        InputError: if the rows are no texts, or their labels cannot be learned.
 
     Example:
         >>> import tempfile
@@ -272,12 +270,12 @@ class TextClassifier(ClassifierMixin, TextModel):
         return self.answers_.classes
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the probability of each class, ``(n, classes)``, calibrated on rows held out."""
-        logits = self.outputs(X)  # first, since a classifier that is not fitted has no temperature
+        """Return the probabilities of classes, ``(n, classes)``, calibrated on held-out rows."""
+        logits = self.outputs(X)  # first: a classifier that is not fitted has no temperature
         return special.softmax(logits / self.temperature_, axis=1)
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the most probable class of each row."""
+        """Return the most probable class of every row."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
@@ -285,8 +283,8 @@ class TextClassifier(ClassifierMixin, TextModel):
 class TextRegressor(RegressorMixin, TextModel):
     """Train the best predictor of numbers from texts, such as ratings: as :class:`TextClassifier` for classes.
 
-    The best is chosen by ``"pearson"`` (the default), Pearson's correlation of predictions and labels, or by
-    ``"spearman"``, that of their ranks. The other arguments, and attributes, are those of :class:`TextClassifier`.
+    ``metric`` is ``"pearson"`` (the default), Pearson's correlation of predictions and labels, or ``"spearman"``, the
+    correlation of their ranks. The other arguments, and the attributes, are those of :class:`TextClassifier`.
 
     Example:
         >>> import tempfile
@@ -304,7 +302,7 @@ class TextRegressor(RegressorMixin, TextModel):
     _numbers = True
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return a number for each row, ``(n,)``."""
+        """Return a number per row, ``(n,)``."""
         return self.outputs(X)[:, 0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803

@@ -30,58 +30,58 @@ from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Bench, Logits, Try
 
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
-LOSING = 0.05  # a try that is the best with less than this probability is dropped
+LOSING = 0.05  # a try is dropped if its probability of being the best is lower
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
-_OF_CLASS = 100  # row epochs of a class, at least
-PART = 0.2  # of the time, that a fine-tuning on all rows takes at most; and that probes take before it
-_RATE, _WIDTH = 1e-4, 384  # learning rate, which suits states of this width; wider models need a lower one
-_PARTS = (0.5, 0.7, 1.0)  # of the rows of a fold, for the learning curve, whose last piece counts
+_CLASS_ROW_EPOCHS = 100  # per class, at least
+PART = 0.2  # of the time: at most for fine-tuning on all rows; and for probes in folds
+_RATE, _WIDTH = 1e-4, 384  # a learning rate for states of this width; wider models need a lower rate
+_PARTS = (0.5, 0.7, 1.0)  # of a fold's training rows, for the learning curve
 
 Change = Callable[[Try], Mapping[str, Any]]
-#: What may help fine-tuning that a linear probe has beaten: time may have been short for it, or its steps too long.
+#: Changes for fine-tuning that a linear probe has beaten: its epochs may have been too few, or its steps too long.
 REMEDIES: Sequence[Change] = (
     lambda leader: {"epochs": 2 * leader.epochs},
     lambda leader: {"learning_rate": leader.learning_rate / 2},
 )
-#: What joins the race after a fold, if there is time: changes of the try that leads, of those that they change.
+#: Changes that join the race after a fold, if there is time: each changes the leader of the tries that it can change.
 LATER: Sequence[Change] = (
     lambda leader: {"ad_drop": leader.epochs > 1 and not leader.contrasts},
     *REMEDIES,
     lambda leader: {"r_drop": not leader.contrasts},
 )
 
-Place = tuple[int, int]  # a repeat and a fold of it
-Job = tuple[Try, Place]
+Fold = tuple[int, int]  # the number of a repeat, and the number of a fold within it
+Job = tuple[Try, Fold]
 
 
 @dataclass
 class Outcome:
-    """What a fit has found. Tries and their out-of-fold results are those that were on the same rows."""
+    """The result of a fit. The out-of-fold results of tries are on the same rows."""
 
     best: Try
     estimate: Estimate  #: the score of the best try on new rows, trained on all rows
-    in_folds: Estimate  #: that of tries trained on the rows of folds
-    tries: list[Try]  #: those that raced to the end, and the probes
+    in_folds: Estimate  #: the score of tries trained on the rows of folds
+    tries: list[Try]  #: the tries in the race at its end
     scores: list[float]
-    chosen: list[float]  #: how often each try would have been chosen
-    dropped: dict[Try, float]  #: tries that were dropped, with their score on their rows
+    chosen: list[float]  #: share of bootstrap samples that choose a try, by try
+    dropped: dict[Try, float]  #: the tries that were dropped, with their scores on their folds
     rows: Numbers  #: the rows that tries were scored on
-    logits: Logits  #: of the best try, of these rows, mean over repeats
+    logits: Logits  #: of the best try on these rows, mean over repeats
     temperature: float
     decay: float  #: the power with which errors fall with the number of rows
-    certain_decay: float  #: that, less its standard error
+    certain_decay: float  #: this power, less its standard error
     trained_on: float  #: share of all rows that tries were trained on
     trainings: int
-    curve: dict[int, float]  #: scores of a linear probe by the number of rows
-    since: dict[Try, float]  #: seconds before the trainings with which each try began
+    curve: dict[int, float]  #: scores of a linear probe, by the number of rows
+    since: dict[Try, float]  #: seconds spent before the first training of a try, by try
     seconds: float  #: of the race
-    in_bfloat16: bool  #: whether networks computed in it while they were trained
+    in_bfloat16: bool  #: whether networks computed in bfloat16 in training
     at_a_time: int  #: trainings, at the end of the race
     ended: str  #: why the race ended, as a sentence
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
-        others = (
+        fields = (
             "temperature", "decay", "certain_decay", "trained_on", "trainings",
             "seconds", "in_bfloat16", "at_a_time", "curve", "ended",
         )  # fmt: skip
@@ -89,31 +89,31 @@ class Outcome:
             "best": str(self.best),
             "score": self.estimate._asdict(),
             "in_folds": self.in_folds._asdict(),
-            "tries": {str(which): score for which, score in zip(self.tries, self.scores, strict=True)},
-            "dropped": {str(which): score for which, score in self.dropped.items()},
-            **{name: getattr(self, name) for name in others},
+            "tries": {str(candidate): score for candidate, score in zip(self.tries, self.scores, strict=True)},
+            "dropped": {str(candidate): score for candidate, score in self.dropped.items()},
+            **{name: getattr(self, name) for name in fields},
         }
 
 
 class Race:
-    """Out-of-fold logits of tries, trained when asked for; in a folder, they are kept and read again."""
+    """The race of tries, and their out-of-fold logits, which are kept in the folder, if any, for a later process."""
 
     def __init__(self, bench: Bench, rows: Rows, clock: Clock, seed: int, folder: Path | None) -> None:
         self.bench, self.rows, self.clock, self.seed = bench, rows, clock, seed
         self.answers = rows.answers
         self.folder, self.repeats, self.processes = folder, list(rows.repeats(seed)), Processes(bench)
-        self.places: list[Place] = [(r, fold) for r, folds in enumerate(self.repeats) for fold in range(len(folds))]
-        self.done: dict[Try, dict[Place, Logits]] = {}
+        self.all_folds: list[Fold] = [(r, i) for r, folds in enumerate(self.repeats) for i in range(len(folds))]
+        self.done: dict[Try, dict[Fold, Logits]] = {}
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
-        self.folds, self.trainings = len(self.repeats[0]), 0
+        self.fold_count, self.trainings = len(self.repeats[0]), 0
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
         began = self.clock.spent
         probes = [Try(penalty=penalty) for penalty in PENALTIES]
-        for fold in range(self.folds):
-            self.train(itertools.product(probes, [(0, fold)]))
+        for fold in self.all_folds[: self.fold_count]:
+            self.train(itertools.product(probes, [fold]))
             if self.clock.spent - began > PART * self.clock.budget:
                 break
         self.alive = [*self.done]
@@ -125,32 +125,32 @@ class Race:
             self.clock.tell(f"{self.processes.count} trainings at a time")
         self.alive = [*(entrants := self._entrants(probe)), *self.alive]
         later = [*LATER]
-        ended = f"All {len(self.places)} folds were used."
+        ended = f"All {len(self.all_folds)} folds were used."
         number = 0
-        while number < len(self.places):
-            repeat, fold = self.places[number]
-            # A repeat is of use only as a whole.
-            needed = self.places[number : number + 1 if repeat == 0 or fold else number + self.folds]
+        while number < len(self.all_folds):
+            repeat, index = self.all_folds[number]
+            # A later repeat counts only as a whole.
+            needed = self.all_folds[number : number + 1 if repeat == 0 or index else number + self.fold_count]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
                 leader = self.leader(self.tuned)
-                others = [each for each in self.tuned if each != leader]
-                self.drop(others[int(np.argmin(self.scores(others)))])
+                followers = [candidate for candidate in self.tuned if candidate != leader]
+                self.drop(followers[int(np.argmin(self.scores(followers)))])
             if not self.tuned:
                 ended = (
                     "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
                 )
                 break
             if not self.is_time_for(itertools.product(self.tuned, needed)):
-                ended = f"Time ended the race after {number} of at most {len(self.places)} folds."
+                ended = f"Time ended the race after {number} of at most {len(self.all_folds)} folds."
                 break
-            together = self._together(number)
-            self.train(itertools.product(self.alive, together))
-            number += len(together)
+            folds = self._next_folds(number)
+            self.train(itertools.product(self.alive, folds))
+            number += len(folds)
             raced = self.tuned
-            for each in self._losing():
-                self.drop(each)
-            for change in [each for each in later if self.tuned or each in REMEDIES]:
-                able = [each for each in self.tuned or raced if replace(each, **change(each)) != each]
+            for loser in self._losing():
+                self.drop(loser)
+            for change in [*later] if self.tuned else [remedy for remedy in REMEDIES if remedy in later]:
+                able = [way for way in self.tuned or raced if replace(way, **change(way)) != way]
                 if able and self.join(replace(leader := self.leader(able), **change(leader)), number):
                     later.remove(change)
                     break
@@ -159,138 +159,138 @@ class Race:
     @property
     def tuned(self) -> list[Try]:
         """The ways of fine-tuning that are in the race."""
-        return [each for each in self.alive if not each.is_probe]
+        return [candidate for candidate in self.alive if not candidate.is_probe]
 
-    def drop(self, which: Try) -> None:
+    def drop(self, loser: Try) -> None:
         """Take a try out of the race."""
-        self.dropped[which] = float(self.scores([which])[0])
-        self.clock.tell(f"dropped {which}: {self.answers.shown(self.dropped[which])}")
-        self.alive.remove(which)
+        self.dropped[loser] = float(self.scores([loser])[0])
+        self.clock.tell(f"dropped {loser}: {self.answers.shown(self.dropped[loser])}")
+        self.alive.remove(loser)
 
-    def join(self, which: Try, folds: int) -> bool:
-        """Let a new try make up for the first folds, if there is time for that and for the rest of the first repeat."""
-        places, following = self.places[:folds], self.places[folds : max(self.folds, folds + 1)]
-        jobs = [*itertools.product([which], places), *itertools.product([which, *self.tuned], following)]
-        if which in self.done or not self.is_time_for(jobs):
+    def join(self, newcomer: Try, number: int) -> bool:
+        """Train a new try on the folds before a number, if there is time for these and the rest of the first repeat."""
+        past, following = self.all_folds[:number], self.all_folds[number : max(self.fold_count, number + 1)]
+        jobs = [*itertools.product([newcomer], past), *itertools.product([newcomer, *self.tuned], following)]
+        if newcomer in self.done or not self.is_time_for(jobs):
             return False
-        self.train(itertools.product([which], places))
-        self.alive.insert(len(self.tuned), which)  # probes come last
+        self.train(itertools.product([newcomer], past))
+        self.alive.insert(len(self.tuned), newcomer)  # probes come last
         return True
 
     def _entrants(self, probe: Try) -> list[Try]:
-        """Return the ways of fine-tuning that begin the race, as long as there is time for."""
-        plan = None if self.folder is None else self.folder / "epochs"  # a fit that goes on must have the same tries
+        """Return the ways of fine-tuning that begin the race, as many as there is time for."""
+        plan = None if self.folder is None else self.folder / "epochs"  # a continued fit must have the same tries
         if plan is not None and plan.is_file():
             affordable = float(plan.read_text())
         else:
             affordable = self.clock.left / (self.bench.seconds * len(self.rows))
-        row_epochs = max(_ROW_EPOCHS, _OF_CLASS * self.answers.outputs)
+        row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
         rate = _RATE * min(1.0, _WIDTH / self.bench.width)
         plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
-        # Those come first that usually score most; pairs of more classes than this have no room in a batch.
-        some = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
+        # The way that usually scores most comes first. Contrasts need room in a batch for a pair of every class.
+        entrants = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
-            some.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
-        while some and not self.is_time_for(itertools.product(some, self.places[: min(2, len(some))])):
-            some.pop()
-        if some and plan is not None:  # a fit that goes on with a larger budget plans anew if nothing was trained
+            entrants.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
+        while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
+            entrants.pop()
+        if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
             write_text(plan, str(affordable))
-        return some
+        return entrants
 
     def is_time_for(self, jobs: Iterable[Job]) -> bool:
-        """Whether there is time for some trainings, and then for the longest on all rows; for what is kept there is."""
+        """Whether there is time for trainings and then for the longest of them on all rows; always if all are done."""
         jobs, (train, held) = [*jobs], self.repeats[0][0]
-        if all(self.is_kept(*job) for job in jobs):
+        if all(self.is_done(*job) for job in jobs):
             return True
-        passes = [which.passes for which, _ in jobs]
-        rows = self.processes.longest([each * len(train) + len(held) / 3 for each in passes])
+        passes = [candidate.passes for candidate, _ in jobs]
+        rows = self.processes.longest([count * len(train) + len(held) / 3 for count in passes])
         return self.bench.seconds * (rows + 1.2 * max(passes) * len(self.rows)) + 2.0 <= self.clock.left
 
-    def is_kept(self, which: Try, place: Place) -> bool:
-        """Whether a try was trained on a fold, also by a process that was stopped."""
-        path = self._path(which, place)
-        return place in self.done.get(which, {}) or (path is not None and path.is_file())
+    def is_done(self, candidate: Try, fold: Fold) -> bool:
+        """Whether a try was trained on a fold, perhaps by an earlier process."""
+        path = self._path(candidate, fold)
+        return fold in self.done.get(candidate, {}) or (path is not None and path.is_file())
 
-    def _path(self, which: Try, place: Place) -> Path | None:
-        name = f"{str(which).replace(' ', '-')} {self.places.index(place)}.npz"
+    def _path(self, candidate: Try, fold: Fold) -> Path | None:
+        name = f"{str(candidate).replace(' ', '-')} {self.all_folds.index(fold)}.npz"
         return None if self.folder is None else self.folder / name
 
     def train(self, jobs: Iterable[Job]) -> None:
-        """Train tries on folds, and keep their logits of the rows held out, unless they are there."""
-        new: list[Job] = []
-        for which, place in jobs:
-            self.since.setdefault(which, self.clock.spent)
-            path = self._path(which, place)
-            if place in self.done.get(which, {}):
+        """Train tries on folds and keep their logits of held-out rows; read the logits that are saved already."""
+        untrained: list[Job] = []
+        for candidate, fold in jobs:
+            self.since.setdefault(candidate, self.clock.spent)
+            path = self._path(candidate, fold)
+            if fold in self.done.get(candidate, {}):
                 continue
             if path is None or not path.is_file():
-                new.append((which, place))
+                untrained.append((candidate, fold))
                 continue
-            kept = np.load(path)
-            self.clock.resume(float(kept["seconds"]))
-            self._keep(which, place, kept["logits"])
-        given = [(which, *self.repeats[r][fold], self.seed + self.places.index((r, fold))) for which, (r, fold) in new]
-        names = ", ".join({str(which): None for which, _ in new if not which.is_probe})
+            saved = np.load(path)
+            self.clock.resume(float(saved["seconds"]))
+            self._keep(candidate, fold, saved["logits"])
+        seeds = {fold: self.seed + number for number, fold in enumerate(self.all_folds)}
+        calls = [(candidate, *self.repeats[fold[0]][fold[1]], seeds[fold]) for candidate, fold in untrained]
+        names = ", ".join({str(candidate): None for candidate, _ in untrained if not candidate.is_probe})
         began = self.clock.spent
-        for number, logits in self.processes.out_of_fold(given, lambda: self.clock.tick(f"training {names}")):
-            which, place = new[number]
-            if (path := self._path(which, place)) is not None:
+        for number, logits in self.processes.out_of_fold(calls, lambda: self.clock.tick(f"training {names}")):
+            candidate, fold = untrained[number]
+            if (path := self._path(candidate, fold)) is not None:
                 unfinished = path.with_suffix(".new")
                 with unfinished.open("wb") as file:
                     np.savez(file, logits=logits, seconds=self.clock.spent - began)
                 unfinished.replace(path)
             began = self.clock.spent
-            self.trainings += not which.is_probe
-            self._keep(which, place, logits)
+            self.trainings += not candidate.is_probe
+            self._keep(candidate, fold, logits)
 
-    def _keep(self, which: Try, place: Place, logits: Logits) -> None:
-        self.done.setdefault(which, {})[place] = logits
-        if not which.is_probe:
-            held = self.repeats[place[0]][place[1]][1]
+    def _keep(self, candidate: Try, fold: Fold, logits: Logits) -> None:
+        self.done.setdefault(candidate, {})[fold] = logits
+        if not candidate.is_probe:
+            held = self.repeats[fold[0]][fold[1]][1]
             score = self.answers(self.rows.labels[held], self.answers.predicted(logits))
-            self.clock.tell(f"{which}, fold {self.places.index(place) + 1}: {self.answers.shown(score)}")
+            self.clock.tell(f"{candidate}, fold {self.all_folds.index(fold) + 1}: {self.answers.shown(score)}")
 
-    def _together(self, number: int) -> list[Place]:
-        """Return the folds that are raced on next: as many of a repeat as occupy all processes, if there is time."""
-        most = min(self.folds - self.places[number][1], self.processes.count // len(self.tuned))
-        while most > 1 and not self.is_time_for(itertools.product(self.tuned, self.places[number : number + most])):
-            most -= 1
-        return self.places[number : number + max(1, most)]
+    def _next_folds(self, number: int) -> list[Fold]:
+        """Return the next folds of the race: as many of a repeat as occupy all processes, if there is time."""
+        count = min(self.fold_count - self.all_folds[number][1], self.processes.count // len(self.tuned))
+        while count > 1 and not self.is_time_for(itertools.product(self.tuned, self.all_folds[number:][:count])):
+            count -= 1
+        return self.all_folds[number:][: max(1, count)]
 
     def table(self, tries: list[Try]) -> tuple[Values, Numbers, NDArray[np.float64]]:
-        """Return predictions ``(tries, repeats, n)``, the rows, and logits, of the folds that all of them have done."""
-        shared = set.intersection(*(set(self.done[each]) for each in tries))
-        whole = [r for r in range(len(self.repeats)) if all((r, fold) in shared for fold in range(self.folds))]
-        repeats = whole or [0]
-        places = [[(r, fold) for fold in range(self.folds) if (r, fold) in shared] for r in repeats]
-        rows = np.sort(np.concatenate([self.repeats[r][fold][1] for r, fold in places[0]]))
-        logits = np.empty((len(tries), len(repeats), len(rows), self.answers.outputs))
-        for number, each in enumerate(tries):
-            for repeat, some in enumerate(places):
-                held = np.concatenate([self.repeats[r][fold][1] for r, fold in some])
-                found = np.concatenate([self.done[each][place] for place in some])
-                logits[number, repeat] = found[np.argsort(held)]
+        """Return predictions ``(tries, repeats, n)``, rows and logits, of the folds that all these tries have done."""
+        shared = set.intersection(*(set(self.done[candidate]) for candidate in tries))
+        done = [[fold for fold in self.all_folds if fold[0] == r and fold in shared] for r in range(len(self.repeats))]
+        done = [folds for folds in done if len(folds) == self.fold_count] or done[:1]  # whole repeats, or the first
+        rows = np.sort(np.concatenate([self.repeats[r][i][1] for r, i in done[0]]))
+        logits = np.empty((len(tries), len(done), len(rows), self.answers.outputs))
+        for number, candidate in enumerate(tries):
+            for repeat, folds in enumerate(done):
+                held = np.concatenate([self.repeats[r][i][1] for r, i in folds])
+                of_folds = np.concatenate([self.done[candidate][fold] for fold in folds])
+                logits[number, repeat] = of_folds[np.argsort(held)]
         return self.answers.predicted(logits), rows, logits
 
     def scores(self, tries: list[Try]) -> NDArray[np.float64]:
-        """Return the scores of tries on the folds that all of them have done."""
+        """Return the scores of tries on the folds that all of these tries have done."""
         predictions, rows, _ = self.table(tries)
         return scores_of(self.answers, self.rows.labels[rows], predictions)
 
     def leader(self, tries: list[Try]) -> Try:
-        """Return the try that would be chosen."""
+        """Return the try that the results so far would choose."""
         predictions, rows, _ = self.table(tries)
         labels, units = self.rows.labels[rows], self.rows.units[rows]
         return tries[chosen_of(self.answers, labels, predictions, units, seed=self.seed)]
 
     def _losing(self) -> list[Try]:
-        """Return the tries in the race that are hardly the best, by a bootstrap of the rows."""
+        """Return the tries in the race that are most probably not the best, by a bootstrap of the rows."""
         predictions, rows, _ = self.table(self.alive)
         shares = probability_best(self.answers, self.rows.labels[rows], predictions, seed=self.seed)
-        return [each for each, share in zip(self.alive, shares, strict=True) if share < LOSING]
+        return [candidate for candidate, share in zip(self.alive, shares, strict=True) if share < LOSING]
 
     def _conclude(self, probe: Try, ended: str) -> Outcome:
         """Choose the best try, and estimate its score on new rows."""
@@ -298,53 +298,53 @@ class Race:
         predictions, rows, logits = self.table(tries)
         labels, scores = self.rows.labels[rows], self.scores(tries)
         best = tries.index(self.leader(tries))
-        # Those that were dropped were chosen from, too: without them, the promise would be too high.
-        pool = np.stack([*predictions, *(self._filled(each, rows, predictions[best]) for each in self.dropped)])
+        # Dropped tries were in the choice, too: without them, the promise would be too high.
+        pool = np.stack([*predictions, *(self._filled(loser, rows, predictions[best]) for loser in self.dropped)])
         in_folds, chosen = bias_corrected(self.answers, labels, pool, self.rows.units[rows], seed=self.seed)
-        # Samples may choose another that scores higher, and is not the one that is trained.
+        # Bootstrap samples may choose a try with a higher score than that of the try which is trained.
         in_folds = Estimate(*(np.array(in_folds) - max(0.0, in_folds.score - scores[best])).tolist())
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
-        in_each = self._curve(probe)
-        curve = {size: float(np.mean(scores)) for size, scores in in_each.items()}
-        # With all rows instead of those of a fold, errors fall as the learning curve says, as far as it is certain.
+        by_size = self._curve(probe)
+        curve = {size: float(np.mean(fold_scores)) for size, fold_scores in by_size.items()}
+        # On all rows, errors are lower than in folds, as the learning curve says, as far as it is certain.
         decay = decay_of([*curve], [*curve.values()])
-        certain = certain_decay([*in_each], np.array([*in_each.values()]))
-        whole = Estimate(*(1 - (1 - each) * share**certain for each in in_folds))
+        certain = certain_decay([*by_size], np.array([*by_size.values()]))
+        estimate = Estimate(*(1 - (1 - score) * share**certain for score in in_folds))
         of_best = logits[best].mean(0)
         temperature = 1.0 if self.answers.classes is None else temperature_of(of_best, labels)
         return Outcome(
-            tries[best], whole, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
+            tries[best], estimate, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
             temperature, decay, certain, share, self.trainings, curve, self.since,
             self.clock.spent, self.bench.in_bfloat16, self.processes.count, ended,
         )  # fmt: skip
 
-    def _filled(self, which: Try, rows: Numbers, best: Values) -> Values:
-        """Return the predictions of a try that was dropped on some rows, and those of the best on all others."""
-        filled, place = best.copy(), np.full(len(self.rows), -1)
-        place[rows] = np.arange(len(rows))
-        for (repeat, fold), logits in self.done[which].items():
-            held = place[self.repeats[repeat][fold][1]]
+    def _filled(self, loser: Try, rows: Numbers, best: Values) -> Values:
+        """Return the predictions of a dropped try, and those of the best on the rows that the dropped try lacks."""
+        filled, positions = best.copy(), np.full(len(self.rows), -1)
+        positions[rows] = np.arange(len(rows))
+        for (repeat, index), logits in self.done[loser].items():
+            held = positions[self.repeats[repeat][index][1]]
             if repeat == 0:
                 filled[0, held[held >= 0]] = self.answers.predicted(logits)[held >= 0]
         return filled
 
     def _curve(self, probe: Try) -> dict[int, list[float]]:
-        """Return the scores of a linear probe in each fold by the number of rows that it is fitted to."""
+        """Return the scores of a linear probe in all folds, by the number of rows that the probe is fitted to."""
         draw, curve, labels = np.random.default_rng(self.seed), dict[int, list[float]](), self.rows.labels
         strata = self.answers.strata(labels)
-        for part in _PARTS:  # of each class
+        for part in _PARTS:
             scores, sizes = [], []
             for train, held in self.repeats[0]:
-                of_class = [draw.permutation(train[strata[train] == each]) for each in np.unique(strata[train])]
-                some = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in of_class])
-                logits = self.bench.out_of_fold(probe, some, held, self.seed, lambda: None)
+                in_strata = [draw.permutation(train[strata[train] == stratum]) for stratum in np.unique(strata[train])]
+                drawn = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in in_strata])
+                logits = self.bench.out_of_fold(probe, drawn, held, self.seed, lambda: None)
                 scores.append(self.answers(labels[held], self.answers.predicted(logits)))
-                sizes.append(len(some))
+                sizes.append(len(drawn))
             curve[round(np.mean(sizes))] = scores
         return curve
 
     def final(self, best: Try) -> nn.Module:
         """Train the best try on all rows."""
         self.clock.tell(f"training {best} on all {len(self.rows)} rows")
-        everything = np.arange(len(self.rows))
-        return self.bench.trained(best, everything, self.seed, lambda: self.clock.tick(f"{best}, all rows"))
+        all_rows = np.arange(len(self.rows))
+        return self.bench.trained(best, all_rows, self.seed, lambda: self.clock.tick(f"{best}, all rows"))

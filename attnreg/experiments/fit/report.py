@@ -1,4 +1,4 @@
-"""The report of a fit: what was chosen and what it will score, what to do next, and where it errs."""
+"""The report of a fit: the chosen try and its promised score, what to do next, and where the model errs."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from attnreg.experiments.tasks.metrics import BINS, calibration_error
 
 _SHOWN = 15  # rows, or pairs of classes
 _LETTERS = 160  # of a text
-_SURE = 0.9  # a probability
+_SURE = 0.9  # probability above which a prediction counts as sure
 
 
 class Report:
     """The blocks of the report of a fitted classifier or regressor, whose rows come from a file."""
 
     def __init__(self, model: TextModel, table: FittedRows, folder: Path, tested: str) -> None:
-        self.model, self.table, self.folder, self.found = model, table, folder, model.outcome_
-        self.tested = tested  #: a sentence on test rows, or nothing
+        self.model, self.table, self.folder, self.outcome = model, table, folder, model.outcome_
+        self.tested = tested  #: a sentence on test rows, or an empty text
         self.answers = model.answers_
         self.shown, self.metric = self.answers.shown, self.answers.metric.replace("_", " ")
         self.names = [] if self.answers.classes is None else [str(name) for name in self.answers.classes]
         self.all_labels = table.rows.labels
-        self.labels = self.all_labels[self.found.rows]
-        self.predicted = self.answers.predicted(self.found.logits)
-        self.probabilities = special.softmax(self.found.logits / self.found.temperature, axis=1)
+        self.labels = self.all_labels[self.outcome.rows]
+        self.predicted = self.answers.predicted(self.outcome.logits)
+        self.probabilities = special.softmax(self.outcome.logits / self.outcome.temperature, axis=1)
         self.sure = self.probabilities.max(1)
 
     @property
     def promise(self) -> str:
-        """What was chosen and what it will score, beside what is simpler."""
-        found = self.found
-        score, low, high = found.estimate
-        scores = {**dict(zip(found.tries, found.scores, strict=True)), **found.dropped}
-        plain = max((which for which in scores if which.is_plain), default=None, key=scores.__getitem__)
+        """The chosen try and the score that it will have, beside simpler predictors."""
+        outcome = self.outcome
+        score, low, high = outcome.estimate
+        scores = {**dict(zip(outcome.tries, outcome.scores, strict=True)), **outcome.dropped}
+        plain = max((candidate for candidate in scores if candidate.is_plain), default=None, key=scores.__getitem__)
         beside = "there was no time for plain fine-tuning"
         if plain is not None:
-            early = ", when it was dropped" * (plain in found.dropped)
-            beside = f"plain fine-tuning, on {found.trained_on:.0%} of the rows, {self.shown(scores[plain])}{early}"
-        simplest, same = self.answers.trivial(self.all_labels)
-        trivial = self.answers(self.all_labels, same)
+            early = ", when it was dropped" * (plain in outcome.dropped)
+            beside = f"plain fine-tuning, on {outcome.trained_on:.0%} of the rows, {self.shown(scores[plain])}{early}"
+        simplest, predictions = self.answers.trivial(self.all_labels)
+        trivial = self.answers(self.all_labels, predictions)
         no_more = ", no less: nothing was learned that this metric shows" * (trivial >= score)
         return (
-            f"Chosen: **{found.best}**. On new rows like these it will score **{self.shown(score)}** "
+            f"Chosen: **{outcome.best}**. On new rows like these it will score **{self.shown(score)}** "
             f"{self.answers.in_words} (95 % interval {self.shown(low)} to {self.shown(high)}). The {simplest} scores "
             f"{self.shown(trivial)}{no_more}; {beside}."
         )
 
     def blocks(self) -> list[Block]:
         """Return the whole report."""
-        found, what = self.found, "classifier" if self.names else "regressor"
+        outcome, kind = self.outcome, "classifier" if self.names else "regressor"
         return [
-            Heading(f"A {what} of {len(self.all_labels)} rows: {self.folder.name}"),
+            Heading(f"A {kind} of {len(self.all_labels)} rows: {self.folder.name}"),
             Paragraph(self.promise + self.tested),
             Contents(),
             Heading("What to do next"),
@@ -72,25 +72,25 @@ class Report:
             self._curve(),
             Heading("What was tried"),
             Paragraph(
-                f"Each try was trained on {found.trained_on:.0%} of the rows and scored on rows that it had not seen, "
-                f"{len(found.rows)} in all. Of those that the best does not beat by more than a standard error, the "
-                "one that usually scores most is chosen. The last column says how often, from other rows."
+                f"Every try was trained on {outcome.trained_on:.0%} of the rows and scored on rows that it had not "
+                f"seen, {len(outcome.rows)} in all. Among the tries within a standard error of the best score, the one "
+                "that usually scores most is chosen. The last column is the share of bootstrap samples that choose it."
             ),
             self._tries(),
             *(self._of_classes() if self.names else self._of_numbers()),
             Heading("How it was made"),
-            *map(Paragraph, self._made()),
+            *map(Paragraph, self._method()),
         ]
 
     def _of_classes(self) -> list[Block]:
-        both = {name: score_of(name, self.labels, self.predicted, len(self.names)) for name in OF_CLASSES}
-        scored = " and ".join(f"{score:.1%} {name.replace('_', ' ')}" for name, score in both.items())
-        of_label = self.probabilities[np.arange(len(self.labels)), self.labels]
-        wrong = [n for n in np.argsort(of_label) if self.predicted[n] != self.labels[n]]
+        scores = {name: score_of(name, self.labels, self.predicted, len(self.names)) for name in OF_CLASSES}
+        shown = " and ".join(f"{score:.1%} {name.replace('_', ' ')}" for name, score in scores.items())
+        label_probabilities = self.probabilities[np.arange(len(self.labels)), self.labels]
+        wrong = [n for n in np.argsort(label_probabilities) if self.predicted[n] != self.labels[n]]
         cells = [[self.names[self.labels[n]], self.names[self.predicted[n]], f"{self.sure[n]:.0%}"] for n in wrong]
         return [
             Heading("Classes"),
-            Paragraph(f"On rows that it had not seen, the chosen try had {scored}."),
+            Paragraph(f"On rows that it had not seen, the chosen try had {shown}."),
             self._classes(),
             Heading("What is taken for what"),
             self._confusions(),
@@ -101,7 +101,7 @@ class Report:
 
     def _of_numbers(self) -> list[Block]:
         labels, predicted = self.answers.real(self.labels), self.answers.real(self.predicted)
-        both = " and ".join(f"{score_of(name, labels, predicted, 1):.2f} ({name})" for name in OF_NUMBERS)
+        scores = " and ".join(f"{score_of(name, labels, predicted, 1):.2f} ({name})" for name in OF_NUMBERS)
         errors, usual = np.abs(predicted - labels), np.abs(labels - labels.mean()).mean()
         wrong = np.argsort(-errors).tolist()
         cells = [[f"{labels[n]:.3g}", f"{predicted[n]:.3g}", f"{errors[n]:.3g}"] for n in wrong]
@@ -113,34 +113,34 @@ class Report:
         return [
             Heading("Predictions"),
             Paragraph(
-                f"On rows that it had not seen, predictions of the chosen try correlate with labels by {both}. They "
+                f"On rows that it had not seen, predictions of the chosen try correlate with labels by {scores}. They "
                 f"are off by {errors.mean():.3g} on average; the mean of all labels, by {usual:.3g}."
             ),
-            Picture(path, "Predictions of rows that were held out, by their labels."),
+            Picture(path, "Predictions of held-out rows, by their labels."),
             *self._worst(wrong, cells, "off by"),
         ]
 
     def _advice(self) -> list[str]:
-        found, score = self.found, self.found.estimate.score
-        twice = self.shown(1 - (1 - score) * 0.5**found.decay)
-        said = [f"**More rows:** twice as many would score about {twice}, by the learning curve of a linear probe."]
-        early = [s for t, s in zip(found.tries, found.scores, strict=True) if found.since[t] < found.seconds / 2]
-        gain = max(found.scores) - max(early, default=0.0)
+        outcome, half = self.outcome, self.outcome.seconds / 2
+        twice = self.shown(1 - (1 - outcome.estimate.score) * 0.5**outcome.decay)
+        advice = [f"**More rows:** twice as many would score about {twice}, by the learning curve of a linear probe."]
+        early = [score for t, score in zip(outcome.tries, outcome.scores, strict=True) if outcome.since[t] < half]
+        gain = max(outcome.scores) - max(early, default=0.0)
         points = f"{100 * gain:.1f} points" if self.names else f"{gain:.2f}"
-        gained = f"ways that were first tried in the second half of {duration(found.seconds)} gained {points}. "
-        said.append(f"**More time:** {gained * bool(early)}{found.ended}")
+        gained = f"ways that were first tried in the second half of {duration(outcome.seconds)} gained {points}. "
+        advice.append(f"**More time:** {gained * bool(early)}{outcome.ended}")
         if self.names and (doubtful := int(((self.predicted != self.labels) & (self.sure > _SURE)).sum())):
-            said.append(
-                f"**Labels:** {doubtful} of {len(self.labels)} rows have another label than what is predicted with "
-                f"more than {_SURE:.0%} probability: check those that are shown below."
+            advice.append(
+                f"**Labels:** {doubtful} of {len(self.labels)} rows have another label than the class predicted with "
+                f"more than {_SURE:.0%} probability: check the rows shown below."
             )
-        return said
+        return advice
 
     def _tries(self) -> Table:
-        found = self.found
-        ranked = sorted(zip(found.tries, found.scores, found.chosen, strict=True), key=lambda row: -row[1])
+        outcome = self.outcome
+        ranked = sorted(zip(outcome.tries, outcome.scores, outcome.chosen, strict=True), key=lambda row: -row[1])
         rows = [{"try": str(t), self.metric: self.shown(s), "chosen": f"{c:.0%}"} for t, s, c in ranked]
-        rows += [{"try": f"{t}, dropped", self.metric: self.shown(s), "chosen": ""} for t, s in found.dropped.items()]
+        rows += [{"try": f"{t}, dropped", self.metric: self.shown(s), "chosen": ""} for t, s in outcome.dropped.items()]
         return Table.of(rows)
 
     def _classes(self) -> Table:
@@ -167,19 +167,19 @@ class Report:
     def _worst(self, wrong: Sequence[int], cells: Sequence[list[str]], last: str) -> list[Block]:
         rows = []
         for n, shown in zip(wrong[:_SHOWN], cells, strict=False):
-            text = " / ".join(self.table.rows.texts[self.found.rows[n]])
+            text = " / ".join(self.table.rows.texts[self.outcome.rows[n]])
             cut = text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
-            rows.append([str(self.table.given.places[self.found.rows[n]]), " ".join(cut.split()), *shown])
+            rows.append([str(self.table.labelled.row_numbers[self.outcome.rows[n]]), " ".join(cut.split()), *shown])
         return [
             Heading("Rows that it is most wrong about"),
-            Paragraph("Each was predicted by a network that had not seen it. Look for wrong labels here."),
+            Paragraph("They were predicted by networks that had not seen them. Look for wrong labels here."),
             Table(["row", "text", "label", "predicted", last], rows, texts=(1,)),
         ]
 
     def _calibration(self) -> list[Block]:
         gaps = [
-            calibration_error(torch.tensor(self.found.logits / t).softmax(-1), torch.tensor(self.labels))
-            for t in (1.0, self.found.temperature)
+            calibration_error(torch.tensor(self.outcome.logits / t).softmax(-1), torch.tensor(self.labels))
+            for t in (1.0, self.outcome.temperature)
         ]
         path = self.folder / "plots" / "calibration.png"
         with picture(path, width=5.0, height=3.6, grid="both") as (axes,):
@@ -189,21 +189,21 @@ class Report:
             axes.set(xlabel="probability of the predicted class", ylabel="share that is right")
         return [
             Paragraph(
-                f"Logits are divided by the temperature {self.found.temperature:.2f}, fitted to rows held out. The "
+                f"Logits are divided by the temperature {self.outcome.temperature:.2f}, fitted to held-out rows. The "
                 f"mean gap between probability and the share that is right is {gaps[1]:.1%}; without it, {gaps[0]:.1%}."
             ),
             Picture(path, "Where the line is below the diagonal, predictions are less often right than they say."),
         ]
 
     def _curve(self) -> Picture:
-        found, path, n = self.found, self.folder / "plots" / "rows.png", len(self.all_labels)
-        score, low, high = found.estimate
+        outcome, path, n = self.outcome, self.folder / "plots" / "rows.png", len(self.all_labels)
+        score, low, high = outcome.estimate
         with picture(path, width=5.4, height=3.4, grid="both") as (axes,):
-            sizes = np.geomspace(min(found.curve), 4 * n, 50)
-            axes.plot(sizes, 1 - (1 - score) * (n / sizes) ** found.decay, "--", color=COLORS[1])
+            sizes = np.geomspace(min(outcome.curve), 4 * n, 50)
+            axes.plot(sizes, 1 - (1 - score) * (n / sizes) ** outcome.decay, "--", color=COLORS[1])
             axes.errorbar([n], [score], [[score - low], [high - score]], fmt="o", color=COLORS[1], label="chosen")
-            axes.plot(*zip(*sorted(found.curve.items()), strict=True), "s-", color=COLORS[2], label="linear probe")
-            shown = [*found.curve, n, 2 * n, 4 * n][1:]
+            axes.plot(*zip(*sorted(outcome.curve.items()), strict=True), "s-", color=COLORS[2], label="linear probe")
+            shown = [*outcome.curve, n, 2 * n, 4 * n][1:]
             axes.set(xscale="log", xlabel="rows to train on", ylabel=self.metric)
             axes.set_xticks(shown, [*map(str, shown)])
             axes.minorticks_off()
@@ -214,17 +214,18 @@ class Report:
             path, "Scores by the number of rows: measured for a linear probe, extrapolated for the chosen try."
         )
 
-    def _made(self) -> list[str]:
-        found, given = self.found, self.model
-        score, low, high = map(self.shown, found.in_folds)
-        spent = duration(found.seconds) + f", {found.at_a_time} at a time" * (found.at_a_time > 1)
-        spent += ", in bfloat16, which is faster on this machine" * found.in_bfloat16
-        said = [
-            f"Model {given.model}, seed {given.seed}, {found.trainings} trainings in {spent}.",
-            f"Tries raced over folds of the rows; those that were hardly the best were dropped. The score is that of "
-            f"BBC-CV (Tsamardinos et al., 2018), {score} ({low} to {high}) for training on {found.trained_on:.0%} of "
-            f"the rows; training on all of them lowers errors by the power {found.certain_decay:.2f} of the number of "
-            f"rows: that of a linear probe's learning curve, "
-            f"{found.decay:.2f}, less its standard error.",
+    def _method(self) -> list[str]:
+        outcome, model = self.outcome, self.model
+        score, low, high = map(self.shown, outcome.in_folds)
+        spent = duration(outcome.seconds) + f", {outcome.at_a_time} at a time" * (outcome.at_a_time > 1)
+        spent += ", in bfloat16, which is faster on this machine" * outcome.in_bfloat16
+        sentences = [
+            f"Model {model.model}, seed {model.seed}, {outcome.trainings} trainings in {spent}.",
+            f"Tries raced over folds of the rows; tries that were probably not the best were dropped. The score is "
+            f"from BBC-CV (Tsamardinos et al., 2018), {score} ({low} to {high}) for training on "
+            f"{outcome.trained_on:.0%} of the rows; training on all rows lowers errors by the power "
+            f"{outcome.certain_decay:.2f} of the number of rows: the power of a linear probe's learning curve, "
+            f"{outcome.decay:.2f}, less its standard error.",
         ]
-        return said + [f"Rows left out, with {why}: {len(rows)}." for why, rows in self.table.given.left_out.items()]
+        left_out = self.table.labelled.left_out
+        return sentences + [f"Rows left out, with {why}: {len(rows)}." for why, rows in left_out.items()]

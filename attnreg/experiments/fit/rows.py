@@ -1,4 +1,4 @@
-"""The rows of a fit: texts and labels as scikit-learn's users give them, checked, and the folds that score tries."""
+"""The rows of a fit: texts and labels in the forms of scikit-learn, checked, and the folds that score tries."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ _FEWEST_NUMBERS = 20  # rows, if labels are numbers
 _AS_NUMBERS = "predict them as they are with --metric pearson (in Python, `TextRegressor`)"
 FOLDS = 5
 _MOST_HELD = 2000  # rows of a fold that are scored
-_REPEATED = 1000  # rows below which folds are repeated with other divisions
+_REPEATED = 1000  # fewer rows are divided into folds several times
 _SHOWN = 5
 COLUMNS = ("text", "text_pair")
 Numbers = NDArray[np.int64]
 
 
 def is_missing(label: Any) -> bool:
-    """Whether a label is none: ``None``, not a number, pandas' ``NA`` or an empty text."""
+    """Whether a label is missing: ``None``, not a number, pandas' ``NA`` or an empty text."""
     try:
         return label is None or bool(label != label) or not str(label).strip()
     except TypeError:  # NA has no truth value
         return True
 
 
-def texts_in(given: Any) -> list[tuple[str, ...]]:
-    """Return the texts of each row, one or two, of a list, an array, or a series or frame of pandas.
+def texts_in(data: Any) -> list[tuple[str, ...]]:
+    """Return the one or two texts per row of a list, an array, or a series or frame of pandas.
 
     Raises:
-        InputError: if the rows are no texts, or not alike.
+        InputError: if the rows are no texts, or differ in the number of texts.
     """
-    values = given.to_numpy() if hasattr(given, "to_numpy") else given
+    values = data.to_numpy() if hasattr(data, "to_numpy") else data
     if isinstance(values, str) or not hasattr(values, "__len__"):
-        raise InputError(f"Expected a list of texts or of pairs of texts, got a {type(given).__name__}.")
-    rows = [(each,) if isinstance(each, str) else each for each in values]
+        raise InputError(f"Expected a list of texts or of pairs of texts, got a {type(data).__name__}.")
+    rows = [(value,) if isinstance(value, str) else value for value in values]
     for number, row in enumerate(rows):
-        if not isinstance(row, (tuple, list, np.ndarray)) or not all(isinstance(each, str) for each in row):
+        if not isinstance(row, (tuple, list, np.ndarray)) or not all(isinstance(text, str) for text in row):
             raise InputError(f"Expected texts, got {row!r} in row {number}.")
         if len(row) != len(rows[0]) or not 1 <= len(row) <= len(COLUMNS):
-            raise InputError(f"Expected one text or two in each row, got {len(row)} in row {number}.")
+            raise InputError(f"Expected one text or two per row, got {len(row)} in row {number}.")
     return [tuple(map(str, row)) for row in rows]
 
 
 @dataclass
 class Rows:
-    """Labelled rows to fit: texts, class numbers or standardized numbers, and for each row its unit.
+    """Labelled rows to fit: texts, class numbers or standardized numbers, and units.
 
-    A unit holds the rows of one group or, without groups, with the same texts; no fold has a part of one.
+    A unit is the rows of one group or, without groups, all rows with the same texts; folds never divide a unit.
     """
 
     texts: list[tuple[str, ...]]
@@ -67,28 +67,28 @@ class Rows:
 
     @classmethod
     def checked(
-        cls, given: Any, labels: Any, groups: Any = None, *, metric: str | None = None, numbers: bool = False
+        cls, data: Any, labels: Any, groups: Any = None, *, metric: str | None = None, numbers: bool = False
     ) -> Rows:
-        """Check rows, labelled with classes or ``numbers``; raise an ``InputError`` if there is too little to learn."""
-        texts = texts_in(given)
+        """Check rows, labelled with classes or ``numbers``; raise an ``InputError`` if they cannot be learned."""
+        texts = texts_in(data)
         try:
-            answers = np.asarray(labels)
+            array = np.asarray(labels)
         except ValueError as error:  # lists of several lengths
-            raise InputError(f"Expected one label for each row, got lists of several: {error}.") from error
-        if answers.ndim != 1 or len(answers) != len(texts):
-            raise InputError(f"Expected a label for each of {len(texts)} rows, got labels of shape {answers.shape}.")
+            raise InputError(f"Expected one label per row, got lists of several: {error}.") from error
+        if array.ndim != 1 or len(array) != len(texts):
+            raise InputError(f"Expected labels for {len(texts)} rows, got labels of shape {array.shape}.")
         if not texts:
             raise InputError("There are no rows to fit.")
-        for row, each in enumerate(answers.tolist()):
-            if isinstance(each, (list, tuple, set, dict)):
-                raise InputError(f"Expected one label for each row, got {each!r} in row {row}.")
-            if is_missing(each):
+        for row, label in enumerate(array.tolist()):
+            if isinstance(label, (list, tuple, set, dict)):
+                raise InputError(f"Expected one label per row, got {label!r} in row {row}.")
+            if is_missing(label):
                 raise InputError(f"Row {row} has no label: leave it out.")
         units = _units(texts, groups)
-        what = "rows that differ" if groups is None else "groups"
-        made, values = (_numbers if numbers else _classes)(answers, metric, units, what)
-        columns = [*map(str, given.columns)] if hasattr(given, "columns") else COLUMNS[: len(texts[0])]
-        return cls(texts, values, made, units, columns)
+        plural = "rows that differ" if groups is None else "groups"
+        answers, values = (_numbers if numbers else _classes)(array, metric, units, plural)
+        columns = [*map(str, data.columns)] if hasattr(data, "columns") else COLUMNS[: len(texts[0])]
+        return cls(texts, values, answers, units, columns)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -96,11 +96,11 @@ class Rows:
     def content(self) -> str:
         """Return a checksum of the rows."""
         classes = None if self.answers.classes is None else self.answers.classes.tolist()
-        whole = [self.texts, self.labels.tolist(), classes, self.units.tolist()]
-        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+        content = [self.texts, self.labels.tolist(), classes, self.units.tolist()]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def repeats(self, seed: int) -> Iterator[list[tuple[Numbers, Numbers]]]:
-        """Yield divisions into folds, each a list of rows to train on and rows to hold out; one if rows are many."""
+        """Yield divisions into folds, as pairs of rows to train on and rows to hold out; only one if rows are many."""
         from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
         strata = self.answers.strata(self.labels)
@@ -117,18 +117,18 @@ class Rows:
 
 
 def _units(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
-    """Number the units of rows: those of one group or, without groups, with the same texts."""
-    named = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
-    if len(named) != len(texts):
-        raise InputError(f"Expected a group for each of {len(texts)} rows, got {len(named)}.")
-    return np.unique(named, return_inverse=True)[1]
+    """Return the unit number of every row: of its group or, without groups, of its texts."""
+    names = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
+    if len(names) != len(texts):
+        raise InputError(f"Expected groups for {len(texts)} rows, got {len(names)}.")
+    return np.unique(names, return_inverse=True)[1]
 
 
-def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, what: str) -> tuple[Answers, Numbers]:
-    """Return the classes of labels, and the class number of each; raise if a class has too few units."""
-    found = [number_of(each) for each in labels.tolist()]
-    are_numbers = None not in found
-    fraction = next((each for each in found if each is not None and each % 1), None)
+def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: str) -> tuple[Answers, Numbers]:
+    """Return the classes and the class number of every label; raise if a class has too few units."""
+    amounts = [number_of(label) for label in labels.tolist()]
+    are_numbers = None not in amounts
+    fraction = next((amount for amount in amounts if amount is not None and amount % 1), None)
     if fraction is not None and are_numbers:
         raise InputError(f"The labels are numbers, such as {fraction:g}, not classes: {_AS_NUMBERS}, or round them.")
     try:
@@ -137,31 +137,31 @@ def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, what: str
         raise InputError(f"Expected labels of one type, got several: {error}.") from error
     if len(classes) < 2:
         raise InputError(f"All {len(labels)} rows have the label {classes[0]}: there is nothing to learn.")
-    in_class = [len({*units[numbers == number].tolist()}) for number in range(len(classes))]
-    few = [f"{name} ({count})" for name, count in zip(classes, in_class, strict=True) if count < FEWEST]
+    counts = [len({*units[numbers == number].tolist()}) for number in range(len(classes))]
+    few = [f"{name} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEWEST]
     if len(classes) == len(labels):
         raise InputError(
-            f"Each class needs at least {FEWEST} {what}, but all {len(labels)} rows have different labels, such as "
+            f"A class needs at least {FEWEST} {plural}, but all {len(labels)} rows have different labels, such as "
             f"{classes[0]} and {classes[1]}: give the column of labels, not of row numbers."
         )
     if few:
         or_numbers = f", or {_AS_NUMBERS} if labels are amounts" * are_numbers
         raise InputError(
-            f"Each class needs at least {FEWEST} {what}, but too few have {listed(few, _SHOWN)}: add rows, or "
+            f"A class needs at least {FEWEST} {plural}, but too few have {listed(few, _SHOWN)}: add rows, or "
             f"leave these classes out{or_numbers}."
         )
     return Answers.of(metric, classes), numbers.astype(np.int64)
 
 
 def _numbers(
-    labels: NDArray[Any], metric: str | None, units: Numbers, what: str
+    labels: NDArray[Any], metric: str | None, units: Numbers, plural: str
 ) -> tuple[Answers, NDArray[np.float64]]:
-    """Return what is known of labels that are numbers, and these standardized; raise if there are too few."""
-    found = numbers_in(labels.tolist(), range(len(labels)))
-    numbers = np.array(found)
+    """Return the answers for labels that are numbers, and the standardized numbers; raise if there are too few."""
+    amounts = numbers_in(labels.tolist(), range(len(labels)))
+    numbers = np.array(amounts)
     if np.ptp(numbers) == 0:
         raise InputError(f"All {len(numbers)} rows have the label {numbers[0]:g}: there is nothing to learn.")
-    if (many := len({*units.tolist()})) < _FEWEST_NUMBERS:
-        raise InputError(f"To learn numbers takes at least {_FEWEST_NUMBERS} {what}, got {many}: add rows.")
-    answers = Answers.of(metric, None, found)
+    if (count := len({*units.tolist()})) < _FEWEST_NUMBERS:
+        raise InputError(f"To learn numbers takes at least {_FEWEST_NUMBERS} {plural}, got {count}: add rows.")
+    answers = Answers.of(metric, None, amounts)
     return answers, (numbers - answers.center) / answers.scale

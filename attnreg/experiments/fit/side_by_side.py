@@ -1,4 +1,4 @@
-"""Tries side by side: processes with a few threads each, where they train more rows a second than one with all."""
+"""Training of tries side by side, in processes of a few threads, where that trains more rows a second."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
     Training = tuple[Try, Numbers, Numbers, int]  # rows to train on, rows held out, seed
 
-_START, _PART = 10.0, 0.05  # seconds that a start takes; it and measuring are worth this part of the time left
+_START, _PART = 10.0, 0.05  # seconds to start processes; share of the time left that starting and measuring may take
 _MOST = 8  # processes
-_FASTER = 1.1  # times, by which they must be faster together
-_PROCESS, _WEIGHT = 1e9, 20  # bytes of a process, and of each weight, twice, with its gradient and moments
+_FASTER = 1.1  # times, by which processes together must be faster than one
+_PROCESS, _WEIGHT = 1e9, 20  # bytes of a process, and of a weight: two copies, the gradient and two moments
 _LOOK = 1.0  # seconds between two looks
-_FAULTS = (RuntimeError, MemoryError, PicklingError)  # those of a training itself come again when it is done alone
-_IDLE = 60.0  # seconds, after which a process without work ends; it is started again where needed
+_FAULTS = (RuntimeError, MemoryError, PicklingError)  # a training's own fault comes again in this process
+_IDLE = 60.0  # seconds after which a process without work ends; loky starts another one where needed
 
 
 class Processes:
-    """Processes that have a bench each; as long as they are not started, there is only this one."""
+    """Processes with a copy of the bench; before they start, and after they stop, only this process trains."""
 
-    count, slower = 1, 1.0  #: how many there are, and how many times as long a training takes in each
+    count, slower = 1, 1.0  #: processes, and how many times as long a training takes in one of them
     _pool: Any = None
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
 
     def start(self, left: float) -> None:
-        """Start processes if cores, memory and the seconds left allow, and if they train more rows a second."""
-        cores = min(self.bench.threads, loky.cpu_count())  # of a container, too
-        weights = sum(each.numel() for each in self.bench.model.parameters()) if cores > 1 else 0
+        """Start processes if cores, memory and the seconds left suffice, and if they train more rows a second."""
+        cores = min(self.bench.threads, loky.cpu_count())  # loky counts those of a container
+        weights = sum(weight.numel() for weight in self.bench.model.parameters()) if cores > 1 else 0
         count = int(min(cores, _MOST, psutil.virtual_memory().available // (_PROCESS + _WEIGHT * weights)))
         if count < 2 or multiprocessing.current_process().daemon:  # daemons may have no children
             return
@@ -49,8 +49,8 @@ class Processes:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self._pool = loky.ProcessPoolExecutor(count, timeout=_IDLE, env=dict.fromkeys(names, str(cores // count)))
         try:
-            together = [self._pool.submit(self.bench.seconds_with, cores // count) for _ in range(count)]
-            seconds = count / sum(1 / each.result() for each in together)
+            futures = [self._pool.submit(self.bench.seconds_with, cores // count) for _ in range(count)]
+            seconds = count / sum(1 / future.result() for future in futures)
         except _FAULTS:
             seconds = math.inf
         if seconds / count < self.bench.seconds / _FASTER:
@@ -65,10 +65,10 @@ class Processes:
         self.count, self.slower, self._pool = 1, 1.0, None
 
     def out_of_fold(self, jobs: Sequence[Training], tick: Callable[[], None]) -> Iterator[tuple[int, Logits]]:
-        """Yield the number of each job and its logits when it is done; ``tick`` is called in between."""
-        loads = {number: which.passes * len(train) for number, (which, train, _, _) in enumerate(jobs)}
+        """Yield number and logits of every job, in the order in which they end; ``tick`` is called in between."""
+        loads = {number: candidate.passes * len(train) for number, (candidate, train, _, _) in enumerate(jobs)}
         waiting = list[int]()
-        # Not where they are done sooner one after the other. The longest, at the end, goes first.
+        # Only if that is faster than one after the other. The longest job, at the end of the list, starts first.
         if self.count > 1 and self._packed([*loads.values()]) < sum(loads.values()):
             waiting = sorted((number for number in loads if loads[number]), key=loads.__getitem__)
         futures: dict[Future[Any], int] = {}
@@ -83,25 +83,25 @@ class Processes:
                     del loads[number := futures.pop(done)]
                     yield number, logits
                 tick()
-        except _FAULTS:  # such as a process that the system has ended for its memory: this one goes on alone
+        except _FAULTS:  # such as a process that the system has ended for its memory: this process goes on alone
             self.stop()
         for number in loads:
             yield number, self.bench.out_of_fold(*jobs[number], tick)
 
     def longest(self, loads: Sequence[float]) -> float:
-        """Return the time of trainings that take these times in one process alone."""
+        """Return the time that trainings take with all processes, if they take these times in one process alone."""
         return min(sum(loads), self._packed(loads))
 
     def _packed(self, loads: Sequence[float]) -> float:
-        """Return the time of the process that is done last."""
-        of_each = [0.0] * self.count
+        """Return the time of the process that ends last."""
+        times = [0.0] * self.count
         for load in sorted(loads, reverse=True):
-            of_each[of_each.index(min(of_each))] += load
-        return max(of_each) * self.slower
+            times[times.index(min(times))] += load
+        return max(times) * self.slower
 
 
 def _out_of_fold(bench: Bench, job: Training, parent: int) -> tuple[Logits, float]:
-    """Return the logits of a job, and the seconds of a row; end with the parent."""
+    """Return the logits of a job, and the seconds of a row; end this process if its parent has ended."""
 
     def tick() -> None:
         if os.getppid() != parent:

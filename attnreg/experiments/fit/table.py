@@ -1,4 +1,4 @@
-"""The file of a fit: its columns, which of them hold texts and labels, and its rows with predictions."""
+"""The data of a fit: the columns that hold texts and labels, and the rows that have both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnreg.experiments.tasks.loading.reading import Columns, columns_in
 
 _TEXTS = ("text", "sentence", "content", "message", "review")
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "sentiment", "rating", "topic")
-_ROWS = ("train", *VALIDATION)  # splits of a folder that are fitted
+_ROWS = ("train", *VALIDATION)  # splits of a folder whose rows are fitted
 _WORDS = 2.5  # of a text, on average; a column of names has fewer
 _LETTERS = 25  # of a text in a script without spaces
 
@@ -27,8 +27,8 @@ class LabelledTexts(NamedTuple):
 
     texts: list[tuple[str, ...]]
     labels: list[str]
-    places: list[int]  #: in the file, from 1
-    left_out: dict[str, list[int]]  #: places of other rows, by the reason
+    row_numbers: list[int]  #: in the file, from 1
+    left_out: dict[str, list[int]]  #: numbers of the other rows, by the reason
 
 
 class FittedRows(NamedTuple):
@@ -36,15 +36,14 @@ class FittedRows(NamedTuple):
 
     rows: Rows
     label: str  #: the column of labels
-    given: LabelledTexts
+    labelled: LabelledTexts
 
 
 def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
-    """Read a file, or some splits of a folder, as columns; none, if a folder has none of the splits."""
+    """Read a file, or some splits of a folder, as columns; without columns if a folder has none of the splits."""
     try:
         folder = folder_with_data(place, splits)
-        found = find_files(folder, splits)
-        tables = [columns_in(parts_of(name, files)) for name, files in found.items()]
+        tables = [columns_in(parts_of(name, files)) for name, files in find_files(folder, splits).items()]
     except InputError as error:
         raise InputError(str(error).replace("--data-dir", "DATA")) from error
     names = list(dict.fromkeys(name for table in tables for name in table))
@@ -57,89 +56,88 @@ def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
 def choose_columns(
     columns: Columns, texts: str | None, label: str | None, group: str | None, metric: str | None = None
 ) -> tuple[list[str], str]:
-    """Return the columns of texts and of labels: those that are given, else the only ones that look like it.
+    """Return the columns of texts and of labels: the columns that options name, or else the only suitable ones.
 
-    Labels look like classes or, unless the metric is for the others, like numbers.
+    A column of labels has classes or numbers, or only what the metric is for.
 
     Raises:
-        UsageError: if a column does not exist, or several or none look like it.
+        UsageError: if a column does not exist, or if several columns or none are suitable.
     """
-    given = named_columns(columns, "--text-columns", texts)
+    text_names = named_columns(columns, "--text-columns", texts)
     group_names = named_columns(columns, "--group-column", group, several=False)
     named_columns(columns, "--label-column", label, several=False)
     if label is None:
-        others = [name for name in columns if name not in (*given, *group_names)]
-        named = [name for name in others if name.strip().lower() in _LABELS]
-        # A column of that name, or the only other one, holds the labels whatever they are: what is wrong with them
-        # will be said.
-        rest = [name for name in others if given or not _is_text(columns[name])]
+        others = [name for name in columns if name not in (*text_names, *group_names)]
+        usual = [name for name in others if name.strip().lower() in _LABELS]
+        # A column with a usual name, or the only other one, is taken as it is: checks of its labels say what is wrong.
+        rest = [name for name in others if text_names or not _is_text(columns[name])]
         rest = [name for name in rest if len({*map(str, columns[name])}) < len(columns[name])] or rest  # no row numbers
-        found = [
+        candidates = [
             name
             for name in others
             if (metric not in OF_NUMBERS and _is_label(columns[name]))
             or (metric not in OF_CLASSES and are_amounts(columns[name]))
         ]
-        found = found or named or rest[: len(rest) == 1]
-        label = _only("labels", "--label-column", found, _LABELS, columns)
-    given = given or [text_column(columns, (label, *group_names))]
-    if label in given:
+        candidates = candidates or usual or rest[: len(rest) == 1]
+        label = _only("labels", "--label-column", candidates, _LABELS, columns)
+    text_names = text_names or [text_column(columns, (label, *group_names))]
+    if label in text_names:
         raise UsageError(f"Column {label} cannot hold texts and labels: use --text-columns and --label-column.")
-    return given, label
+    return text_names, label
 
 
 def named_columns(columns: Columns, flag: str, names: str | None, *, several: bool = True) -> list[str]:
-    """Return the columns that an option names, separated by commas unless a column's own name has them."""
+    """Return the columns that an option names, separated by commas unless the whole text is the name of a column."""
     if names is None:
         return []
-    found = [names] if names in columns or not several else [name.strip() for name in names.split(",")]
-    for name in found:
+    parts = [names] if names in columns or not several else [name.strip() for name in names.split(",")]
+    for name in parts:
         if name not in columns:
             known = ", ".join(map(repr, columns))
             raise UsageError(f"{flag}: there is no column {name!r}, only {known}.{did_you_mean(name, columns)}")
-    return found
+    return parts
 
 
-def text_column(columns: Columns, others: Collection[str] = ()) -> str:
-    """Return the only column that looks like texts, besides some others, or raise."""
-    there = [name for name in columns if name not in others]
-    found = [name for name in there if _is_text(columns[name])] or [n for n in there if n.strip().lower() in _TEXTS]
-    return _only("texts", "--text-columns", found, _TEXTS, columns)
+def text_column(columns: Columns, taken: Collection[str] = ()) -> str:
+    """Return the only column that looks like texts, without the columns that are taken, or raise."""
+    free = [name for name in columns if name not in taken]
+    candidates = [name for name in free if _is_text(columns[name])] or [n for n in free if n.strip().lower() in _TEXTS]
+    return _only("texts", "--text-columns", candidates, _TEXTS, columns)
 
 
 def labelled_rows(
     data: Path, text_columns: str | None, label_column: str | None, group: str | None, metric: str | None
 ) -> FittedRows:
-    """Read the rows to fit; say which columns are taken for what, and which rows are left out."""
+    """Read the rows to fit; print which columns hold texts and labels, and which rows are left out."""
     if not (columns := read_table(data)):
         raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
     texts, label = choose_columns(columns, text_columns, label_column, group, metric)
-    given = with_labels(columns, texts, label)
-    numbers = metric in OF_NUMBERS or (metric is None and are_amounts(given.labels))
-    what = "numbers" if numbers else "labels"
-    print(f"{len(given.texts)} rows: texts in {', '.join(texts)}, {what} in {label}.", flush=True)
-    for why, places in given.left_out.items():
-        print(f"Left out, with {why}: {len(places)} (row {listed([*map(str, places)], 5)}).", flush=True)
+    labelled = with_labels(columns, texts, label)
+    numbers = metric in OF_NUMBERS or (metric is None and are_amounts(labelled.labels))
+    plural = "numbers" if numbers else "labels"
+    print(f"{len(labelled.texts)} rows: texts in {', '.join(texts)}, {plural} in {label}.", flush=True)
+    for why, row_numbers in labelled.left_out.items():
+        print(f"Left out, with {why}: {len(row_numbers)} (row {listed([*map(str, row_numbers)], 5)}).", flush=True)
     if numbers:
-        numbers_in(given.labels, given.places)  # says which row of the file has another label
-    groups = None if group is None else [str(columns[group][place - 1]) for place in given.places]
-    rows = Rows.checked(given.texts, given.labels, groups, metric=metric, numbers=numbers)
-    return FittedRows(replace(rows, columns=texts), label, given)
+        numbers_in(labelled.labels, labelled.row_numbers)  # raises with the row of the file that has another label
+    groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
+    rows = Rows.checked(labelled.texts, labelled.labels, groups, metric=metric, numbers=numbers)
+    return FittedRows(replace(rows, columns=texts), label, labelled)
 
 
 def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledTexts:
-    """Return the rows that have text and label, and the places of the others."""
+    """Return the rows that have text and label, and the numbers of the other rows."""
     kept, left_out = list[int](), dict[str, list[int]]()
-    of_rows = texts_of_rows(columns, texts)
+    row_texts = texts_of_rows(columns, texts)
     if several := next((value for value in columns[label] if isinstance(value, (list, dict))), None):
-        raise InputError(f"Expected one label for each row in column {label}, got {several!r}.")
-    for row, (each, answer) in enumerate(zip(of_rows, columns[label], strict=True)):
-        if is_missing(answer) or not any(text.strip() for text in each):
-            left_out.setdefault("no label" if is_missing(answer) else "no text", []).append(row + 1)
+        raise InputError(f"Expected one label per row in column {label}, got {several!r}.")
+    for row, (parts, value) in enumerate(zip(row_texts, columns[label], strict=True)):
+        if is_missing(value) or not any(text.strip() for text in parts):
+            left_out.setdefault("no label" if is_missing(value) else "no text", []).append(row + 1)
         else:
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
-    return LabelledTexts([of_rows[row] for row in kept], labels, [row + 1 for row in kept], left_out)
+    return LabelledTexts([row_texts[row] for row in kept], labels, [row + 1 for row in kept], left_out)
 
 
 def are_amounts(values: Sequence[Any]) -> bool:
@@ -149,7 +147,7 @@ def are_amounts(values: Sequence[Any]) -> bool:
 
 
 def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the texts of each row; a missing one is empty."""
+    """Return the texts of every row; a missing text is empty."""
     for name in names:
         for row, value in enumerate(columns[name], 1):
             if not (value is None or isinstance(value, str) or value != value):
@@ -158,28 +156,28 @@ def texts_of_rows(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) ->
     return list(zip(*values, strict=True))
 
 
-def _only(what: str, flag: str, found: list[str], usual: Sequence[str], columns: Columns) -> str:
-    """Return the only column found, or the only one with a usual name, or ask for it."""
-    named = [name for name in found if name.strip().lower() in usual]
-    named = named or [name for name in found if {*re.findall(r"[a-z]+", name.lower())} & {*usual}]
-    for some in (found, named):
-        if len(some) == 1:
-            return some[0]
-    several = f"{listed(found, 5)} could" if found else f"none of {listed([*map(repr, columns)], 8)} seems to"
-    raise UsageError(f"Which column holds the {what}? Of the data's columns, {several}: use {flag} NAME.")
+def _only(content: str, flag: str, candidates: list[str], usual: Sequence[str], columns: Columns) -> str:
+    """Return the only candidate among the columns, or the only one with a usual name, or ask for the column."""
+    named = [name for name in candidates if name.strip().lower() in usual]
+    named = named or [name for name in candidates if {*re.findall(r"[a-z]+", name.lower())} & {*usual}]
+    for names in (candidates, named):
+        if len(names) == 1:
+            return names[0]
+    choice = f"{listed(candidates, 5)} could" if candidates else f"none of {listed([*map(repr, columns)], 8)} seems to"
+    raise UsageError(f"Which column holds the {content}? Of the data's columns, {choice}: use {flag} NAME.")
 
 
 def _is_label(values: Sequence[Any]) -> bool:
-    """Whether a column has few values, each of them several times."""
-    there = [str(plain_label(value)) for value in values if value is not None and value != ""]
-    different = len(set(there))
-    return 2 <= different <= len(there) / 3 and not any(isinstance(value, (list, dict)) for value in values)
+    """Whether a column has few values, which repeat."""
+    labels = [str(plain_label(value)) for value in values if value is not None and value != ""]
+    different = len(set(labels))
+    return 2 <= different <= len(labels) / 3 and not any(isinstance(value, (list, dict)) for value in values)
 
 
 def _is_text(values: Sequence[Any]) -> bool:
     """Whether a column has many different texts of several words."""
-    there = [value for value in values if isinstance(value, str) and value.strip()]
-    if not there or len(set(there)) < len(there) / 3:
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    if not texts or len(set(texts)) < len(texts) / 3:
         return False
-    words, letters = (sum(map(size, there)) / len(there) for size in (lambda text: len(text.split()), len))
-    return words >= _WORDS or (letters >= _LETTERS and not all(map(str.isascii, there)))  # long ASCII words are ids
+    words, letters = (sum(map(size, texts)) / len(texts) for size in (lambda text: len(text.split()), len))
+    return words >= _WORDS or (letters >= _LETTERS and not all(map(str.isascii, texts)))  # long ASCII words are ids

@@ -1,4 +1,4 @@
-"""What a fit tries: a linear probe, and ways of fine-tuning, each trained on some rows and asked about others."""
+"""The tries of a fit, linear probes and ways of fine-tuning: trained on some rows, scored on others."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from attnreg.training.method import Batch
 from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
-_AHEAD = 64  # rows of a batch that is only read
+_AHEAD = 64  # rows of a batch without gradients
 _MEASURED = 5  # steps, or products
 _SIDE = 384  # of matrices
-_FASTER = 1.15  # times, by which bfloat16 must be faster
+_FASTER = 1.15  # times, by which bfloat16 must be faster than float32
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Try:
-    """A way to make a classifier of the pretrained model. Without epochs, only its head is fitted (a linear probe)."""
+    """A way to train the pretrained model. Without epochs, only its head is fitted (a linear probe)."""
 
     epochs: int = 0
     learning_rate: float = 0.0
-    penalty: float = 1.0  #: of the regression that fits the head, logistic or ridge, as its inverse, C
+    penalty: float = 1.0  #: of the logistic or ridge regression that fits the head, as its inverse, C
     fits_head: bool = False  #: whether the head is fitted before fine-tuning, too (LP-FT)
-    contrasts: bool = False  #: whether states are trained by pairs of rows, and the head is fitted to them at the end
+    contrasts: bool = False  #: whether pairs of rows train the states, to which the head is fitted at the end
     ad_drop: bool = False
     r_drop: bool = False
 
@@ -59,7 +59,7 @@ class Try:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is fine-tuning and nothing else."""
+        """Whether the try is fine-tuning and nothing else."""
         return not (self.is_probe or self.fits_head or self.contrasts or self.ad_drop or self.r_drop)
 
     @property
@@ -72,87 +72,87 @@ class Try:
         if self.is_probe:
             return f"linear probe (C {self.penalty:g})"
         name = "LP-FT" if self.fits_head else "contrastive fine-tuning" if self.contrasts else "fine-tuning"
-        more = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
+        methods = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
         rate = f"{self.learning_rate:.3g}".replace("e-0", "e-")
-        return f"{name}{more} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate})"
+        return f"{name}{methods} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate})"
 
 
 class Bench:
-    """A pretrained model and rows, encoded once, on which tries are trained. The model itself stays as it is."""
+    """A pretrained model, which stays unchanged, and encoded rows, on which tries are trained."""
 
-    seconds = math.nan  #: of a row in an epoch of plain fine-tuning, measured
-    in_bfloat16 = False  #: whether networks compute in it while they train; their weights stay in float32
+    seconds = math.nan  #: per row and epoch of plain fine-tuning, measured
+    in_bfloat16 = False  #: whether networks compute in bfloat16 in training; weights stay in float32
 
     def __init__(
         self, model: Any, kind: Kind, rows: Dataset, batch_size: int, accelerator: Accelerator, seed: int
     ) -> None:
         self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
         self.batch_size, self.seed = batch_size, seed
-        #: that a training may use; small batches gain little from many, and on a busy machine they wait for each other
+        #: at most, per training; small batches gain little from many threads, which wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
-        self.head, self.states, self.labels = self._read(self.model, rows)
+        self.head, self.states, self.labels = self._head_inputs(self.model, rows)
         self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "accelerator": None}  # whose state cannot always be pickled
+        return {**vars(self), "accelerator": None}  # an accelerator cannot always be pickled
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, accelerator=Accelerator(cpu=True))  # on another device there is one process
+        vars(self).update(state, accelerator=Accelerator(cpu=True))  # other devices have one process
 
     def out_of_fold(
-        self, which: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
+        self, candidate: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
     ) -> Logits:
-        """Train on some rows; return the logits of others, ``(n, outputs)``."""
-        if which.is_probe:
+        """Train on some rows; return the logits of held-out rows, ``(n, outputs)``."""
+        if candidate.is_probe:
             head = copy.deepcopy(self.head)
-            self._fit_head(head, self.states[train], self.labels[train], which.penalty)
+            self._fit_head(head, self.states[train], self.labels[train], candidate.penalty)
             return head(self.states[held]).detach().cpu().double().numpy()
-        network = self.trained(which, train, seed, tick)
+        network = self.trained(candidate, train, seed, tick)
         return self.logits(network, self.rows.select(held))
 
-    def trained(self, which: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
-        """Return a copy of the model that was trained on some rows; ``tick`` is called after each step."""
+    def trained(self, candidate: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
+        """Return a copy of the model, trained on some rows; ``tick`` is called after every step."""
         torch.manual_seed(seed)
         (network, head), labels = copy.deepcopy((self.model, self.head)), self.labels[train]
-        if which.is_probe or which.fits_head:
-            self._fit_head(head, self.states[train], labels, which.penalty)
-        if which.is_probe:
+        if candidate.is_probe or candidate.fits_head:
+            self._fit_head(head, self.states[train], labels, candidate.penalty)
+        if candidate.is_probe:
             return network.eval()
         self._set_precision(network)
         rows, began, device = self.rows.select(train), Clock.now(), self.accelerator.device
         batches: TrainBatches | PairedBatches
-        if which.contrasts:
+        if candidate.contrasts:
             batches = PairedBatches(rows, labels, self.batch_size, self.kind, seed, device)
         else:
             batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
-        optimizer, steps = adamw(network, which.learning_rate), which.epochs * len(batches)
+        optimizer, steps = adamw(network, candidate.learning_rate), candidate.epochs * len(batches)
         warmup = max(1, int(_WARMUP * steps))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
         )
-        provider = ADDrop(p=0.3, q=0.5, layers=[0]) if which.ad_drop else None
-        contrast = Contrast(head) if which.contrasts else None
-        objective = RDropLoss(alpha=1.0) if which.r_drop else contrast
+        provider = ADDrop(p=0.3, q=0.5, layers=[0]) if candidate.ad_drop else None
+        contrast = Contrast(head) if candidate.contrasts else None
+        objective = RDropLoss(alpha=1.0) if candidate.r_drop else contrast
         method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
-        for epoch in range(which.epochs):
+        for epoch in range(candidate.epochs):
             method.on_epoch(epoch)
             for batch in batches.epoch(epoch):
                 method.step(batch)
                 tick()
         if method.handle is not None:
             method.handle.detach()
-        vars(network).pop("forward", None)  # others compute in float32
+        vars(network).pop("forward", None)  # back to float32, see `_set_precision`
         if contrast is not None:
             contrast.hook.remove()
-        if contrast is not None and all(bool(each.isfinite().all()) for each in network.parameters()):
-            self._fit_head(*self._read(network, rows)[:2], labels, which.penalty)
-        self.observe((Clock.now() - began) / (which.passes * len(train)))
+        if contrast is not None and all(bool(weight.isfinite().all()) for weight in network.parameters()):
+            self._fit_head(*self._head_inputs(network, rows)[:2], labels, candidate.penalty)
+        self.observe((Clock.now() - began) / (candidate.passes * len(train)))
         return network.eval()
 
     def observe(self, seconds: float) -> None:
-        """Take the seconds of a row in a training into account: machines are busy at times."""
+        """Update the seconds of a row by those of a training, because machines are busy at times."""
         self.seconds = seconds if math.isnan(self.seconds) else (self.seconds + seconds) / 2
 
     def logits(self, network: nn.Module, rows: Dataset) -> Logits:
@@ -160,30 +160,30 @@ class Bench:
         return logits_of(network, to_score(rows, _AHEAD, self.kind, self.accelerator.device), self.kind)
 
     def measure(self) -> None:
-        """Measure the seconds of a row in training, and choose the number of threads, and precision, of the fewest.
+        """Measure the seconds of a row in training, and choose the fastest number of threads and precision.
 
-        Some processors multiply bfloat16 twice as fast, others much slower.
+        Some processors multiply bfloat16 twice as fast as float32, others much slower.
         """
         seconds = {1: self.seconds_with(1)}
         for threads in {(self.threads + 1) // 2, self.threads} - {1}:
             seconds[threads] = self.seconds_with(threads, slowest=min(seconds.values()))
-        self.seconds, fewest = min((each, threads) for threads, each in seconds.items())
-        torch.set_num_threads(fewest)
-        if self._of_product(torch.bfloat16) > 2 * self._of_product(torch.float32):
-            return  # without instructions for it, a step would take minutes
+        self.seconds, fastest = min((measured, threads) for threads, measured in seconds.items())
+        torch.set_num_threads(fastest)
+        if self._seconds_of_product(torch.bfloat16) > 2 * self._seconds_of_product(torch.float32):
+            return  # without instructions for bfloat16, a step would take minutes
         self.in_bfloat16 = True
-        in_bfloat16 = self.seconds_with(fewest, slowest=self.seconds)
+        in_bfloat16 = self.seconds_with(fastest, slowest=self.seconds)
         self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
         self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
 
-    def _of_product(self, dtype: torch.dtype) -> float:
+    def _seconds_of_product(self, dtype: torch.dtype) -> float:
         """Measure the seconds of a product of matrices."""
         matrix = torch.ones(_SIDE, _SIDE, dtype=dtype, device=self.accelerator.device)
         timer = Timer("(matrix @ matrix).sum().item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
         return float(timer.timeit(_MEASURED).mean)
 
     @functools.cached_property
-    def _some(self) -> list[Batch]:
+    def _measured_batches(self) -> list[Batch]:
         """A few batches, without the first of an epoch, which has the longest texts."""
         batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
         every = max(1, len(batches) // _MEASURED)
@@ -191,60 +191,60 @@ class Bench:
 
     @property
     def measured_rows(self) -> int:
-        """How many rows are trained on when their seconds are measured."""
-        return sum(len(batch["labels"]) for batch in self._some)
+        """The number of rows that a measurement trains on."""
+        return sum(len(batch["labels"]) for batch in self._measured_batches)
 
     def seconds_with(self, threads: int, slowest: float = math.inf) -> float:
-        """Measure the seconds of a row with some threads, by a step on a few batches; infinite if it is the slowest.
+        """Measure the seconds of a row with some threads, by steps on a few batches; infinite if above ``slowest``.
 
-        A first step is left out.
+        A first step does not count.
         """
         torch.set_num_threads(threads)
         network = copy.deepcopy(self.model)
         self._set_precision(network)
         method = FineTuning(network, adamw(network, 1e-5))
-        float(method.step(self._some[-1]).loss)
+        float(method.step(self._measured_batches[-1]).loss)
         began = Clock.now()
-        for batch in self._some:
+        for batch in self._measured_batches:
             float(method.step(batch).loss)
             if Clock.now() - began > slowest * self.measured_rows:
                 return math.inf
         return (Clock.now() - began) / self.measured_rows
 
     def _set_precision(self, network: nn.Module) -> None:
-        """Let a network compute in bfloat16, and return numbers in float32, if that is faster."""
+        """Let a network compute in bfloat16, if that is faster, and return numbers in float32."""
         if self.in_bfloat16:
             autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
-    def _read(self, network: nn.Module, rows: Dataset) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
-        """Return the head of a network, the states that it reads of each row, and the labels."""
-        given = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
-        head, states, labels = head_and_features(network, given.batches)
-        places = np.argsort(given.order)
-        return head, states[places], labels.cpu().numpy()[places]
+    def _head_inputs(self, network: nn.Module, rows: Dataset) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
+        """Return the head of a network, the states that the head reads of the rows, and the labels."""
+        sorted_rows = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
+        head, states, labels = head_and_features(network, sorted_rows.batches)
+        positions = np.argsort(sorted_rows.order)
+        return head, states[positions], labels.cpu().numpy()[positions]
 
     def _fit_head(self, head: nn.Linear, states: torch.Tensor, labels: NDArray[Any], penalty: float) -> None:
-        """Set a head to logistic regression, or ridge regression to numbers, on states that it reads."""
+        """Set a head to the logistic regression of classes, or the ridge regression of numbers, on its input states."""
         from sklearn.linear_model import LogisticRegression, Ridge
 
-        biased, given = head.bias is not None, states.cpu().double().numpy()
+        biased, inputs = head.bias is not None, states.cpu().double().numpy()
         probe = Ridge(_RIDGE / penalty)
         if self.kind.has_classes:
             probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
-        # Of one scale, so that one penalty fits all models.
-        center, scale = given.mean(0) * biased, max(given.std(), 1e-6)
-        fitted = probe.fit(((given - center) / scale).astype(np.float32), labels)
+        # On one scale, so that one penalty suits all models.
+        center, scale = inputs.mean(0) * biased, max(inputs.std(), 1e-6)
+        fitted = probe.fit(((inputs - center) / scale).astype(np.float32), labels)
         weight = fitted.coef_ / scale
         put_into_head(head, weight, fitted.intercept_ - weight @ center, getattr(fitted, "classes_", None))
 
     def rescale(self, network: nn.Module, answers: Answers) -> None:
-        """Let a network that was trained on standardized numbers predict those of the data."""
-        head = self._read(network, self.rows.select(range(2)))[0]
+        """Let a network that was trained on standardized numbers predict numbers in the units of the data."""
+        head = self._head_inputs(network, self.rows.select(range(2)))[0]
         put_into_head(head, head.weight * answers.scale, head.bias * answers.scale + answers.center)
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
     """Return the logits of rows, ``(n, outputs)``."""
     records = predict(network, rows, kind).records
-    return np.array([each["logits"] if kind.has_classes else [each["prediction"]] for each in records])
+    return np.array([record["logits"] if kind.has_classes else [record["prediction"]] for record in records])

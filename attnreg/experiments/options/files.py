@@ -1,4 +1,4 @@
-"""Files that a run is made of: recipes, studies, classes of your own and data; and whether they have changed."""
+"""The files of a run: recipes, studies, files with your classes, and data; and whether they have changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_study(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    return _found(name, study_files(), "--study to be a YAML file or a built-in study", "studies")
+    return _file_named(name, study_files(), "--study to be a YAML file or a built-in study", "studies")
 
 
 def is_built_in(file: str) -> bool:
@@ -54,18 +54,18 @@ def summary(path: Path) -> str:
 
 def find_recipe(name: str) -> Path:
     """Return the file of a built-in recipe."""
-    return _found(name, recipe_files(), f"a recipe among {', '.join(recipe_files())}", "recipes")
+    return _file_named(name, recipe_files(), f"a recipe among {', '.join(recipe_files())}", "recipes")
 
 
-def _found(name: str, files: Mapping[str, Path], expected: str, what: str) -> Path:
+def _file_named(name: str, files: Mapping[str, Path], expected: str, plural: str) -> Path:
     if name not in files:
-        raise UsageError(f"Expected {expected}, got {name!r}; see `attnreg list {what}`.{did_you_mean(name, files)}")
+        raise UsageError(f"Expected {expected}, got {name!r}; see `attnreg list {plural}`.{did_you_mean(name, files)}")
     return files[name]
 
 
 def _folder() -> Path:
     """Return the recipes of the package that runs: within it where it is installed, beside it in a checkout."""
-    # Not `attnreg.recipes`: where one checkout is installed and another one runs, it is that of the first.
+    # Not `attnreg.recipes`, which is that of the installed checkout, even if another checkout runs.
     package = Path(attnreg.__file__).parent
     return next(
         folder for folder in (package / "recipes", package.parent / "recipes") if (folder / "__init__.py").is_file()
@@ -83,59 +83,59 @@ NAMES = {
 # A class in a file, as in `mine.py:DropSelf(0.2) & DropHead(0.1)`.
 CLASS_IN_FILE = re.compile(r"""((?:[A-Za-z]:)?[^\s&(),:=[\]'"]+\.py):([A-Za-z_]\w*)""")
 
-_OWN: dict[str, Path] = {}  # files of providers that were run, by the name that tracebacks give
+_PROVIDERS: dict[str, Path] = {}  # provider files that were loaded, by their name in tracebacks
 
 
-def load_file(path: Path, name: str, what: str) -> ModuleType:
-    """Run a Python file as a module; ``what`` it holds, for the error if it cannot be run."""
+def load_file(path: Path, name: str, content: str) -> ModuleType:
+    """Run a Python file as a module; ``content`` is what it holds, for the error if it cannot be run."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    if what == "provider":
-        _OWN[str(spec.origin)] = path
+    if content == "provider":
+        _PROVIDERS[str(spec.origin)] = path
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"Cannot import the {what} in {path}: {type(error).__name__}: {error}") from error
+        raise InputError(f"Cannot import the {content} in {path}: {type(error).__name__}: {error}") from error
     return module
 
 
 def place_of(error: BaseException) -> str | None:
-    """Return file, line and function where an error arose in a provider from a file; ``None`` for other errors."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _OWN]
-    return f"{_OWN[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
+    """Return file, line and function of an error in a loaded provider; ``None`` for other errors."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _PROVIDERS]
+    return f"{_PROVIDERS[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None
 
 
-def changed(mine: Mapping[str, str | None], config: Mapping[str, Any]) -> list[str]:
-    """Name what has changed since a run was started; what its ``config.json`` does not tell counts as unchanged."""
-    theirs = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
-    both = {**mine, "attnreg": __version__}
-    return [NAMES[name] for name, value in both.items() if name in theirs and theirs[name] != value]
+def changed(content: Mapping[str, str | None], config: Mapping[str, Any]) -> list[str]:
+    """Name the files that have changed since a run was started; what its ``config.json`` lacks counts as unchanged."""
+    saved = {**config.get("content", {}), **{name: config[name] for name in ("attnreg",) if name in config}}
+    current = {**content, "attnreg": __version__}
+    return [NAMES[name] for name, value in current.items() if name in saved and saved[name] != value]
 
 
 def code_of(values: Iterable[object]) -> str | None:
-    """Return a checksum of the files whose classes values of options name, if any."""
+    """Return checksums of the files whose classes the values of options name, or ``None``."""
     files = sorted({file for value in values if isinstance(value, str) for file, _ in CLASS_IN_FILE.findall(value)})
     return " ".join(checksum(file) if Path(file).is_file() else "absent" for file in files) or None
 
 
 def checksum(path: str) -> str:
-    """Return the checksum of a file, or of a folder's files and their names, without hidden ones and results."""
+    """Return the checksum of a file, or of a folder's files and their names, without hidden files and results."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else sorted(_files_in(root))
     return _checksum_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files), root)
 
 
 def _files_in(root: Path) -> Iterator[Path]:
-    """Yield the files of a folder, and of folders that links in it lead to, once."""
+    """Yield every file of a folder once, also of folders that its links lead to."""
     seen = set[Path]()
-    for place, folders, names in os.walk(root, followlinks=True):
-        counts = (real := Path(place).resolve()) not in seen and (LOCK not in names or real == root)
+    for folder, folders, names in os.walk(root, followlinks=True):
+        counts = (real := Path(folder).resolve()) not in seen and (LOCK not in names or real == root)
         seen.add(real)
-        folders[:] = sorted(folder for folder in folders if folder[0] != "." and counts)
+        folders[:] = sorted(name for name in folders if name[0] != "." and counts)
         names = [name for name in names if name[0] != "." and counts]
-        yield from (file for name in names if (file := Path(place, name)).is_file())
+        yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
 @functools.lru_cache(maxsize=16)  # a comparison asks for each of its runs

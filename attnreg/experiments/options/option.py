@@ -20,8 +20,8 @@ from attnreg.experiments.tasks.task import Task
 
 METHOD = "Method"
 _ALL = "attnreg.all"
-# Names that other tools give to our options.
-_ELSEWHERE = {
+# Names of our options in other tools.
+_ALIASES = {
     "--lr": "--learning-rate",
     "--bs": "--batch-size",
     "--per_device_train_batch_size": "--batch-size",
@@ -50,7 +50,7 @@ class Option(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command that lists its options in groups, and answers an unknown one with the nearest that it has."""
+    """A command that lists its options in groups, and suggests the nearest one for an unknown option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""
@@ -68,36 +68,36 @@ class GroupedCommand(click.Command):
             raise click.BadParameter(plain, error.ctx, error.param, error.param_hint) from None
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
-        """Return what to write instead of an unknown option, of all that was typed, with a space before; or nothing."""
+        """Return a suggestion instead of an unknown option, after a space, or an empty text; ``typed`` are all words."""
         known = [param.opts[0] for param in self.params if isinstance(param, click.Option)]
-        return did_you_mean(_ELSEWHERE.get(flag, flag), known)
+        return did_you_mean(_ALIASES.get(flag, flag), known)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options group by group."""
         groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        named: dict[str, list[str]] = defaultdict(list)
+        brief: dict[str, list[str]] = defaultdict(list)
         for parameter in (param for param in self.get_params(ctx) if isinstance(param, click.Option)):
             record, group = parameter.get_help_record(ctx), getattr(parameter, "group", "Other")
             if record and getattr(parameter, "further", False) and not ctx.meta.get(_ALL):
-                named[group].append(parameter.opts[0])
+                brief[group].append(parameter.opts[0])
             elif record:
                 groups[group].append(record)
         for name, records in groups.items():
             with formatter.section("Options" if [*groups] == [name] else f"{name} options"):
                 formatter.write_dl(records)
-        if named:  # broken between flags only, in paragraphs that click leaves as they are
+        if brief:  # broken between flags only, in paragraphs that click leaves as they are
             fill = functools.partial(textwrap.fill, width=formatter.width - 20, break_on_hyphens=False)
             with formatter.section("More options, which --help-all describes"):
-                formatter.write_dl([(name, "\b\n" + fill("  ".join(flags))) for name, flags in named.items()])
+                formatter.write_dl([(name, "\b\n" + fill("  ".join(flags))) for name, flags in brief.items()])
 
 
 def is_given(name: str) -> bool:
-    """Whether an option of the current command was typed; a preset, or a recipe, may have set another default."""
+    """Whether an option of the current command was typed, and is not the default of a preset or a recipe."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def names_like(names: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
-    """Make a ``shell_complete`` for some names."""
+    """Make a ``shell_complete`` that suggests these names."""
     return lambda context, parameter, typed: [name for name in names() if name.startswith(typed)]
 
 
@@ -105,7 +105,7 @@ class Numbers(click.ParamType):
     """Numbers separated by commas.
 
     Args:
-        number: the type of each number.
+        number: the type of the numbers.
         example: noun and example, for the error message.
         word: a word that is accepted instead of numbers.
 
@@ -159,12 +159,12 @@ def flag_of(name: str) -> str:
 
 
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """Make one decorator of several options, listed in this order."""
-    return lambda function: functools.reduce(lambda done, decorator: decorator(done), reversed(options), function)
+    """Combine the decorators of several options, listed in this order."""
+    return lambda function: functools.reduce(lambda decorated, decorator: decorator(decorated), reversed(options), function)
 
 
 def as_typed(flag: str, value: Any) -> str:
-    """Format an option, or a positional argument, as it is typed on the command line; empty if it is not given."""
+    """Format an option, or a positional argument, as typed on the command line; empty if it has no value."""
     flag, _, off_flag = flag.partition("/") if flag.startswith("-") else (flag, "", "")
     if value is None or value is False or value == []:
         return off_flag if value is False else ""
@@ -181,8 +181,8 @@ def as_typed(flag: str, value: Any) -> str:
 Preset = Mapping[str, Any] | Callable[[str], Mapping[str, Any]]
 
 
-class _OfTask(UserDict[str, Any]):
-    """Defaults by option that depend on ``--task``, which is known once all given options are read."""
+class _TaskDefaults(UserDict[str, Any]):
+    """Defaults by option that depend on ``--task``, which is known once all typed options are read."""
 
     def __init__(self, context: click.Context, preset: Callable[[str], Mapping[str, Any]]) -> None:
         self._context, self._preset = context, preset
@@ -194,7 +194,7 @@ class _OfTask(UserDict[str, Any]):
 
 
 def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[[Any], Any]:
-    """Make an option that chooses other defaults for a command. An option that is given wins; the recipe sees neither.
+    """Make an option that chooses other defaults for a command. A typed option wins; the recipe does not see this one.
 
     Args:
         flag: the option's flag.
@@ -215,16 +215,16 @@ def preset(flag: str, presets: Mapping[str, Preset], **kwargs: Any) -> Callable[
     def choose(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
         if name is not None:
             chosen = presets[name]
-            context.default_map = cast(Any, _OfTask(context, chosen) if callable(chosen) else chosen)
+            context.default_map = cast(Any, _TaskDefaults(context, chosen) if callable(chosen) else chosen)
 
     return option(flag, type=click.Choice(list(presets)), callback=choose, is_eager=True, expose_value=False, **kwargs)
 
 
 Flag = Callable[[str], str]
-#: values with which an option does nothing, besides none at all, 0 and false
+#: values with which an option does nothing, besides ``None``, 0 and false
 IDLE = {"wise_ft": 1.0, "gradient_accumulation": 1, "launcher": "local"}
 _FEW_TRAIN = "exclude each other, because LoRA does not train the weights that the other one changes"
-#: pairs of options that exclude each other, and what a message says of the two
+#: pairs of options that exclude each other, and the verb phrase of a message
 EXCLUDES = (
     ("shots", "train_size", "both say how many rows to train on"),
     ("class_weights", "label_smoothing", "both change the training loss"),
@@ -234,7 +234,7 @@ EXCLUDES = (
     ("lora_rank", "wise_ft", _FEW_TRAIN),
     ("stop_on=dev", "stopping_rows", "exclude each other, because no rows are held out"),
 )
-#: options, and those of which they need one
+#: options, and the options of which they need one
 NEEDS = (
     ("stratified", ("train_size",)),
     *((name, ("patience", "select=best")) for name in ("stop_on", "stopping_rows")),
@@ -248,7 +248,7 @@ KINDS: Sequence[tuple[str, str, Callable[[type[Kind]], bool]]] = (
     ("label_smoothing", "classes and tokens", lambda kind: not kind.one_number_per_row),
     ("prompt_weight", "causal-lm", lambda kind: kind.head == "AutoModelForCausalLM"),
 )
-# Of `attnreg compare`.
+# Pairs of options of `attnreg compare` that exclude each other.
 COMPARE = (
     ("jobs", "launcher", "exclude each other, because only the launcher local starts runs"),
     ("baseline", "study", "exclude each other, because a study file has its own baseline"),
@@ -257,7 +257,7 @@ COMPARE = (
 
 
 def is_set(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether an option of a table does something, given the values of options by name."""
+    """Whether an option of a table has an effect with these values of options, by name."""
     name, _, wanted = name.partition("=")
     value = values.get(name)
     return str(value) == wanted if wanted else bool(value) and value != IDLE.get(name)
@@ -271,7 +271,7 @@ def check_pairs(values: Mapping[str, Any], pairs: Sequence[tuple[str, str, str]]
 
 
 def check_needs(values: Mapping[str, Any], needs: Sequence[tuple[str, Sequence[str]]], flag: Flag) -> None:
-    """Refuse an option without one that it needs."""
+    """Refuse an option that needs another one, if that is not set."""
     for name, needed in needs:
         if is_set(name, values) and not any(is_set(other, values) for other in needed):
             raise UsageError(f"{typed(name, flag)} needs {' or '.join(typed(other, flag) for other in needed)}.")
@@ -279,9 +279,9 @@ def check_needs(values: Mapping[str, Any], needs: Sequence[tuple[str, Sequence[s
 
 def check_kind(values: Mapping[str, Any], task: Task, flag: Flag) -> None:
     """Refuse an option that is not for the kind of a task."""
-    for name, what, fits in KINDS:
+    for name, kinds, fits in KINDS:
         if is_set(name, values) and not fits(kind_class(task.kind)):
-            raise UsageError(f"{flag(name)} is for {what}, but {task.name} is a {task.kind} task: remove it.")
+            raise UsageError(f"{flag(name)} is for {kinds}, but {task.name} is a {task.kind} task: remove it.")
 
 
 def typed(name: str, flag: Flag) -> str:

@@ -1,4 +1,4 @@
-"""Options that are expressions, such as ``--provider``: of built-in classes and of those in files."""
+"""Options that are expressions, such as ``--provider``, of built-in classes and of classes in files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def provider_option(*, required: bool = True, summary: str = "Provider") -> Call
     """Make the options ``--provider``, an expression, and ``--provider-lr``.
 
     Args:
-        required: whether the provider must be given; if not, the recipe may receive ``None``.
+        required: whether the option must be set; if not, the recipe may receive ``None``.
         summary: the beginning of the help text.
     """
     text = f"{summary}: of `attnreg list providers`, or FILE.py:CLASS(...); several joined by &."
@@ -45,7 +45,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
     Args:
         flag: the option's flag.
         reader: module and name, such as ``my_module:read``, of a function that checks the text. If it returns a text,
-            such as another spelling, this is the value. It is imported only where the option is given, because it may
+            such as another spelling, this is the value. It is imported only if the option is used, because it may
             import torch.
         kwargs: arguments of :func:`attnreg.experiments.option`.
     """
@@ -60,7 +60,7 @@ def expression_option(flag: str, reader: str, **kwargs: Any) -> Callable[[Any], 
 
 
 def read_provider(text: str) -> str:
-    """Return a provider expression in a uniform spelling, or raise if a provider or an argument in it does not fit."""
+    """Return a provider expression in a uniform spelling; raise if one of its providers or arguments does not fit."""
     _check_names(text)
     classes = own_classes([text])
     from attnreg.regularizer.expressions import checked_expression  # late: it imports torch
@@ -72,7 +72,7 @@ def read_provider(text: str) -> str:
 
 
 def _check_names(text: str) -> None:
-    """Refuse what is no expression of regularizers before torch is imported, which takes seconds."""
+    """Refuse a text that is no expression of regularizers before torch is imported, which takes seconds."""
     names = [name for name, module in listed_names(attnreg.__file__).items() if module.startswith(REGULARIZERS)]
     known = dict.fromkeys([*names, *(name for _, name in CLASS_IN_FILE.findall(text))])
     with refusing(text):
@@ -89,15 +89,15 @@ def make_provider(text: str, model: nn.Module, total_steps: int) -> Regularizer:
 
 def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
     """Load the classes that values of options name, such as ``mine.py:DropSelf(0.2)``."""
-    named = {pair for value in values if isinstance(value, str) for pair in CLASS_IN_FILE.findall(value)}
-    if missing := [file for file, _ in sorted(named) if not Path(file).is_file()]:
+    pairs = {pair for value in values if isinstance(value, str) for pair in CLASS_IN_FILE.findall(value)}
+    if missing := [file for file, _ in sorted(pairs) if not Path(file).is_file()]:
         raise InputError(f"Provider file {missing[0]} not found.")
     from attnreg.regularizer.base import Regularizer  # late: it imports torch
 
-    known: dict[str, tuple[str, type[Regularizer]]] = {}
-    for file, name in named:
-        if name in known:
-            raise InputError(f"Two classes are named {name}, in {file} and in {known[name][0]}: rename one of them.")
+    loaded: dict[str, tuple[str, type[Regularizer]]] = {}
+    for file, name in pairs:
+        if name in loaded:
+            raise InputError(f"Two classes are named {name}, in {file} and in {loaded[name][0]}: rename one of them.")
         module = load_file(Path(file), Path(file).stem, "provider")
         classes = inspect.getmembers(module, lambda member: inspect.isclass(member) and issubclass(member, Regularizer))
         regularizers = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
@@ -110,5 +110,5 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
                     else "nor any other: derive one from attnreg.MaskProvider."
                 )
             )
-        known[name] = file, regularizers[name]
-    return [cls for _, cls in known.values()]
+        loaded[name] = file, regularizers[name]
+    return [cls for _, cls in loaded.values()]

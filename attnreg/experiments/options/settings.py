@@ -33,25 +33,25 @@ from attnreg.experiments.tasks.kinds import KINDS
 from attnreg.experiments.tasks.models.pooling import POOLINGS
 from attnreg.experiments.tasks.task import Task
 
-# Of transformers' schedules, those that need no argument besides the number of steps and differ from each other.
+# The schedules of transformers that need only the number of steps, without repetitions.
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT, RUNNING = "Task and data", "Training", "Output", "Running"
-_GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the option that begins each
+_GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the first option of a group
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
 _OF_ONE_RUN = {
     *("validation_rows", "seed", "threads", "output_dir", "resume", "save_steps", "keep_checkpoints", "no_plots"),
 }
-# Of the options of every run, those that --help describes.
+# The options of all runs that --help describes; it only names the others.
 _FIRST = {"task", "data_dir", "model", "epochs", "seed", "output_dir", "resume"}
-# A resumed run may differ from the original in these.
+# Options in which a resumed run may differ from the original.
 NOT_COMPARED = {
     *("output_dir", "resume", "device", "threads", "save_steps", "report_to", "flags", "recipe_file"),
     *("keep_checkpoints", "no_plots"),
 }
 
 
-# What config.json holds besides options.
+# Fields of config.json that are no options.
 NO_OPTIONS = {"attnreg", "content", "parameters", "default_max_length", "steps"}
 
 
@@ -62,7 +62,7 @@ class _Norm(click.FloatRange):
         return 0.0 if value == "none" else float(super().convert(value, param, ctx))
 
 
-# What an annotation says of an option besides its type: a type of click, or arguments of `option`.
+# Annotations of options beside the type: a type of click, or arguments of `option`.
 Positive = Annotated[int, click.IntRange(min=1)]
 NotNegative = Annotated[float, click.FloatRange(min=0)]
 Share = Annotated[float, click.FloatRange(0, 1)]
@@ -72,9 +72,9 @@ Joined = Annotated[str | None, {"multiple": True, "callback": lambda ctx, param,
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of one run. Each attribute with a text below it is an option of every recipe, with this help.
+    """The options of a run. An attribute with a text below it is an option of every recipe, with this help.
 
-    An option without a default has the task's. ``own`` holds the recipe's options. ``flags`` maps the names of
+    The task sets an option that has no default. ``own`` holds the recipe's options. ``flags`` maps the names of
     options to their flags, such as ``"--baseline/--no-baseline"``, by default the name with dashes. ``recipe_file`` is
     the file that defines the recipe.
     """
@@ -202,7 +202,7 @@ class Settings:
 
     @property
     def scored_on(self) -> str:
-        """The rows that the run is scored on; see :func:`scored_rows`."""
+        """The rows that score the run; see :func:`scored_rows`."""
         return scored_rows(vars(self))
 
     def chosen_task(self) -> Task:
@@ -245,7 +245,7 @@ class Settings:
         }
 
     def content(self) -> dict[str, str | None]:
-        """Return checksums of what the results depend on besides the options: the recipe, own classes and the data."""
+        """Return checksums of the files behind the results: the recipe, files with provider classes, and the data."""
         recipe = self.recipe_file
         return {
             "provider": code_of(self.own.values()),
@@ -255,8 +255,8 @@ class Settings:
 
     def command(self) -> str:
         """Return the command that repeats the run: its recipe, and all options that affect the results."""
-        kept = [attribute for attribute in OPTIONS if attribute.name not in NOT_COMPARED and attribute.name != "task"]
-        changed = [row.name for row in kept if getattr(self, row.name) != row.default]
+        skipped = {*NOT_COMPARED, "task"}
+        changed = [row.name for row in OPTIONS if row.name not in skipped and getattr(self, row.name) != row.default]
         values = {"task": self.task, **{name: getattr(self, name) for name in changed}, **self.own}
         file = self.recipe_file
         words = ["attnreg", "recipe", self.recipe if file is None or is_built_in(file) else shlex.quote(file)]
@@ -285,7 +285,7 @@ SHARED = {attribute.name for attribute in OPTIONS} - _OF_ONE_RUN
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved configuration with the defaults of shared options that are newer than it."""
+    """Return a saved configuration with the defaults of shared options that it lacks, because they are newer."""
     kept = (
         attribute for attribute in OPTIONS if attribute.default is not MISSING and attribute.name not in NOT_COMPARED
     )
@@ -293,39 +293,39 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def scored_rows(options: Mapping[str, Any]) -> str:
-    """Return the rows that a run with these options is scored on: ``"dev"``, or rows of train, ``"held-out"``."""
+    """Return the rows that score a run with these options: ``"dev"``, or rows of train, ``"held-out"``."""
     return "dev" if options.get("validation_rows") is None and options.get("folds") is None else "held-out"
 
 
 def too_few_rows(size: int, rows: int, flag: str | None) -> InputError:
-    """Return the error for ``size`` of ``rows`` that cannot be held out, which the option ``flag`` asked for."""
+    """Return the error that ``size`` of ``rows`` rows, the value of the option ``flag``, cannot be held out."""
     plural = "s" * (size > 1)
     fewer = "" if flag is None else f": lower {flag}, for example to {max(1, rows // 5)}"
     return InputError(f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {rows}{fewer}.")
 
 
 def data_name(task: str, data_dir: str | None) -> str:
-    """Return the name of the data for a folder of results: the task's, or that of the folder of a custom task."""
+    """Return the name of the data for a folder of results: the task's or, of a custom task, the data folder's."""
     return (task == "custom" and data_dir and Path(data_dir).resolve().name) or task
 
 
 def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
-    """Make the command-line options of some scopes, perhaps with other defaults, by name.
+    """Make the command-line options of some scopes; ``defaults`` replace their defaults, by name.
 
     The scopes are ``"task"`` (they define the task; also options of ``attnreg evaluate``), ``"all"`` (also of ``attnreg
     compare``) and ``"run"`` (only of a single run).
     """
-    made, group, hints = [], "", get_type_hints(Settings, include_extras=True)
+    options, group, hints = list[Callable[[Any], Any]](), "", get_type_hints(Settings, include_extras=True)
     for name, default in ((attribute.name, attribute.default) for attribute in OPTIONS):
         group = _GROUPS.get(name, group)
         if ("task" if name in TASK_OPTIONS else "run" if name in _OF_ONE_RUN else "all") not in scopes:
             continue
         kwargs: dict[str, Any] = {"is_flag": True} if default is False else {}
-        for part in (hints[name], *get_args(hints[name])):
-            for extra in getattr(part, "__metadata__", ()):
+        for hint in (hints[name], *get_args(hints[name])):
+            for extra in getattr(hint, "__metadata__", ()):
                 kwargs |= extra if isinstance(extra, dict) else {"type": extra}
         kwargs |= {} if default is MISSING else {"default": default}
         kwargs |= {"default": defaults[name]} if defaults and name in defaults else {}
         further = "all" in scopes and name not in _FIRST
-        made.append(option(flag_of(name), name, group=group, help=_HELP[name], further=further, **kwargs))
-    return [*made, help_all] if "all" in scopes else made
+        options.append(option(flag_of(name), name, group=group, help=_HELP[name], further=further, **kwargs))
+    return [*options, help_all] if "all" in scopes else options
