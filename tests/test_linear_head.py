@@ -139,7 +139,7 @@ def test_what_cannot_be_probed_is_refused():
     multi_label = {"num_labels": 3, "problem_type": "multi_label_classification"}
     for options, given, says in (
         ({}, one_class, r"needs 2 classes, and two rows of two of them, got \[8\] rows"),
-        (multi_label, several, r"two rows or more with one label each, got labels of shape \(8, 3\)"),
+        (multi_label, several, r"two rows or more with one label per row, got labels of shape \(8, 3\)"),
         ({}, [], "needs batches to fit"),
     ):
         with pytest.raises(InputError, match=says):

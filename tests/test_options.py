@@ -66,8 +66,8 @@ def test_defaults_and_ranges_are_those_of_the_class():
 def test_help_names_the_options_of_every_run_and_help_all_describes_them(cli, command):
     short, whole = (cli(*command, flag).output for flag in ("--help", "--help-all"))
     assert "--gradient-accumulation" in short.replace("-\n", "-")
-    assert "Split each batch" not in short
-    assert "Split each batch" in whole
+    assert "Split a batch" not in short
+    assert "Split a batch" in whole
     assert "More options" not in whole
     assert len(short.splitlines()) < 0.7 * len(whole.splitlines())
 

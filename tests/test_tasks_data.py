@@ -91,7 +91,7 @@ def test_splits_by_the_hubs_names(tmp_path, task, given, expected):
         ("stsb", {"label": math.nan}, "Expected finite numbers in column label, got nan in row 2 of split train"),
         ("stsb", {"label": None}, "Expected finite numbers in column label, got None in row 2 of split train"),
         ("conll2003", {"tokens": "Anna went"}, "Expected a list in column tokens, got .*split train .*: use .jsonl or .parquet, because .csv and .tsv cannot store lists"),
-        ("conll2003", {"ner_tags": ["O"]}, "Expected one label in column ner_tags for each word .* got 2 words and 1 labels in row 2"),
+        ("conll2003", {"ner_tags": ["O"]}, "Expected one label in column ner_tags per word .* got 2 words and 1 labels in row 2"),
         ("conll2003", {"tokens": [], "ner_tags": []}, "got 0 words and 0 labels in row 2"),
         ("conll2003", {"tokens": ["a", None]}, "Expected words in column tokens, got None in row 2"),
         ("conll2003", {"ner_tags": ["O", "B-DOG"]}, r"Expected labels 0 \(O\), 1 \(B-PER\), .* got 'B-DOG' in row 2"),

@@ -138,7 +138,7 @@ def _files_in(root: Path) -> Iterator[Path]:
         yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
-@functools.lru_cache(maxsize=16)  # a comparison asks for each of its runs
+@functools.lru_cache(maxsize=16)  # every run of a comparison asks for it
 def _checksum_of(files: Sequence[tuple[Path, int, int]], root: Path) -> str:
     checksum = hashlib.sha256()
     for file, _, _ in files:

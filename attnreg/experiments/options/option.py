@@ -68,7 +68,7 @@ class GroupedCommand(click.Command):
             raise click.BadParameter(plain, error.ctx, error.param, error.param_hint) from None
 
     def instead(self, ctx: click.Context, flag: str, typed: Sequence[str]) -> str:
-        """Return a suggestion instead of an unknown option, after a space, or an empty text; ``typed`` are all words."""
+        """Return a space and a suggestion for an unknown option, or an empty text; ``typed`` is the command line."""
         known = [param.opts[0] for param in self.params if isinstance(param, click.Option)]
         return did_you_mean(_ALIASES.get(flag, flag), known)
 
@@ -160,7 +160,7 @@ def flag_of(name: str) -> str:
 
 def together(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     """Combine the decorators of several options, listed in this order."""
-    return lambda function: functools.reduce(lambda decorated, decorator: decorator(decorated), reversed(options), function)
+    return lambda function: functools.reduce(lambda wrapped, decorator: decorator(wrapped), reversed(options), function)
 
 
 def as_typed(flag: str, value: Any) -> str:

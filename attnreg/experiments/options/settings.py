@@ -99,9 +99,9 @@ class Settings:
     train_size: Positive | None = None
     """Train on this many rows, drawn by the seed (default: all)."""
     stratified: bool = False
-    """Draw --train-size so that each class keeps its share (classification)."""
+    """Draw --train-size so that classes keep their shares (classification)."""
     shots: Positive | None = None
-    """Train on this many rows of each class, drawn by the seed (classification)."""
+    """Train on this many rows per class, drawn by the seed (classification)."""
     folds: Annotated[int | None, click.IntRange(min=2)] = None
     """Cross-validation: divide train into this many parts, and score on the part of the seed instead of dev."""
     validation_rows: Positive | None = None
@@ -121,9 +121,9 @@ class Settings:
     weight_decay: NotNegative = 0.01
     """Weight decay of the model's matrices; biases and normalization weights have none."""
     max_grad_norm: Annotated[float, _Norm(min=0)] = 1.0
-    """Clip the gradient of each network to this norm; "none" does not clip."""
+    """Clip the gradient of a network to this norm; "none" does not clip."""
     layerwise_decay: Annotated[float, click.FloatRange(0, 1, min_open=True)] = 1.0
-    """Learning rate of each block, relative to the block above it; embeddings have the lowest."""
+    """Learning rate of a block, relative to the block above it; embeddings have the lowest."""
     reinit_layers: Annotated[int, click.IntRange(min=0)] = 0
     """Re-initialize this many top blocks, and the pooler, before training."""
     linear_probe: bool = False
@@ -138,7 +138,7 @@ class Settings:
     """Weights of classes in the training loss: "balanced" weighs a row by the inverse frequency of its class
     (classification; default: all the same)."""
     label_smoothing: BelowOne = 0.0
-    """Share of each label that the training loss spreads over all classes."""
+    """Share of a label that the training loss spreads over all classes."""
     prompt_weight: NotNegative = 0.0
     """Weight of a prompt's tokens in the training loss, relative to those of its completion (causal-lm)."""
     model_dropout: BelowOne | None = None
@@ -159,7 +159,7 @@ class Settings:
     lora_rank_dropout: BelowOne = 0.0
     """Rate at which ranks of the adapters are dropped."""
     gradient_accumulation: Annotated[Positive, {"metavar": "N"}] = 1
-    """Split each batch into N micro-batches to save memory; the update is that of the whole batch."""
+    """Split a batch into N micro-batches to save memory; the update is that of the whole batch."""
     evaluate_every: Positive = 1
     """Evaluate every N epochs and after the last one."""
     select: Annotated[str | None, click.Choice(["last", "best"])] = None
@@ -185,7 +185,7 @@ class Settings:
     resume: bool = False
     """Continue from the last checkpoint in --output-dir."""
     save_steps: Positive | None = None
-    """Save a checkpoint every N steps, besides the one after each epoch."""
+    """Save a checkpoint every N steps, besides the one after every epoch."""
     keep_checkpoints: bool = False
     """Keep the last checkpoint of a finished run."""
     no_plots: bool = False
@@ -269,7 +269,7 @@ class Settings:
 
 
 def _help_texts() -> dict[str, str]:
-    """Return the text below each attribute of the settings, in one line."""
+    """Return the texts below the attributes of the settings, in one line, by name."""
     (source,) = ast.parse(inspect.getsource(Settings)).body
     assert isinstance(source, ast.ClassDef)
     return {

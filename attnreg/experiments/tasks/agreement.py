@@ -21,7 +21,7 @@ NOUNS = (
     ("boy", "boys", "himself"), ("man", "men", "himself"), ("girl", "girls", "herself"), ("woman", "women", "herself"),
     ("robot", "robots", "itself"), ("dog", "dogs", "itself"), ("goose", "geese", "itself"),
 )  # fmt: skip
-# of the others, singular and plural
+# singular and plural of the other words
 DETERMINERS = (("this", "these"), ("a", "many"))
 COPULAS = (("is", "are"), ("was", "were"))
 ADJECTIVES = ("happy", "old", "quiet", "tired")
@@ -31,7 +31,7 @@ PREPOSITIONS = ("near", "behind", "beside")
 ADVERBS = ("today", "again", "often")
 REFLEXIVES = ("himself", "herself", "itself", "themselves")
 SEPARATOR = ":"
-# The plural form of each word of a predicate that agrees with the subject.
+# Plural forms of the words of a predicate that agree with the subject.
 _PLURALS = {**dict((*COPULAS, *INTRANSITIVES, *TRANSITIVES)), **dict.fromkeys(REFLEXIVES, "themselves")}
 
 _Row = dict[str, str | int]
@@ -84,8 +84,8 @@ def _sentence(rng: random.Random) -> _Row:
     words = subject + predicate
     label = rng.randrange(2)
     if not label:
-        place = rng.choice([i for i, word in enumerate(words) if word.wrong])
-        words[place] = _Word(rng.choice(words[place].wrong))
+        index = rng.choice([i for i, word in enumerate(words) if word.wrong])
+        words[index] = _Word(rng.choice(words[index].wrong))
     return {"sentence": " ".join(word.text for word in words), "label": label}
 
 

@@ -1,4 +1,4 @@
-"""The tasks that come with attnreg: of built-in data, of GLUE and further ones; choose one by name and options."""
+"""The tasks that come with attnreg: of built-in data, of GLUE and further data; choose one by name and options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _AGREEMENT_COMPLETION = replace(
 
 
 def _glue(name: str, summary: str, columns: tuple[str, ...], labels: tuple[str, ...], **more: Any) -> Task:
-    given: dict[str, Any] = {"metrics": ("accuracy",), **more}
-    return Task(name=name, summary=summary, columns=columns, labels=labels, hub=("nyu-mll/glue", name), **given)
+    fields: dict[str, Any] = {"metrics": ("accuracy",), **more}
+    return Task(name=name, summary=summary, columns=columns, labels=labels, hub=("nyu-mll/glue", name), **fields)
 
 
 _GLUE = (
@@ -110,8 +110,8 @@ def get_task(name: str) -> Task:
         UsageError: if there is no such task.
     """
     if name not in TASKS:
-        asked = f"got {name!r}. See `attnreg list tasks`.{did_you_mean(name, TASKS)}"
-        raise UsageError(f"Expected a task among {', '.join(TASKS)}, {asked}")
+        got = f"got {name!r}. See `attnreg list tasks`.{did_you_mean(name, TASKS)}"
+        raise UsageError(f"Expected a task among {', '.join(TASKS)}, {got}")
     return TASKS[name]
 
 
@@ -133,46 +133,45 @@ def choose_task(
         ('f1', 'accuracy')
     """
     task = get_task(name)
-    given = (kind, text_columns, label_column, choice_columns)
+    options = (kind, text_columns, label_column, choice_columns)
     if task is TASKS["custom"]:
-        task = _custom(task, kind or "classification", *given[1:])
-    elif set(given) != {None}:
+        task = _custom(task, kind or "classification", *options[1:])
+    elif set(options) != {None}:
         flags = "--kind, --text-columns, --label-column and --choice-columns"
         raise UsageError(f"{flags} are only for --task custom: remove them for --task {name}.")
     if metric is None:
         return task
     known = kind_class(task.kind).metrics
     if metric == "micro_f1" and metric not in known and "accuracy" in known:
-        metric = "accuracy"  # one class and one prediction each: every miss is a false positive and a false negative
+        metric = "accuracy"  # with one class per row, every miss is a false positive and a false negative
     if metric not in known:
-        asked = f"one of {', '.join(known)}, got {metric!r}.{did_you_mean(metric, known)}"
-        raise UsageError(f"Expected --metric for a {task.kind} task to be {asked}")
+        expected = f"one of {', '.join(known)}, got {metric!r}.{did_you_mean(metric, known)}"
+        raise UsageError(f"Expected --metric for a {task.kind} task to be {expected}")
     return replace(task, metrics=tuple(dict.fromkeys((metric, *task.metrics))))
 
 
 def _custom(template: Task, kind: str, texts: str | None, label: str | None, choices: str | None) -> Task:
     if kind not in KINDS:
         raise UsageError(f"Expected --kind to be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
-    expected = kind_class(kind)
-    columns, chosen_from = _names("--text-columns", texts), _names("--choice-columns", choices)
-    if not columns and expected.usual_columns:
-        columns, label = expected.usual_columns, label or expected.usual_label
+    cls = kind_class(kind)
+    columns, choice_columns = _names("--text-columns", texts), _names("--choice-columns", choices)
+    if not columns and cls.usual_columns:
+        columns, label = cls.usual_columns, label or cls.usual_label
     if not columns:
         raise UsageError("--task custom needs --text-columns, for example --text-columns premise,hypothesis.")
-    if len(columns) > expected.most_columns:
-        raise UsageError(
-            f"Expected at most {expected.most_columns} --text-columns for --kind {kind}, got {len(columns)}: {texts}."
-        )
-    if expected.needs_choices != bool(chosen_from):
+    if len(columns) > cls.most_columns:
+        got = f"got {len(columns)}: {texts}"
+        raise UsageError(f"Expected at most {cls.most_columns} --text-columns for --kind {kind}, {got}.")
+    if cls.needs_choices != bool(choice_columns):
         raise UsageError(
             "Expected --choice-columns for --kind multiple-choice (two or more, or one of lists), and none for other "
             f"kinds, got {choices or 'none'} for --kind {kind}."
         )
-    target = label or (template.label if expected.needs_labels else columns[0])
-    if expected.needs_labels and target in (*columns, *chosen_from):
+    target = label or (template.label if cls.needs_labels else columns[0])
+    if cls.needs_labels and target in (*columns, *choice_columns):
         raise UsageError(f"Column {target} holds the labels, so it cannot be a text or choice column, too.")
-    metrics = expected.metrics[:1]
-    return replace(template, kind=kind, columns=columns, label=target, choices=chosen_from, metrics=metrics)
+    metrics = cls.metrics[:1]
+    return replace(template, kind=kind, columns=columns, label=target, choices=choice_columns, metrics=metrics)
 
 
 def _names(option: str, text: str | None) -> tuple[str, ...]:

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,99})(\.0*)?")
 _FRACTION = re.compile(r"[+-]?((\d+\.\d*|\.\d+)(e[+-]?\d+)?|\d+e[+-]?\d+|nan|inf(inity)?)")
 WITHOUT_LABELS = " To predict rows without labels, use `attnreg predict`."  # ends a message of `attnreg evaluate`
-NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # of a text that should be a list
+NO_LISTS = ": use .jsonl or .parquet, because .csv and .tsv cannot store lists"  # where a text should be a list
 
 
 def top_column(column: str, names: Iterable[str]) -> str:
-    """Return the column that a dotted name belongs to: ``translation`` for ``translation.en``, unless flat."""
+    """Return the column of a dotted name: ``translation`` for ``translation.en``, unless that is a column itself."""
     return column if column in names else column.partition(".")[0]
 
 
 def check_names(task: Task, names: Sequence[str], place: str) -> None:
-    """Raise if rows with these columns lack one that a task needs."""
+    """Raise if one of the columns that a task needs is missing among these names."""
     wanted = dict.fromkeys(top_column(name, names) for name in (*task.columns, *task.choices, task.label))
     if missing := [column for column in wanted if column not in names]:
         raise InputError(
@@ -53,11 +53,11 @@ def column_of(rows: Dataset | Mapping[str, Any], column: str) -> list[Any]:
 
 
 def has_labels(rows: Dataset, label: str) -> bool:
-    """Whether a split has labels; a test split may have -1 or nothing in each row."""
+    """Whether a split has labels; a test split may have -1 or nothing in all rows."""
     if not len(rows):
         return True  # an empty split must reach the check that rejects it
-    there = top_column(label, rows.column_names) in rows.column_names
-    return there and any(str(plain_label(value)) not in ("-1", "None", "") for value in column_of(rows, label))
+    exists = top_column(label, rows.column_names) in rows.column_names
+    return exists and any(str(plain_label(value)) not in ("-1", "None", "") for value in column_of(rows, label))
 
 
 def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
@@ -67,19 +67,19 @@ def texts_of(rows: Dataset, column: str, place: str) -> list[str]:
 
 
 def converted(
-    values: Iterable[Any], convert: Callable[[Any], Any], what: str, place: str, of_text: str = ""
+    values: Iterable[Any], convert: Callable[[Any], Any], expected: str, place: str, text_hint: str = ""
 ) -> list[Any]:
-    """Convert the value of each row, or raise: a value that becomes ``None`` is not ``what`` was expected.
+    """Convert the values of rows, or raise if a value becomes ``None``; the message says what was ``expected``.
 
-    ``of_text`` ends the message if the value is a text.
+    ``text_hint`` ends the message if the value is a text.
     """
-    made = []
+    results = []
     for row, value in enumerate(values, 1):
-        if (one := convert(value)) is None:
-            hint = of_text if isinstance(value, str) else ""
-            raise InputError(f"Expected {what}, got {value!r} in row {row} of {place}{hint}.")
-        made.append(one)
-    return made
+        if (result := convert(value)) is None:
+            hint = text_hint if isinstance(value, str) else ""
+            raise InputError(f"Expected {expected}, got {value!r} in row {row} of {place}{hint}.")
+        results.append(result)
+    return results
 
 
 class Classes:
@@ -107,14 +107,14 @@ class Classes:
 
     def __str__(self) -> str:
         if not self._numbered:
-            return f"{listed(self.labels, 20)} (give the class of another one by --class LABEL=CLASS)"
+            return f"{listed(self.labels, 20)} (for another label, use --class LABEL=CLASS)"
         return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
 
 
 def plain_label(value: Any) -> Any:
     """Normalize a label: ``True`` and ``"true"`` become ``"True"``; ``2.0``, ``"2.0"`` and ``"+2"`` become ``2``.
 
-    Files of text, objects and typed tables write the same label so; ``"007"`` is a name.
+    Text files, JSON and typed tables spell the same label in these ways; ``"007"`` is a name.
     """
     if isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false")):
         return str(value).capitalize()
@@ -124,7 +124,7 @@ def plain_label(value: Any) -> Any:
 
 
 def names_of(values: Iterable[Any]) -> list[str]:
-    """Return the class names of labels: integers (also as text) first, then words, each sorted.
+    """Return the class names of labels: sorted integers (also as text), then sorted words.
 
     Empty texts do not count, nor do fractions; in a column of numbers, fractions may be texts.
 
@@ -155,11 +155,11 @@ def number_of(value: Any) -> float | None:
 def class_names(rows: Dataset, label: str) -> list[str] | None:
     """Return the class names that the data declares for the integers of a label column, or ``None``."""
     feature = rows.features.get(top_column(label, rows.column_names))
-    return getattr(getattr(feature, "feature", feature), "names", None)  # of a list column, those of its elements
+    return getattr(getattr(feature, "feature", feature), "names", None)  # a column of lists has a feature of elements
 
 
 def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
-    """Return the values of a label column, or lists of them; an integer for which the data declares a name is the name.
+    """Return the values of a label column, or lists of them, with the names that the data declares for integers.
 
     Raises:
         InputError: if an integer has no name, although the data declares some.
@@ -173,9 +173,9 @@ def named_labels(rows: Dataset, label: str, place: str) -> list[Any]:
             raise InputError(f"Expected a class of {listed(names, 20)}, got label {value} in row {row} of {place}.")
         return names[value] if isinstance(value, int) else value
 
-    return [of_each(value, partial(name_of, row)) for row, value in enumerate(values, 1)]
+    return [map_labels(value, partial(name_of, row)) for row, value in enumerate(values, 1)]
 
 
-def of_each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the change of a label, or of each label in a list."""
-    return [change(item) for item in value] if isinstance(value, list) else change(value)
+def map_labels(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a changed label, or a list of changed labels."""
+    return [change(label) for label in value] if isinstance(value, list) else change(value)

@@ -28,7 +28,7 @@ _TAGS = datasets.Sequence(_TEXTS)
 def _metric(
     name: str, about: str, function: Callable[[Any, Any], float], *, feature: Any = _LABELS, highest: float = 1.0
 ) -> Any:
-    """Make a class from a function of predictions and references, which returns ``highest`` if they are equal."""
+    """Create the class of a metric from a function of predictions and references, whose best value is ``highest``."""
 
     class Metric(evaluate.Metric):
         def _info(self) -> evaluate.MetricInfo:
@@ -83,7 +83,7 @@ def word_f1(prediction: str, reference: str) -> float:
     return 2 * (ours & theirs).total() / (ours.total() + theirs.total())
 
 
-#: The classes of metrics by name, each a local ``evaluate.Metric`` that needs no network.
+#: The classes of metrics by name: local ``evaluate.Metric`` classes that need no network.
 METRICS = {metric.__name__: metric for metric in (
     _metric("matthews_correlation", "Matthews correlation coefficient, the metric of CoLA.",
             lambda ours, theirs: sk.matthews_corrcoef(theirs, ours)),
@@ -106,7 +106,7 @@ METRICS = {metric.__name__: metric for metric in (
 
 
 def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Accuracy from confusion matrices, ``(..., C, C)``, as ``(...)``, such as one for each bootstrap sample.
+    """Accuracy from confusion matrices, ``(..., C, C)``, as ``(...)``, such as one per bootstrap sample.
 
     A confusion matrix has the number of rows by class (first) and predicted class (second).
     """
@@ -115,9 +115,9 @@ def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
 
 def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
     """Mean F1 over the classes that occur in the labels or the predictions, in the form of :func:`accuracy_of`."""
-    both = confusion.sum(-1) + confusion.sum(-2)
-    scores = 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(both, 1)
-    return scores.sum(-1) / (both > 0).sum(-1)
+    totals = confusion.sum(-1) + confusion.sum(-2)
+    scores = 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(totals, 1)
+    return scores.sum(-1) / (totals > 0).sum(-1)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:

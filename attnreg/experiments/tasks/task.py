@@ -36,7 +36,7 @@ class Task:
     merges: Mapping[str, str] = field(default_factory=dict)
     #: evaluation splits, by their names on the hub; the first one selects the best epoch.
     validation: tuple[str, ...] = ("validation",)
-    #: whether the task only scores models of other tasks, with no training data of its own.
+    #: whether the task only scores models of other tasks, because it has no training data.
     evaluation_only: bool = False
     #: repository and configuration on the Hugging Face hub; ``None`` if the task needs ``--data-dir``.
     hub: tuple[str, str | None] | None = None

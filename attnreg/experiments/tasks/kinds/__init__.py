@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attnreg.experiments.tasks.kinds.kind import Kind
 
-# Where the class of each kind is.
+# Modules and classes of the kinds.
 KINDS = {
     "classification": "classification.Classification",
     "regression": "classification.Regression",

@@ -27,7 +27,7 @@ class Classification(Kind):
     metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews_correlation")
     has_classes = True
     one_class_per_row = True
-    # Always set, to override the problem type that a model from another task brings along.
+    # Always set, because a model from another task may have another problem type.
     config: ClassVar[Mapping[str, Any]] = {"problem_type": "single_label_classification"}
 
     @override
@@ -57,7 +57,7 @@ class Classification(Kind):
     @override
     def record(self, answer: Any, reference: Any) -> Record:
         best = max(range(len(answer)), key=answer.__getitem__)
-        return {"label": reference, "prediction": self._read(best), "logits": answer}
+        return {"label": reference, "prediction": self._task_class(best), "logits": answer}
 
     @override
     def trivial(self, references: Sequence[Any]) -> tuple[str, Any]:
@@ -76,7 +76,7 @@ class Classification(Kind):
 class ImageClassification(Classification):
     """One class per image. The model's image processor resizes and normalizes; images are not augmented.
 
-    Images stay in their files and are read for each batch.
+    Images stay in their files and are read batch by batch.
     """
 
     head = "AutoModelForImageClassification"
@@ -92,7 +92,7 @@ class ImageClassification(Classification):
         if not isinstance(rows.features.get(column), Image):
             raise InputError(
                 f"Expected images in column {column} of {place}, got {rows.features.get(column)}: use --data-dir to "
-                "give a folder of images, with a subfolder for each class in train and validation."
+                "give a folder of images, with a subfolder per class in train and validation."
             )
         images = rows.select_columns([column])
         for row in range(len(rows)):
@@ -159,9 +159,9 @@ class Tokens(Kind):
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
         for name, rows in splits.items():
             for column in (self.task.columns[0], self.task.label):
-                values, what = column_of(rows, column), f"a list in column {column}"
+                values, expected = column_of(rows, column), f"a list in column {column}"
                 converted(
-                    values, lambda value: value if isinstance(value, list) else None, what, places[name], NO_LISTS
+                    values, lambda value: value if isinstance(value, list) else None, expected, places[name], NO_LISTS
                 )
         return splits
 
@@ -189,7 +189,7 @@ class Tokens(Kind):
                 raise InputError(f"Expected words in column {column}, got {strange[0]!r} in row {row} of {place}.")
             if len(words) != len(tags) or not words:
                 raise InputError(
-                    f"Expected one label in column {label} for each word in column {column}, and at least one word, "
+                    f"Expected one label in column {label} per word in column {column}, and at least one word, "
                     f"got {len(words)} words and {len(tags)} labels in row {row} of {place}."
                 )
         self.gold(rows, place)
@@ -200,13 +200,13 @@ class Tokens(Kind):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        classes, every = Classes(self.task.labels, numbered=self.task.numbered), []
+        classes, gold = Classes(self.task.labels, numbered=self.task.numbered), []
         for row, tags in enumerate(named_labels(rows, self.task.label, place), 1):
-            every.append([classes.number(tag) for tag in tags])
-            if None in every[-1]:
-                strange = tags[every[-1].index(None)]
+            gold.append([classes.number(tag) for tag in tags])
+            if None in gold[-1]:
+                strange = tags[gold[-1].index(None)]
                 raise InputError(f"Expected labels {classes}, got {strange!r} in row {row} of {place}.")
-        return every
+        return gold
 
     @override
     def fit_tokenizer(self, tokenizer: Any, name: str) -> None:
@@ -223,8 +223,8 @@ class Tokens(Kind):
         )
         labels, references = [], []
         for number, tags in enumerate(gold):
-            # The word at its first sub-word, and nothing at the others.
-            words = [word if word != before else None for before, word in pairwise([None, *encoded.word_ids(number)])]
+            # Only the first sub-word of a word stands for it.
+            words = [word if word != last else None for last, word in pairwise([None, *encoded.word_ids(number)])]
             labels.append([IGNORED if word is None else tags[word] for word in words])
             references.append({"labels": tags, "words": [word for word in words if word is not None]})
         return {**encoded, "labels": labels, REFERENCE: references}
@@ -232,12 +232,12 @@ class Tokens(Kind):
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         predicted, labelled = output.logits.argmax(-1).cpu(), (batch["labels"] != IGNORED).cpu()
-        return [row[here].tolist() for row, here in zip(predicted, labelled, strict=True)]
+        return [row[mask].tolist() for row, mask in zip(predicted, labelled, strict=True)]
 
     @override
     def record(self, answer: Any, reference: Any) -> Record:
         names = self.task.labels
         predicted = [OUTSIDE] * len(reference["labels"])
         for word, number in zip(reference["words"], answer, strict=True):
-            predicted[word] = names[self._read(number)]
+            predicted[word] = names[self._task_class(number)]
         return {"label": [names[number] for number in reference["labels"]], "prediction": predicted}

@@ -28,13 +28,13 @@ FAST = ("is_fast", "cannot map tokens to words of the text: choose a model with 
 class Kind(ABC):
     """A kind of task: checks, encodes and scores the rows of every task of this kind.
 
-    Rows are checked without a tokenizer. What does not fit raises an :class:`~attnreg.errors.InputError`.
+    Rows are checked without a tokenizer. Unsuitable rows raise an :class:`~attnreg.errors.InputError`.
 
     Args:
         task: the task, with its class names filled in.
         tokenizer: the tokenizer of the model, or its image processor.
         max_length: maximum input length in tokens; longer inputs are truncated.
-        reading: for a model that was trained on other classes: the task's class number of every class of the model.
+        reading: for a model that was trained on other classes, the task's class numbers of the model's classes.
     """
 
     task: Task
@@ -43,25 +43,25 @@ class Kind(ABC):
     reading: Sequence[int] | None = None
 
     head: ClassVar[str]  #: auto class of transformers with the head
-    head_is_new: ClassVar[bool] = True  #: whether pretrained models usually lack the head, so that a new one is made
+    head_is_new: ClassVar[bool] = True  #: whether pretrained models usually lack the head, so that a new one is needed
     collator: ClassVar[str] = "DataCollatorWithPadding"  #: collator of transformers that pads the rows of a batch
     metrics: ClassVar[tuple[str, ...]]  #: metrics that apply; the first one is the default of ``--task custom``
     most_columns: ClassVar[int] = 2
-    #: columns of ``--task custom`` without ``--text-columns``; empty if it must be given
+    #: columns of ``--task custom`` without ``--text-columns``; empty if the option is required
     usual_columns: ClassVar[tuple[str, ...]] = ()
-    usual_label: ClassVar[str] = "label"  #: label column that goes with them
+    usual_label: ClassVar[str] = "label"  #: label column that goes with these columns
     needs_choices: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False  #: whether the head has one output per class
-    one_class_per_row: ClassVar[bool] = False  #: whether the label of a row is one class, such as one of these
-    #: whether the label of a row is one number that is no class, so that a prediction is not right or wrong
+    one_class_per_row: ClassVar[bool] = False  #: whether the label of a row is a single class
+    #: whether the label of a row is a number that is no class, so that a prediction is not right or wrong
     one_number_per_row: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True  #: whether the data has a label column
-    reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares, and not text
+    reads_images: ClassVar[bool] = False  #: whether inputs are images, which an image processor prepares
     has_windows: ClassVar[bool] = False  #: whether a long row becomes several encoded rows, instead of being cut
     scored_train_rows: ClassVar[int] = 1000  #: number of training rows that are scored after training
     config: ClassVar[Mapping[str, Any]] = {}  #: options of the model's configuration
-    learns_from: ClassVar[str] = ""  #: what a row must have to be trained on, if it may lack it, for a message
-    #: what the tokenizer must have: an attribute, and what a message says of a tokenizer without it
+    learns_from: ClassVar[str] = ""  #: for a message: what rows need to be trained on, if rows may lack it
+    #: an attribute that the tokenizer needs, and the message about a tokenizer without it
     tokenizer_needs: ClassVar[tuple[str, str] | None] = None
 
     @property
@@ -75,9 +75,9 @@ class Kind(ABC):
         return ()
 
     def plain(self, splits: Splits, places: Mapping[str, str]) -> Splits:
-        """Bring rows, and the task, into the form that the other methods take, or raise; by default as they are.
+        """Bring rows, and the task, into the form that the other methods take, or raise; by default unchanged.
 
-        The columns are known to exist. ``places`` says where the rows of each split are from, for messages.
+        The columns are known to exist. ``places`` says where the rows of a split are from, for messages.
         """
         return splits
 
@@ -114,24 +114,24 @@ class Kind(ABC):
         self.gold(rows, place)
 
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        """Return the label of each row, in the form that :meth:`inputs` takes, or raise; by default a text."""
+        """Return the labels of rows, in the form that :meth:`inputs` takes, or raise; by default texts."""
         return texts_of(rows, self.task.label, place)
 
     def label_warnings(self, rows: Dataset) -> Iterable[str]:
-        """Return a sentence for each probable mistake in the labels of training rows, not yet encoded; or none."""
+        """Return sentences on probable mistakes in the labels of training rows that are not yet encoded."""
         return ()
 
     def head_options(self) -> dict[str, Any]:
         """Return the options of the model's configuration that depend on the task."""
-        named = dict(enumerate(self.task.labels))
-        both = {"id2label": named, "label2id": {name: number for number, name in named.items()}}
-        return {**(both if self.has_classes else {}), **self.config}
+        names = dict(enumerate(self.task.labels))
+        maps = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+        return {**(maps if self.has_classes else {}), **self.config}
 
     def fit_tokenizer(self, tokenizer: Any, name: str) -> None:
-        """Adapt a loaded tokenizer to this kind, in place, or raise: it lacks what the kind needs."""
+        """Adapt a loaded tokenizer to this kind, in place, or raise if it lacks what the kind needs."""
         if self.tokenizer_needs and not getattr(tokenizer, self.tokenizer_needs[0]):
-            whose = f"The tokenizer of --model {name} ({type(tokenizer).__name__})"
-            raise InputError(f"{whose} {self.tokenizer_needs[1]}.")
+            subject = f"The tokenizer of --model {name} ({type(tokenizer).__name__})"
+            raise InputError(f"{subject} {self.tokenizer_needs[1]}.")
 
     def check_model(self, model: nn.Module, name: str) -> None:
         """Raise if a loaded model does not fit the kind."""
@@ -141,18 +141,18 @@ class Kind(ABC):
         gold = self.gold(rows)
 
         def encoded(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
-            made = self.inputs(batch, [gold[number] for number in numbers])
-            for number, ids in zip(numbers, made["input_ids"], strict=False):  # a long row may have several
+            inputs = self.inputs(batch, [gold[number] for number in numbers])
+            for number, ids in zip(numbers, inputs["input_ids"], strict=False):  # a long row may have several
                 if not (any(map(len, ids)) if self.needs_choices else len(ids)):
                     raise InputError(f"Row {number + 1} has no text, and the tokenizer adds no token: remove it.")
-            return made
+            return inputs
 
         options = {"batched": True, "with_indices": True, "remove_columns": rows.column_names, "keep_in_memory": True}
         return rows.map(encoded, try_original_type=False, **options)  # `labels` may have been of another type
 
     def to_train_on(self, encoded: Dataset) -> Dataset:
         """Drop encoded rows without labels, whose loss would be NaN, or raise if no rows remain."""
-        return kept(encoded, labelled(encoded), self.learns_from) if self.learns_from else encoded
+        return keep_rows(encoded, labelled(encoded), self.learns_from) if self.learns_from else encoded
 
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         """Return model inputs for a batch of rows, with ``labels`` and ``reference``."""
@@ -160,11 +160,11 @@ class Kind(ABC):
         return {**encoded, "labels": gold, REFERENCE: gold}
 
     def to_score(self, encoded: Dataset) -> Dataset:
-        """Return encoded rows to score a network on; what training draws for each batch is drawn once per row."""
+        """Return encoded rows to score a network on; what training draws per batch is drawn once per row."""
         return encoded
 
     def divided(self, encoded: Dataset, at: int) -> int:
-        """Return the last place, up to ``at``, where encoded rows can be divided in two: not within a row's windows."""
+        """Return the last index, up to ``at``, where encoded rows can be divided: not between a row's windows."""
         return at
 
     def collate(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -174,12 +174,12 @@ class Kind(ABC):
         return dict(getattr(transformers, self.collator)(self.tokenizer)(rows))
 
     def lengths(self, encoded: Dataset) -> list[int]:
-        """Return the number of tokens of each encoded row; 1 for images."""
+        """Return the numbers of tokens of encoded rows; 1 for images."""
         return [1] * len(encoded) if self.reads_images else [len(ids) for ids in encoded["input_ids"]]
 
     @abstractmethod
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
-        """Return the network's answer to each row of a batch (logits, tags or text), as plain Python values."""
+        """Return the network's answers to the rows of a batch (logits, tags or text), as plain Python values."""
 
     def record(self, answer: Any, reference: Any) -> Record:
         """Return a row of ``predictions.jsonl``: ``label``, ``prediction`` and, for classes, ``logits``."""
@@ -190,33 +190,33 @@ class Kind(ABC):
         return [self.record(answer, reference) for answer, reference in zip(answers, references, strict=True)]
 
     def trivial(self, references: Sequence[Any]) -> tuple[str, Any] | None:
-        """Return the predictor that gives every row the same answer: its name and the answer; ``None`` if none does."""
+        """Return name and answer of the best constant predictor, or ``None`` if the kind has none."""
         return None
 
     def score(self, records: Iterable[Record]) -> dict[str, float]:
         """Return the task's metrics, by name."""
         from attnreg.experiments.tasks.metrics import METRICS  # late: it imports torch
 
-        kept, scores = list(records), dict[str, float]()
+        rows, scores = list(records), dict[str, float]()
         for name in self.task.metrics:
-            predictions, references = self.compared(name, kept)
+            predictions, references = self.compared(name, rows)
             result = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
             scores |= {key: float(value) for key, value in result.items()}
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
-        """Return predictions and references in the form that a metric takes; accuracy counts each item of lists."""
+        """Return predictions and references in the form that a metric takes; accuracy counts the items of lists."""
         sides = [[record[name] for record in records] for name in ("prediction", "label")]
         if metric == "accuracy" and isinstance(sides[1][0], list):
-            right = [int(mine == its) for mine, its in zip(*map(chain.from_iterable, sides), strict=True)]
+            right = [int(ours == theirs) for ours, theirs in zip(*map(chain.from_iterable, sides), strict=True)]
             return right, [1] * len(right)
         return sides[0], sides[1]
 
     def calibration_error(self, records: Iterable[Record]) -> float | None:
-        """Return the expected calibration error, or ``None`` unless each row is answered by one class."""
+        """Return the expected calibration error, or ``None`` unless the answer to a row is one class."""
         return None
 
-    def _read(self, number: int) -> int:
+    def _task_class(self, number: int) -> int:
         return number if self.reading is None else self.reading[number]
 
     def _texts(self, batch: Mapping[str, Any]) -> list[list[str]]:
@@ -224,33 +224,33 @@ class Kind(ABC):
 
 
 def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
-    """Warn of classes that no training row has, and of those whose names differ only in case or spaces."""
-    there, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
+    """Warn of classes that no training row has, and of classes whose names differ only in case or spaces."""
+    present, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
     if alike := [repr(name) for name, spelling in zip(names, spelled, strict=True) if spelled.count(spelling) > 1]:
         yield f"classes {listed(alike, _SHOWN)} differ only in case or spaces: spell a class alike in all rows."
-    if len(there) == 1:
-        yield f"all training rows have the class {names[there.pop()]}, so there is nothing to learn."
-    elif absent := [name for number, name in enumerate(names) if number not in there]:
-        which = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
-        yield f"no training row has the {which}: raise --train-size, or add such rows."
+    if len(present) == 1:
+        yield f"all training rows have the class {names[present.pop()]}, so there is nothing to learn."
+    elif absent := [name for number, name in enumerate(names) if number not in present]:
+        classes = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
+        yield f"no training row has the {classes}: raise --train-size, or add such rows."
 
 
-def kept(encoded: Dataset, wanted: Sequence[bool], what: str) -> Dataset:
-    """Keep the wanted rows, or raise if no row has ``what`` makes it wanted."""
+def keep_rows(encoded: Dataset, wanted: Sequence[bool], feature: str) -> Dataset:
+    """Keep the wanted rows, or raise if none is; ``feature`` says in the message what the wanted rows have."""
     if all(wanted):
         return encoded
     if not any(wanted):
-        raise InputError(f"None of {len(wanted)} rows has {what}: check the text and how the tokenizer splits it.")
+        raise InputError(f"None of {len(wanted)} rows has {feature}: check the text and how the tokenizer splits it.")
     return encoded.select([number for number, is_wanted in enumerate(wanted) if is_wanted])
 
 
 def labelled(encoded: Dataset) -> list[bool]:
-    """Return whether each encoded row, with a label per position, has a position with a loss."""
+    """Return which encoded rows, with a label per position, have a position with a loss."""
     return [any(label != IGNORED for label in labels) for labels in encoded["labels"]]
 
 
 def reading_of(classes: Sequence[str], task: Task) -> list[int]:
-    """Return the task's class numbers of a model's classes, by name or by ``merges`` of the task, or raise."""
+    """Return the task's class numbers of a model's classes, by name or by the task's ``merges``, or raise."""
     names = [task.merges.get(name, name) for name in classes]
     if strange := [name for name in names if name not in task.labels]:
         known = dict.fromkeys((*task.labels, *task.merges))

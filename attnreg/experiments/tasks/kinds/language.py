@@ -11,26 +11,26 @@ from typing_extensions import override
 
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.columns import column_of
-from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, Splits, kept, labelled
+from attnreg.experiments.tasks.kinds.kind import IGNORED, REFERENCE, Kind, Record, Splits, keep_rows, labelled
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor, nn
 
 ANSWERS = "assistant"
-TRIES = 100  # of hiding tokens, until there is one to predict
+TRIES = 100  # of hiding tokens, until one is hidden
 
 
 class CausalLM(Kind):
     """Text that a decoder predicts token by token. Only the tokens of the completion have a label.
 
     Rows are a prompt and its completion, a list of messages, or plain text in one column, whose tokens are all
-    predicted. Prompt and completion are tokenized separately and joined as they are, without a space. The tokenizer's
+    predicted. Prompt and completion are tokenized separately and joined without a space. The tokenizer's
     end-of-text token is added. Messages, and prompts and completions if the tokenizer has a chat template, are written
     by the template; the last message is the completion.
 
-    Accuracy and perplexity are over the labelled tokens, each predicted from the right ones before it. For exact match,
-    a completion is generated greedily from the prompt, with at most as many tokens as the right one.
+    Accuracy and perplexity are over the labelled tokens, predicted from the right tokens before them. For exact match,
+    a completion is generated greedily from the prompt, with at most as many tokens as the right completion.
     """
 
     head = "AutoModelForCausalLM"
@@ -84,12 +84,12 @@ class CausalLM(Kind):
     def check_model(self, model: nn.Module, name: str) -> None:
         import torch
 
-        # Two passes of the same shape: for tokens that do not see the last one, they differ by rounding at most.
+        # Two passes of the same shape: logits of tokens that do not see the last one differ by rounding at most.
         ids = [torch.tensor([[0, 1, last]]) for last in (2, 3)]
         with torch.no_grad():  # and in eval mode, as transformers loads models
-            ours, others = (model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits for tokens in ids)
-        rounding = 8 * torch.finfo(ours.dtype).eps * ours.abs().max()
-        if (ours - others)[:, :2].abs().max() > rounding:
+            one, two = (model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits for tokens in ids)
+        rounding = 8 * torch.finfo(one.dtype).eps * one.abs().max()
+        if (one - two)[:, :2].abs().max() > rounding:
             raise InputError(
                 f"--model {name} ({type(model).__name__}) sees the tokens that it is to predict: choose a causal "
                 "language model, such as GPT-2."
@@ -98,7 +98,7 @@ class CausalLM(Kind):
     @override
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
-        kept(encoded, labelled(encoded), self.learns_from)
+        keep_rows(encoded, labelled(encoded), self.learns_from)
         return encoded
 
     @override
@@ -119,8 +119,8 @@ class CausalLM(Kind):
         else:
             prompt, ids = self._tokens(value) if has_prompt else [], self._tokens(completion if has_prompt else value)
             ids = ids if ids[-1:] == [eos] else [*ids, eos]
-            added, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
-            beginning = next((added[:at] for at in range(len(added)) if added[at : at + len(bare)] == bare), [])
+            framed, bare = list(self.tokenizer("a")["input_ids"]), self._tokens("a")
+            beginning = next((framed[:at] for at in range(len(framed)) if framed[at : at + len(bare)] == bare), [])
             if [*prompt, *ids][: len(beginning)] != beginning:  # unless the text has it already
                 prompt = [*beginning, *prompt]
         whole, first = [*prompt, *ids], max(1, len(prompt))  # no token before the first one predicts it
@@ -171,7 +171,7 @@ class CausalLM(Kind):
         return answers
 
     def _generated(self, network: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
-        """Return the completion of each prompt, generated greedily."""
+        """Return the completions of prompts, generated greedily."""
         counted = batch["labels"] != IGNORED
         counts = counted.sum(1).tolist()
         prompts = [ids[: int(row.int().argmax())] for ids, row in zip(batch["input_ids"], counted, strict=True)]
@@ -180,12 +180,12 @@ class CausalLM(Kind):
         generate: Any = network.generate
         for rows in _groups([len(prompt) for prompt in prompts], counts, self.max_length):
             # On the left: a prompt ends where its completion begins.
-            given = self._padded([prompts[row] for row in rows], "left").to(counted.device)
+            inputs = self._padded([prompts[row] for row in rows], "left").to(counted.device)
             longest = max(counts[row] for row in rows)
-            made = generate(**given, **ends, max_new_tokens=longest, do_sample=False, num_beams=1)
-            made = made[:, given["input_ids"].shape[1] :].tolist()
-            for row, new in zip(rows, made, strict=True):
-                texts[row] = self._text(new[: counts[row]])
+            generated = generate(**inputs, **ends, max_new_tokens=longest, do_sample=False, num_beams=1)
+            completions = generated[:, inputs["input_ids"].shape[1] :].tolist()
+            for row, ids in zip(rows, completions, strict=True):
+                texts[row] = self._text(ids[: counts[row]])
         return texts
 
     @override
@@ -202,8 +202,8 @@ class CausalLM(Kind):
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
         if metric == "exact_match":
             return super().compared(metric, records)
-        right = [place < record["right"] for record in records for place in range(record["tokens"])]
-        return [int(one) for one in right], [1] * len(right)
+        right = [int(number < record["right"]) for record in records for number in range(record["tokens"])]
+        return right, [1] * len(right)
 
 
 def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterator[list[int]]:
@@ -219,7 +219,7 @@ def _groups(prompts: Sequence[int], counts: Sequence[int], limit: int) -> Iterat
 
 
 def check_conversations(columns: Mapping[str, Sequence[Any]], place: str) -> None:
-    """Raise unless one column, or a prompt and its completion, hold only texts, or only lists of messages."""
+    """Raise unless one column, or the two of prompt and completion, hold only texts or only lists of messages."""
     first = next((values[0] for values in columns.values() if values), None)
     form, wanted = (list, 'a list of {"role": ..., "content": ...}') if isinstance(first, list) else (str, "text")
     for row, values in enumerate(zip(*columns.values(), strict=True), 1):
@@ -256,7 +256,7 @@ def in_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[
     if not whole.startswith(prompt):
         raise InputError(
             "The tokenizer's chat template writes a prompt in another way when an answer follows, so the answer cannot "
-            f"be told from it: {prompt[-100:]!r} is not in {whole[-200:]!r}."
+            f"be separated: {prompt[-100:]!r} is not in {whole[-200:]!r}."
         )
     return prompt, whole[len(prompt) :]
 
@@ -268,8 +268,8 @@ def _is_message(value: Any) -> bool:
 class MaskedLM(Kind):
     """Text without labels. 15 % of the tokens are predicted, most of them masked; accuracy is over these tokens.
 
-    The tokens are drawn anew for each training batch, and for evaluation once, by the number of the row. Rows without a
-    token to predict, such as empty lines, are skipped.
+    The tokens are drawn anew for every training batch, and for evaluation once, by the number of the row. Rows without
+    a token to predict, such as empty lines, are skipped.
 
     Reference:
         BERT (arXiv 1810.04805), Section 3.1.
@@ -286,7 +286,7 @@ class MaskedLM(Kind):
     def encode(self, rows: Dataset) -> Dataset:
         encoded = super().encode(rows)
         words = [not all(special) for special in encoded["special_tokens_mask"]]
-        return kept(encoded, words, f"a token to predict in column {self.task.label}")
+        return keep_rows(encoded, words, f"a token to predict in column {self.task.label}")
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class MaskedLM(Kind):
 
         options = {"with_indices": True, "remove_columns": ["special_tokens_mask"], "keep_in_memory": True}
         with torch.random.fork_rng(devices=[]):
-            for trial in range(TRIES):  # a few short rows may have nothing hidden
+            for trial in range(TRIES):  # of a few short rows, all tokens may stay visible
                 hidden = encoded.map(hide, fn_kwargs={"first": trial * len(encoded)}, **options)
                 if any(labelled(hidden)):
                     break
@@ -331,8 +331,8 @@ class MaskedLM(Kind):
         guesses, labels = output.logits.argmax(-1).cpu(), batch["labels"].cpu()
         hidden = labels != IGNORED
         return [
-            {"label": gold[here].tolist(), "prediction": guess[here].tolist()}
-            for guess, gold, here in zip(guesses, labels, hidden, strict=True)
+            {"label": gold[mask].tolist(), "prediction": guess[mask].tolist()}
+            for guess, gold, mask in zip(guesses, labels, hidden, strict=True)
         ]
 
     @override
@@ -365,6 +365,6 @@ class Seq2Seq(Kind):
     @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         generate: Any = network.generate
-        given = {name: tensor for name, tensor in batch.items() if name in ("input_ids", "attention_mask")}
-        ids = generate(**given, max_new_tokens=self.max_length, do_sample=False)
+        inputs = {name: tensor for name, tensor in batch.items() if name in ("input_ids", "attention_mask")}
+        ids = generate(**inputs, max_new_tokens=self.max_length, do_sample=False)
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -23,7 +23,7 @@ class MultipleChoice(Classification):
     """One choice per row.
 
     The first text column is the first segment. The second segment is the other text column, if any, and one choice.
-    The choices are columns of texts, or one column with a list of texts in each row, all of one length. The answer is
+    The choices are columns of texts, or one column of lists of texts, all of one length. The answer is
     a number from 0, or a letter from A. :meth:`plain` returns one column per choice and the number of the right one.
     """
 
@@ -39,19 +39,19 @@ class MultipleChoice(Classification):
         from datasets import Dataset, concatenate_datasets
 
         task = self.task
-        every = {name: _choices_of(task, rows, places[name]) for name, rows in splits.items()}
-        count = len(next(iter(every.values()))[0])
+        choices = {name: _choices_of(task, rows, places[name]) for name, rows in splits.items()}
+        count = len(next(iter(choices.values()))[0])
         names, plain = task.choices, {}
         if len(names) == 1:
             names = tuple(f"{names[0]}.{number}" for number in range(count))
         for name, rows in splits.items():
-            given = zip(self.labels_in(rows), every[name], strict=True)
-            numbers = [_number(task, *one, count, f"row {row} of {places[name]}") for row, one in enumerate(given, 1)]
-            new: dict[str, Any] = {task.label: numbers}
+            pairs = zip(self.labels_in(rows), choices[name], strict=True)
+            numbers = [_number(task, *pair, count, f"row {row} of {places[name]}") for row, pair in enumerate(pairs, 1)]
+            added: dict[str, Any] = {task.label: numbers}
             if names != task.choices:
-                new |= zip(names, zip(*every[name], strict=True), strict=True)
-            others = rows.remove_columns([column for column in new if column in rows.column_names])
-            plain[name] = concatenate_datasets([others, Dataset.from_dict(new)], axis=1)
+                added |= zip(names, zip(*choices[name], strict=True), strict=True)
+            others = rows.remove_columns([column for column in added if column in rows.column_names])
+            plain[name] = concatenate_datasets([others, Dataset.from_dict(added)], axis=1)
         self.task = replace(task, choices=names)
         return plain
 
@@ -71,8 +71,8 @@ class MultipleChoice(Classification):
         size, first, second = len(endings), [], []
         for row, beginning in enumerate(beginnings):
             first += [beginning] * size
-            before = [column[row] for column in others]
-            second += [" ".join(filter(None, [*before, ending[row]])) for ending in endings]
+            middle = [column[row] for column in others]
+            second += [" ".join(filter(None, [*middle, ending[row]])) for ending in endings]
         encoded = self.tokenizer(first, second, truncation=True, max_length=self.max_length)
         grouped = {
             name: [values[start : start + size] for start in range(0, len(values), size)]
@@ -86,15 +86,15 @@ class MultipleChoice(Classification):
 
 
 def _choices_of(task: Task, rows: Dataset, place: str) -> list[Sequence[str]]:
-    """Return the texts that each row has to choose from."""
+    """Return the texts to choose from, by row."""
     if len(task.choices) > 1:
         return list(zip(*(texts_of(rows, column, place) for column in task.choices), strict=True))
     (column,) = task.choices
-    what = f"a list of texts, or two or more --choice-columns, instead of column {column}"
+    expected = f"a list of texts, or two or more --choice-columns, instead of column {column}"
     return converted(
         column_of(rows, column),
         lambda value: value if isinstance(value, list) and all(isinstance(text, str) for text in value) else None,
-        what,
+        expected,
         place,
     )
 
@@ -102,9 +102,9 @@ def _choices_of(task: Task, rows: Dataset, place: str) -> list[Sequence[str]]:
 def _number(task: Task, answer: Any, texts: Sequence[str], count: int, place: str) -> int:
     """Return the number of the right choice of a row, which must have as many choices as the first one."""
     if len(texts) != count or count < 2:
-        wanted = f"{count} choices, as in the first row," if count > 1 else "two or more choices"
+        expected = f"{count} choices, as in the first row," if count > 1 else "two or more choices"
         raise InputError(
-            f"Expected {wanted} in column {task.choices[0]}, got {len(texts)} in {place}: remove rows with another "
+            f"Expected {expected} in column {task.choices[0]}, got {len(texts)} in {place}: remove rows with another "
             "number of choices."
         )
     letters, plain = string.ascii_uppercase[:count], plain_label(answer)

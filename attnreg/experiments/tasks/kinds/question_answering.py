@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.tasks.columns import NO_LISTS, column_of, converted
-from attnreg.experiments.tasks.kinds.kind import FAST, REFERENCE, Kind, Record, Splits, kept
+from attnreg.experiments.tasks.kinds.kind import FAST, REFERENCE, Kind, Record, Splits, keep_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +24,10 @@ LONGEST_ANSWER = 30  # tokens, as in BERT's and transformers' scripts
 class QuestionAnswering(Kind):
     """A question and a context that holds the answer, in SQuAD's columns.
 
-    A context that does not fit ``max_length`` is divided into windows, which overlap by a third of it. Each window is
-    an encoded row. A window that does not hold the whole first answer points at the first token (CLS). The prediction
-    of a row is the span with the highest sum of start and end logits in any of its windows, with at most 30 tokens. If
-    some of the scored rows have no answer, it is empty where CLS scores higher than every span, in each window.
+    A context that does not fit ``max_length`` is divided into windows, which overlap by a third of it. A window is an
+    encoded row. A window that does not hold the whole first answer points at the first token (CLS). The prediction of a
+    row is the span with the highest sum of start and end logits in any of its windows, with at most 30 tokens. If some
+    scored rows have no answer, the prediction is empty where CLS scores higher than every span of every window.
 
     Reference:
         BERT (arXiv 1810.04805), Sections 4.2 and 4.3.
@@ -47,7 +47,7 @@ class QuestionAnswering(Kind):
         columns, metrics = self.task.columns, dict.fromkeys((*self.task.metrics, *self.metrics))
         if len(columns) != 2:
             raise UsageError(
-                "Kind question-answering needs two --text-columns, that of the question and that of the context, got "
+                "Kind question-answering needs two --text-columns, for the question and for the context, got "
                 f"{', '.join(columns)}."
             )
         self.task = replace(self.task, metrics=tuple(metrics))
@@ -55,25 +55,25 @@ class QuestionAnswering(Kind):
 
     @override
     def gold(self, rows: Dataset, place: str = "the data") -> list[Any]:
-        """Return the answers of each row, and where in the context the first one begins and ends."""
-        (_, column), every = self.task.columns, []
-        what = f'answers as {{"text": [...], "answer_start": [...]}} in column {self.task.label}'
-        answers = converted(self.labels_in(rows), _answers, what, place, NO_LISTS)
+        """Return the answers of rows, and where in the context the first one begins and ends."""
+        (_, column), gold = self.task.columns, []
+        expected = f'answers as {{"text": [...], "answer_start": [...]}} in column {self.task.label}'
+        answers = converted(self.labels_in(rows), _answers, expected, place, NO_LISTS)
         for row, (context, value) in enumerate(zip(column_of(rows, column), answers, strict=True), 1):
             for text, at in zip(value["text"], value["answer_start"], strict=True):
                 if not text.strip():
                     got = f"{value!r} in row {row} of {place}"
                     raise InputError(f"An answer is empty: use empty lists for a question without one, got {got}.")
                 if at < 0 or context[at : at + len(text)] != text:
-                    there = context[max(0, at) : max(0, at) + len(text)]
+                    piece = context[max(0, at) : max(0, at) + len(text)]
                     raise InputError(
-                        f"The answer {text!r} does not begin at character {at} of column {column}, where {there!r} is, "
+                        f"The answer {text!r} does not begin at character {at} of column {column}, where {piece!r} is, "
                         f"in row {row} of {place}: count answer_start in characters from 0."
                     )
             pairs = zip(value["text"], value["answer_start"], strict=True)
             spans = ((at + len(text) - len(text.lstrip()), at + len(text.rstrip())) for text, at in pairs)
-            every.append({"row": row, "answers": value["text"], "span": next(spans, None)})
-        return every
+            gold.append({"row": row, "answers": value["text"], "span": next(spans, None)})
+        return gold
 
     @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class QuestionAnswering(Kind):
         rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
         spans, references = [], []
         for window, row in enumerate(rows):
-            places = [place for place, part in enumerate(encoded.sequence_ids(window)) if part == 1]
-            characters = [offsets[window][place] for place in places]
+            places = [index for index, part in enumerate(encoded.sequence_ids(window)) if part == 1]
+            characters = [offsets[window][index] for index in places]
             tokens = _tokens_of(gold[row]["span"], characters)
             ids, no_answer = encoded["input_ids"][window], self.tokenizer.cls_token_id
             empty = ids.index(no_answer) if no_answer in ids else 0
@@ -128,8 +128,8 @@ class QuestionAnswering(Kind):
     def to_train_on(self, encoded: Dataset) -> Dataset:
         references = encoded[REFERENCE][:]
         whole = {reference["row"] for reference in references if reference["has_answer"] or not reference["answers"]}
-        wanted = [reference["row"] in whole for reference in references]  # others would teach that there is no answer
-        return kept(encoded, wanted, "its first answer within a window of --max-length")
+        wanted = [reference["row"] in whole for reference in references]  # others would teach no answer
+        return keep_rows(encoded, wanted, "its first answer within a window of --max-length")
 
     @override
     def divided(self, encoded: Dataset, at: int) -> int:

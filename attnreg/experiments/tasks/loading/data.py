@@ -32,8 +32,8 @@ from attnreg.experiments.tasks.task import Task
 if TYPE_CHECKING:  # it is slow to import
     import datasets
 
-_Found = Mapping[str, "datasets.Dataset | list[Path]"]  # rows or their files, by the name of the split
-_Check = Callable[[str, Sequence[str], int], None]  # of the columns and the number of rows of a split
+_Sources = Mapping[str, "datasets.Dataset | list[Path]"]  # rows or their files, by the name of the split
+_Check = Callable[[str, Sequence[str], int], None]  # of a split, its columns and its number of rows
 
 
 def load_data(
@@ -54,7 +54,7 @@ def load_data(
             evaluation-only task. By default the data comes from the hub, or is built in.
         needs_validation: whether a folder without ``validation`` is an error.
         classes: other names for classes, by their labels in the data.
-        check_rows: a check of the number of training rows, made as soon as it is known.
+        check_rows: a check of the number of training rows, called as soon as it is known.
 
     Returns:
         the task with class names, maybe from the data, and the splits by name: ``"train"`` (unless the task is
@@ -97,17 +97,17 @@ def load_data(
 
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
-    """Load a split, from where :func:`load_data` would, or from a single file; each row gets the same label."""
+    """Load a split, from where :func:`load_data` would, or from a single file; all rows get the same label."""
     place = f"split {split} of {data_dir or task.hub}"
-    where, there = _find(task, data_dir, spellings(split))
-    name = WHOLE if WHOLE in there else choose_names({split: [spellings(split)]}, there, where).get(split, split)
-    if name not in there:
-        raise missing_split(split, there, where)
+    where, sources = _find(task, data_dir, spellings(split))
+    name = WHOLE if WHOLE in sources else choose_names({split: [spellings(split)]}, sources, where).get(split, split)
+    if name not in sources:
+        raise missing_split(split, sources, where)
 
     def check(names: Sequence[str], count: int) -> None:
         _check_columns(task, [*dict.fromkeys([*names, task.label])], count, place)
 
-    rows = _read(name, there[name], check)
+    rows = _read(name, sources[name], check)
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
@@ -116,23 +116,23 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
 
 
 def names_in(task: Task, folder: Path) -> dict[str, str]:
-    """Return the name under which a folder has each split; ``WHOLE`` for data that is not divided into splits."""
+    """Return the names of splits in a folder, by split; ``WHOLE`` for data that is not divided into splits."""
     return _named(task, folder)[2]
 
 
-def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Found, dict[str, str]]:
-    """Return where the data is, what is there, and the name of each split in it."""
-    where, there = _find(task, data_dir, names_of(task))
-    return where, there, choose_splits(task, there, where)
+def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Sources, dict[str, str]]:
+    """Return where the data is, its sources, and the names that splits have there."""
+    where, sources = _find(task, data_dir, names_of(task))
+    return where, sources, choose_splits(task, sources, where)
 
 
-def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Found]:
+def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Sources]:
     if data_dir is None:
         return _read_hub(task)
-    has_images, place = kind_class(task.kind).reads_images, Path(data_dir)
-    folder = place if has_images and place.is_dir() else folder_with_data(place, names)
-    there: _Found = read_saved(folder) or find_files(folder, names)
-    return folder, read_images(folder) if has_images and not there else there
+    has_images, path = kind_class(task.kind).reads_images, Path(data_dir)
+    folder = path if has_images and path.is_dir() else folder_with_data(path, names)
+    sources: _Sources = read_saved(folder) or find_files(folder, names)
+    return folder, read_images(folder) if has_images and not sources else sources
 
 
 def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
@@ -140,12 +140,12 @@ def _read_hub(task: Task) -> tuple[str, dict[str, datasets.Dataset]]:
     if task.hub is None:
         raise not_on_hub(task)
     offline_if_unreachable()
-    named = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
+    name = "{} ({})".format(*task.hub) if task.hub[1] else task.hub[0]
     try:
-        return named, dict(import_datasets().load_dataset(*task.hub))
+        return name, dict(import_datasets().load_dataset(*task.hub))
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"Cannot load {named} for task {task.name!r} from the hub or the local cache: use --data-dir to give a "
+            f"Cannot load {name} for task {task.name!r} from the hub or the local cache: use --data-dir to give a "
             f"folder with train and validation. {one_line(error)}"
         ) from error
 
@@ -160,19 +160,19 @@ def _read(
 
 
 def _built_in(task: Task, check: _Check) -> dict[str, datasets.Dataset]:
-    """Make the rows of a built-in task."""
-    of_split = getattr(agreement, str(task.embedded))
-    check("train", [*of_split("train")[0]], agreement.SIZES["train"])
+    """Generate the rows of a built-in task."""
+    rows_of = getattr(agreement, str(task.embedded))
+    check("train", [*rows_of("train")[0]], agreement.SIZES["train"])
     from_list = import_datasets().Dataset.from_list
-    return {name: from_list(of_split(name)) for name in agreement.SIZES}
+    return {name: from_list(rows_of(name)) for name in agreement.SIZES}
 
 
 def _splits(
     task: Task, data_dir: str | Path | None, needs_validation: bool, check: _Check
 ) -> dict[str, datasets.Dataset]:
-    where, there, chosen = _named(task, data_dir)
-    check_splits(task, there, chosen, where, needs_validation=needs_validation)
-    return {split: _read(name, there[name], partial(check, split)) for split, name in chosen.items()}
+    where, sources, chosen = _named(task, data_dir)
+    check_splits(task, sources, chosen, where, needs_validation=needs_validation)
+    return {split: _read(name, sources[name], partial(check, split)) for split, name in chosen.items()}
 
 
 def _check_columns(task: Task, names: Sequence[str], count: int, place: str) -> None:
@@ -198,21 +198,21 @@ def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: M
 def _renamed(
     task: Task, splits: Mapping[str, datasets.Dataset], names: Mapping[str, str]
 ) -> dict[str, datasets.Dataset]:
-    """Give the classes of a label column other names, by their labels in the data, or raise if one does not occur."""
-    renamed, met = {}, set[str]()
+    """Rename classes of a label column, by their labels in the data, or raise if one does not occur."""
+    renamed, seen = {}, set[str]()
     names = {str(columns.plain_label(label)): name for label, name in names.items()}
 
-    def renaming(value: Any) -> str:
-        met.add(label := str(columns.plain_label(value)))
+    def rename(value: Any) -> str:
+        seen.add(label := str(columns.plain_label(value)))
         return names.get(label, label)
 
     for split, rows in splits.items():
         if task.label not in rows.column_names:
             raise InputError(f"Classes can be renamed in a label column, but split {split} has no column {task.label}.")
         labels = columns.named_labels(rows, task.label, f"split {split}")
-        labels = [columns.of_each(value, renaming) for value in labels]
+        labels = [columns.map_labels(value, rename) for value in labels]
         renamed[split] = rows.remove_columns(task.label).add_column(task.label, labels)
-    if strange := [label for label in names if label not in met]:
-        known = ", ".join(sorted(met)[:20])
+    if strange := [label for label in names if label not in seen]:
+        known = ", ".join(sorted(seen)[:20])
         raise InputError(f"No row has the label {strange[0]!r} that is to be renamed: column {task.label} has {known}.")
     return renamed

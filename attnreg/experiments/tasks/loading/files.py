@@ -1,4 +1,4 @@
-"""Data files: which of a folder belong to a split."""
+"""Data files: the files of a folder that belong to a split."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def is_saved(folder: Path) -> bool:
 
 
 def spellings(split: str) -> tuple[str, ...]:
-    """Return the names under which a split may be stored: those of ``validation_matched`` include ``dev_matched``."""
+    """Return the names that a split may have: those of ``validation_matched`` include ``dev_matched``."""
     if not split.startswith("validation"):
         return (split,)
     return tuple(word + split.removeprefix("validation") for word in VALIDATION)
 
 
 def wanted_names(task: Task) -> dict[str, list[tuple[str, ...]]]:
-    """Return the names to look for, by split: groups of spellings, of which the first one that is there is read."""
+    """Return the names to look for, by split: groups of spellings, of which the first one that exists is read."""
     primary, *further = task.validation
     splits = {} if task.evaluation_only else {"train": ["train"]}
     splits["validation"] = list(dict.fromkeys(["validation", primary]))
@@ -54,16 +54,16 @@ def names_of(task: Task) -> set[str]:
     return {name for groups in wanted_names(task).values() for group in groups for name in group}
 
 
-def choose_splits(task: Task, there: Collection[str], where: Path | str) -> dict[str, str]:
-    """Return the name of each split among the names there."""
-    if WHOLE in there:
+def choose_splits(task: Task, names: Collection[str], where: Path | str) -> dict[str, str]:
+    """Return the names of splits, by split, among those in the data."""
+    if WHOLE in names:
         return {"validation" if task.evaluation_only else "train": WHOLE}
-    return choose_names(wanted_names(task), there, where)
+    return choose_names(wanted_names(task), names, where)
 
 
 def check_splits(
     task: Task,
-    there: Mapping[str, object],
+    sources: Mapping[str, object],
     chosen: Collection[str],
     where: Path | str,
     *,
@@ -72,29 +72,29 @@ def check_splits(
     """Raise if a split that is needed is missing."""
     for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
         if is_needed and split not in chosen:
-            of_train = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-            is_last = split == "train" or task.evaluation_only
-            raise missing_split(split, there, where, "" if is_last else of_train)
+            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            has_train = split != "train" and not task.evaluation_only
+            raise missing_split(split, sources, where, hint if has_train else "")
 
 
 def choose_names(
     wanted: Mapping[str, Iterable[Collection[str]]], names: Collection[str], where: Path | str
 ) -> dict[str, str]:
-    """Choose one of the names for a split, or raise if there are two; a split without any is left out."""
+    """Choose the name of a split, or raise if a split has two; a split without a name is left out."""
     chosen: dict[str, str] = {}
     for split, groups in wanted.items():
-        there = next((same for group in groups if (same := [name for name in group if name in names])), [])
-        if len(there) > 1:
-            raise InputError(f"{where} has several splits for {split}, {' and '.join(there)}: keep only one of them.")
-        if there and there[0] not in chosen.values():  # a test split may already be used as validation
-            chosen[split] = there[0]
+        matches = next(filter(None, ([name for name in group if name in names] for group in groups)), [])
+        if len(matches) > 1:
+            raise InputError(f"{where} has several splits for {split}, {' and '.join(matches)}: keep only one of them.")
+        if matches and matches[0] not in chosen.values():  # a test split may already be used as validation
+            chosen[split] = matches[0]
     return chosen
 
 
 def folder_with_data(place: Path, names: Collection[str]) -> Path:
     """Return a folder itself or, as on the hub, its only subfolder that has data (``data``, or a configuration).
 
-    A single file is returned as it is.
+    A single file is returned unchanged.
     """
     if place.is_file():
         if suffix_of(place) is None:
@@ -104,18 +104,18 @@ def folder_with_data(place: Path, names: Collection[str]) -> Path:
         raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
     if is_saved(place) or find_files(place, names):
         return place
-    below = [entry for entry in _entries(place) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
-    if len(below) > 1:
-        some = ", ".join(folder.name for folder in below)
-        raise InputError(f"{place} has data in several folders, {some}: use --data-dir to give one of them.")
-    return below[0] if below else place
+    folders = [entry for entry in _entries(place) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
+    if len(folders) > 1:
+        several = ", ".join(folder.name for folder in folders)
+        raise InputError(f"{place} has data in several folders, {several}: use --data-dir to give one of them.")
+    return folders[0] if folders else place
 
 
 def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
-    """Return where the rows of each split are, in order; :func:`parts_of` looks into folders.
+    """Return the files or folders of splits, in order; :func:`parts_of` looks into folders.
 
-    A split is one file, such as ``train.csv``, several, such as ``train-00000-of-00002.parquet``, or a folder of its
-    own, such as ``train/0000.parquet``. If the place itself is a file, it is returned under the name :data:`WHOLE`.
+    A split is one file, such as ``train.csv``, several, such as ``train-00000-of-00002.parquet``, or a folder, such as
+    that of ``train/0000.parquet``. If ``place`` itself is a file, it is returned under the name :data:`WHOLE`.
     """
     if place.is_file():
         return {WHOLE: [place]}
@@ -142,26 +142,26 @@ def parts_of(name: str, parts: list[Path]) -> list[Path]:
         raise InputError(f"{where} has split {name} several times, {shown(files)}: keep one, or parts of one format.")
     numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
     for total in {match[2] for match in numbered}:
-        there = {int(match[1]) for match in numbered if match[2] == total}
-        if absent := sorted(set(range(int(total))) - there):
+        present = {int(match[1]) for match in numbered if match[2] == total}
+        if absent := sorted(set(range(int(total))) - present):
             number = f"{str(absent[0]).zfill(len(total))}-of-{total}"
-            some = f"only {len(there)} of {int(total)} parts, {shown(files)}"
-            raise InputError(f"{where} has {some}: part {number} is missing.")
+            rest = f"only {len(present)} of {int(total)} parts, {shown(files)}"
+            raise InputError(f"{where} has {rest}: part {number} is missing.")
     return files
 
 
 def not_on_hub(task: Task) -> InputError:
-    """Return the error for a task whose data must be given."""
+    """Return the error for a task that needs a folder of data."""
     return InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
 
 
-def missing_split(split: str, there: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
-    """Return the error for a split that is not there: what is there, and what to do; ``hint`` is another way out."""
-    if WHOLE in there:
+def missing_split(split: str, sources: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
+    """Return the error for a missing split, with the splits that exist and advice; ``hint`` is more advice."""
+    if WHOLE in sources:
         return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
     if isinstance(place, str) or (place / "dataset_dict.json").exists():
         advice = "use --data-dir to give a folder that has it"
-        return InputError(f"No {split} split in {place}, which has {', '.join(there)}: {advice}{hint}.")
+        return InputError(f"No {split} split in {place}, which has {', '.join(sources)}: {advice}{hint}.")
     files = shown(_entries(place)) or "no files"
     others = [f"{name}.*" for name in spellings(split)[1:]]
     advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"

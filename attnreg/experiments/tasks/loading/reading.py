@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnreg.errors import InputError, one_line
 from attnreg.experiments.tasks.loading.files import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
-if TYPE_CHECKING:  # what is slow to import is imported where files are read
+if TYPE_CHECKING:  # slow packages are imported where files are read
     import datasets
 
 Columns = dict[str, list[Any]]
@@ -32,7 +32,7 @@ _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
-    """Read the splits of a folder written by ``save_to_disk`` of ``datasets``; ``None`` if it is another folder.
+    """Read the splits of a folder written by ``save_to_disk`` of ``datasets``; ``None`` for any other folder.
 
     A single data set has the name :data:`attnreg.experiments.tasks.loading.files.WHOLE`.
     """
@@ -50,14 +50,14 @@ def read_saved(folder: Path) -> dict[str, datasets.Dataset] | None:
 
 
 def read_images(folder: Path) -> dict[str, datasets.Dataset]:
-    """Read a folder of images as the hub's ``imagefolder``: a folder per split, with one per class.
+    """Read a folder of images as the hub's ``imagefolder``: a folder per split, with a folder per class.
 
     Without splits, the name is :data:`attnreg.experiments.tasks.loading.files.WHOLE`.
     """
     datasets = import_datasets()
     if not folder.is_dir():
         raise InputError(f"Expected --data-dir to be a folder of images, got {folder}: no such folder.")
-    named = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
+    has_splits = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
     with tempfile.TemporaryDirectory() as cache:
         try:
             splits = datasets.load_dataset(
@@ -66,13 +66,13 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
             reason = one_line(error.__cause__ or error)
             raise InputError(f"Cannot read {folder} as a folder of images: {reason}") from error
-    return {str(name): rows for name, rows in splits.items()} if named else {WHOLE: splits["train"]}
+    return {str(name): rows for name, rows in splits.items()} if has_splits else {WHOLE: splits["train"]}
 
 
 def read_files(files: Sequence[Path], check: Callable[[Sequence[str], int], None] | None = None) -> datasets.Dataset:
     """Read files of one format as one table, or one folder that ``datasets`` has saved.
 
-    ``check`` is called with the names of the columns and the number of rows; where files are in text form, before
+    ``check`` is called with the names of the columns and the number of rows; for files in text form, before
     ``datasets`` is imported.
     """
     columns = None
@@ -90,7 +90,7 @@ def read_files(files: Sequence[Path], check: Callable[[Sequence[str], int], None
 def columns_in(files: Sequence[Path]) -> Columns:
     """Read files of one format as columns.
 
-    Tables in text form stay text: files that were typed one by one would spell one label in several ways.
+    Tables in text form stay text: types that differ between files would spell one label in several ways.
     """
     with _naming(files):
         if is_saved(files[0]) or (form := format_of(files[0])) == "parquet":
@@ -111,13 +111,13 @@ def _typed_rows(files: Sequence[Path]) -> datasets.Dataset:
     if (saved := read_saved(files[0])) is None:
         return datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in files])
     if WHOLE not in saved:
-        raise InputError(f"{files[0]} has splits of its own, {', '.join(saved)}: use --data-dir to give it.")
+        raise InputError(f"{files[0]} has splits itself, {', '.join(saved)}: use --data-dir to give it.")
     return saved[WHOLE]
 
 
 @contextmanager
 def _naming(files: Sequence[Path]) -> Iterator[None]:
-    """Name the files in errors of what reads them."""
+    """Name the files in the errors of reading them."""
     import pyarrow
 
     try:
@@ -125,11 +125,11 @@ def _naming(files: Sequence[Path]) -> Iterator[None]:
     except InputError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, TypeError) as error:
-        what = f"{files[0]} as {suffix_of(files[0])}"
+        source = f"{files[0]} as {suffix_of(files[0])}"
         if len(files) > 1:
-            what = f"{shown(files)} as one table, their columns or types differ"
+            source = f"{shown(files)} as one table, their columns or types differ"
         mixed = str(suffix_of(files[0])).startswith(".json") and isinstance(error, (pyarrow.ArrowException, TypeError))
-        raise InputError(f"Cannot read {what}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
+        raise InputError(f"Cannot read {source}: {one_line(error)}{' (a column needs one type)' * mixed}") from error
 
 
 def _text_of(file: Path) -> str:
@@ -157,16 +157,16 @@ def _table_in(file: Path) -> Columns:
     except pandas.errors.EmptyDataError:
         lines = pandas.DataFrame()
     except pandas.errors.ParserError as error:
-        how = "replace tabs in texts by spaces" if form == "tsv" else "put texts with commas in double quotes"
-        raise InputError(f"Cannot read {file}: {one_line(error).rpartition('error: ')[2]}: {how}.") from error
+        advice = "replace tabs in texts by spaces" if form == "tsv" else "put texts with commas in double quotes"
+        raise InputError(f"Cannot read {file}: {one_line(error).rpartition('error: ')[2]}: {advice}.") from error
     if len(lines) < 2:
         raise InputError(f"{file} has no rows.")
     names, rows = [*lines.iloc[0]], lines.iloc[1:]
     if len(names) == 1 and (mark := next((mark for mark in ",;\t|" if mark in names[0]), None)):
-        wanted = "tabs" if form == "tsv" else "commas"
-        raise InputError(f"The only column of {file} is {names[0]!r}: separate columns by {wanted}, not by {mark!r}.")
-    if len(names) > 1 and (again := (rows == names).all(axis=1)).any():
-        row = int(again.to_numpy().argmax()) + 1
+        right = "tabs" if form == "tsv" else "commas"
+        raise InputError(f"The only column of {file} is {names[0]!r}: separate columns by {right}, not by {mark!r}.")
+    if len(names) > 1 and (headers := (rows == names).all(axis=1)).any():
+        row = int(headers.to_numpy().argmax()) + 1
         raise InputError(f"Row {row} of {file} repeats the column names, as if files were joined: remove it.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]!r}: rename one of them.")
@@ -174,20 +174,20 @@ def _table_in(file: Path) -> Columns:
 
 
 def _objects_in(file: Path) -> Columns:
-    """Read JSON objects: one on each line, or an array of them, which may be the value of a field."""
+    """Read JSON objects: one per line, or an array of objects, which may be the value of a field."""
     text = _text_of(file)
     try:
         rows = json.loads(text)
-    except ValueError:  # not one value, so one on each line
+    except ValueError:  # not one value, so one per line
         rows = [_object_in(line, f"Line {n} of {file}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if isinstance(rows, dict):  # rows in a field, but of .jsonl one row
+    if isinstance(rows, dict):  # rows in a field, but a single row of a .jsonl
         lists = [value for value in rows.values() if isinstance(value, list) and value and isinstance(value[0], dict)]
         is_row = format_of(file) == "jsonl" or any(not isinstance(value, (list, dict)) for value in rows.values())
         rows = lists[0] if len(lists) == 1 and format_of(file) == "json" else [rows] if is_row else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f'{file} must be an array of objects, one for each row, or have it as in {{"data": [...]}}.')
+        raise InputError(f'{file} must be an array of objects, one per row, or have it as in {{"data": [...]}}.')
     if not rows:
         raise InputError(f"{file} has no rows.")
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}

@@ -21,9 +21,9 @@ STRENGTHS = [10.0**power for power in range(-4, 5)]
 
 @torch.no_grad()
 def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """Fit the last linear layer of a classifier by logistic regression on what it reads; of a regressor, by ridge.
+    """Fit the last linear layer of a classifier by logistic regression on its inputs; of a regressor, by ridge.
 
-    The rest of the model stays as it is, and runs in eval mode. The strength of the L2 penalty is chosen by
+    The rest of the model stays unchanged, and runs in eval mode. The strength of the L2 penalty is chosen by
     cross-validation in five parts, or as many as a class has rows, among nine powers of ten from 1e-4 to 1e4. The only
     row of a class is never held out.
 
@@ -32,14 +32,14 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
         batches: labelled batches, all on the model's device.
 
     Returns:
-        the chosen penalty: of logistic regression its inverse, C; of ridge regression alpha.
+        the chosen penalty: C, its inverse, for logistic regression; alpha for ridge regression.
 
     Raises:
         InputError: if the model's logits are not those of a linear layer that reads one state per row, there is not one
-            label per row, or there are not two classes with two rows each.
+            label per row, or fewer than two classes have two rows.
 
     Reference:
-        Kumar et al., Fine-Tuning can Distort Pretrained Features (ICLR 2022, arXiv 2202.10054): what comes before
+        Kumar et al., Fine-Tuning can Distort Pretrained Features (ICLR 2022, arXiv 2202.10054): the probe before
         fine-tuning in LP-FT.
 
     Example:
@@ -60,16 +60,16 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
     head, features, labels = head_and_features(model, batches)
     if labels.dim() != 1 or len(labels) != len(features) or len(labels) < 2:
         raise InputError(
-            f"A linear probe needs two rows or more with one label each, got labels of shape {tuple(labels.shape)}."
+            f"A linear probe needs two rows or more with one label per row, got labels of shape {tuple(labels.shape)}."
         )
     x, y = features.double().cpu().numpy(), labels.cpu().numpy()
     if labels.is_floating_point():
         estimator: Any = Ridge(fit_intercept=head.bias is not None)
         name, score, parts = "alpha", "neg_mean_squared_error", [*KFold(min(FOLDS, len(y))).split(x)]
     else:
-        classes, of_row, counts = np.unique(y, return_inverse=True, return_counts=True)
+        classes, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
         needed = 2 if head.bias is not None else head.out_features  # a bias rules out a class without rows
-        several, single = np.flatnonzero(counts[of_row] > 1), np.flatnonzero(counts[of_row] == 1)
+        several, single = np.flatnonzero(counts[numbers] > 1), np.flatnonzero(counts[numbers] == 1)
         if len(classes) < needed or (counts > 1).sum() < 2:
             got = f"{counts.tolist()} rows"
             raise InputError(f"A linear probe needs {needed} classes, and two rows of two of them, got {got}.")
@@ -87,7 +87,7 @@ def fit_linear_head(model: nn.Module, batches: Sequence[Batch]) -> float:
 def put_into_head(head: nn.Linear, weight: Any, bias: Any, classes: Any = None) -> None:
     """Set the weights of a linear head to those of an estimator of scikit-learn.
 
-    ``classes`` are the estimator's, those with rows; the bias rules out the others. ``None`` stands for a regressor.
+    ``classes`` are those of the estimator, which have rows; the bias rules out other classes. A regressor has ``None``.
     """
     weight = torch.as_tensor(weight).reshape(-1, head.in_features)
     bias = torch.as_tensor(bias).reshape(-1)
@@ -104,31 +104,29 @@ def put_into_head(head: nn.Linear, weight: Any, bias: Any, classes: Any = None) 
 
 @torch.no_grad()
 def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
-    """Return the head, what it reads per row in eval mode, and the labels."""
+    """Return the head, its input states per row in eval mode, and the labels."""
     no_head = InputError(
         f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
         "reads (`--pooling mean`), or fine-tune the whole model."
     )
-    called: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
     features, labels = [], []
     with evaluated(model), ExitStack() as hooks:
         for layer in model.modules():
             if isinstance(layer, nn.Linear):
-                hook = layer.register_forward_hook(
-                    lambda module, args, output: called.append((module, args[0], output))
-                )
+                hook = layer.register_forward_hook(lambda module, args, output: calls.append((module, args[0], output)))
                 hooks.enter_context(hook)
         for batch in batches:
-            called.clear()
+            calls.clear()
             logits = predictions_of(model(**batch))
-            if logits is None or not called:
+            if logits is None or not calls:
                 raise no_head
-            head, *both = called[-1]
-            # A decoder has logits per token; pooled states, and so their logits, are alike in all positions.
-            states, of_head = (side[:, 0] if side.dim() == 3 else side for side in both)
-            if of_head.shape != logits.shape or not torch.allclose(of_head.to(logits), logits, atol=1e-7):
+            head, *tensors = calls[-1]
+            # A decoder has logits per token; pooled states, and so their logits, are the same at all tokens.
+            states, outputs = (tensor[:, 0] if tensor.dim() == 3 else tensor for tensor in tensors)
+            if outputs.shape != logits.shape or not torch.allclose(outputs.to(logits), logits, atol=1e-7):
                 raise no_head
             features.append(states)
-            given = needed_labels_of(batch, logits)
-            labels.append(given.squeeze(-1) if given.dim() == 2 and given.shape[1] == 1 else given)
+            column = needed_labels_of(batch, logits)
+            labels.append(column.squeeze(-1) if column.dim() == 2 and column.shape[1] == 1 else column)
     return head, torch.cat(features), torch.cat(labels)

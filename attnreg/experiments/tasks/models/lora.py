@@ -15,7 +15,7 @@ from attnreg.errors import InputError, did_you_mean, one_line
 
 ALL = "all-linear"
 CONFIG = "adapter_config.json"
-# peft's names of tasks, by the head of the model; it has none for the others.
+# peft's names of tasks, by the head of the model; peft has no names for other heads.
 _TASKS = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
@@ -37,7 +37,7 @@ def with_lora(
 ) -> Any:
     r"""Wrap a pretrained model so that only adapters and new modules train.
 
-    The weight W of each adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start. The
+    The weight W of an adapted linear layer becomes :math:`W + \frac{\alpha}{r} B A`, with B zero at the start. The
     model of peft changes ``model`` in place.
 
     Args:

@@ -1,4 +1,4 @@
-"""Mean pooling that transformers computes by itself: a further layer, in which all tokens are attended to alike."""
+"""Mean pooling that transformers computes by itself: a further layer that attends to all tokens alike."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_MEAN = 100.0  # weight of the mean beside a token's own state, which a layer adds
+_MEAN = 100.0  # weight of the mean, to which a layer adds the state of the token
 _FLAT = 0.5  # factor within the tanh that follows
-_POOLED = ("BertForSequenceClassification",)  # whose head reads the pooler's output
+_POOLED = ("BertForSequenceClassification",)  # the head reads the pooler's output
 _DENSE = (
     "RobertaForSequenceClassification",
     "XLMRobertaForSequenceClassification",
@@ -39,26 +39,26 @@ def pool_mean(model: Any) -> bool:
 
 
 def with_mean_layer(model: Any) -> Any:
-    """Return a model without hooks that computes what one of :func:`pool_mean` does, in one layer more.
+    """Return a model without hooks that computes the same as one of :func:`pool_mean`, with one layer more.
 
-    In this layer, each token attends to all tokens alike; its feed-forward network adds nothing.
+    In this layer, all tokens attend to all tokens alike; its feed-forward network adds nothing.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers += 1
-    made = type(model)(config)
-    made.load_state_dict(model.state_dict(), strict=False)
-    layer = made.base_model.encoder.layer[-1]
-    for each in layer.modules():
-        if isinstance(each, nn.Linear):
-            nn.init.zeros_(each.weight)
-            nn.init.zeros_(each.bias)
-        elif isinstance(each, nn.LayerNorm):
-            each.reset_parameters()
+    deeper = type(model)(config)
+    deeper.load_state_dict(model.state_dict(), strict=False)
+    layer = deeper.base_model.encoder.layer[-1]
+    for module in layer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
     _to_identity(layer.attention.self.value, _MEAN)
     _to_identity(layer.attention.output.dense, 1.0)
     if type(model).__name__ in _POOLED:
-        _to_identity(made.bert.pooler.dense, _FLAT)
-    return made.to(model.device).eval()
+        _to_identity(deeper.bert.pooler.dense, _FLAT)
+    return deeper.to(model.device).eval()
 
 
 def _to_identity(layer: nn.Linear, factor: float) -> None:
@@ -68,7 +68,7 @@ def _to_identity(layer: nn.Linear, factor: float) -> None:
 
 
 def _put_mean(base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Replace each token's state by their mean; a forward hook of a model without its head, whose inputs have names."""
+    """Replace the states of all tokens by their mean; a forward hook of a model without its head, with named inputs."""
     states: Tensor = output.last_hidden_state
     mask = kwargs["attention_mask"]
     mean = (mask / mask.sum(1, keepdim=True)).to(states.dtype)[:, None] @ states

@@ -18,14 +18,14 @@ _TIMEOUT_S = 3.0
 def offline_if_unreachable() -> None:
     """Switch the Hugging Face libraries to their local cache if the hub does not answer in time.
 
-    It is asked once per process. Without this, ``datasets`` retries for 23 seconds, and ``transformers`` for 24.
+    A process tries the hub once. Without this, ``datasets`` retries for 23 seconds, and ``transformers`` for 24.
     """
     from huggingface_hub import constants
 
     try:
-        asked = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
         if not constants.HF_HUB_OFFLINE:
-            urllib.request.urlopen(asked, timeout=_TIMEOUT_S).close()
+            urllib.request.urlopen(request, timeout=_TIMEOUT_S).close()
     except urllib.error.HTTPError:
         pass  # an error status is an answer too
     except (OSError, ValueError):
@@ -36,21 +36,21 @@ def offline_if_unreachable() -> None:
 
 
 def located(folder: Path, name: str) -> str:
-    """Say whether a model is in a folder or on the hub; raise if the folder, given as ``name``, holds none or a run."""
+    """Say whether a model is in a folder or on the hub; raise if the folder, the value of ``name``, holds no model."""
     if not folder.is_dir():
         offline_if_unreachable()
         return "no such folder, so a hub name"
     if not (folder / "config.json").is_file() or (folder / "telemetry.jsonl").is_file():
         inner = folder / "model"
-        what = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
-        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {what}.")
+        problem = f"the folder of a run: give {inner}" if inner.is_dir() else "without config.json"
+        raise InputError(f"Expected {name} to be the folder of a model, got {folder}, {problem}.")
     return "a folder"
 
 
 def check_there(model: str, name: str = "--model", *, asked: bool = True) -> str:
     """Say where a model is, or raise if it is in no folder, not in the local cache, and the hub does not answer.
 
-    ``asked`` says whether it was given, as ``name``, and is not the default of its task.
+    ``asked`` says whether the user chose the model, by ``name``, and it is not the default of the task.
     """
     if (Path(model) / "adapter_config.json").is_file():
         return "an adapter"
@@ -61,14 +61,14 @@ def check_there(model: str, name: str = "--model", *, asked: bool = True) -> str
 
     try:
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
-        why = "not in the local cache, and the hub does not answer" * (constants.HF_HUB_OFFLINE and not cached)
+        reason = "not in the local cache, and the hub does not answer" * (constants.HF_HUB_OFFLINE and not cached)
     except HFValidationError:
-        why = "and it is no name on the hub"
-    if why and asked:
-        raise InputError(f"No model {model}: there is no such folder, {why}.")
-    if why:
+        reason = "and it is no name on the hub"
+    if reason and asked:
+        raise InputError(f"No model {model}: there is no such folder, {reason}.")
+    if reason:
         raise InputError(
-            f"Without --model, this task uses {model} from the hub, which is {why}: give the folder of a model with "
+            f"Without --model, this task uses {model} from the hub, which is {reason}: give the folder of a model with "
             "--model."
         )
     return where

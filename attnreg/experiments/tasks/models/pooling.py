@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attnreg.errors import InputError
 
-if TYPE_CHECKING:  # the options of recipes name the poolings, and do not wait for torch
+if TYPE_CHECKING:  # the options of recipes name the poolings, and should not import torch
     from torch import Tensor, nn
 
 Pooling = Literal["own", "cls", "mean", "last"]
@@ -22,14 +22,14 @@ POOLED = "AutoModelForSequenceClassification"  # the auto class of heads that re
 def pool(model: Any, pooling: Pooling, usual: Pooling = "own") -> None:
     """Let the classification head of a model read one pooled state of the last layer. Changes the model in place.
 
-    The pooled state takes the place of every token's, and of the model's pooler's output, so that every head reads
-    it. The choice is kept in the model's configuration and saved with it; transformers alone does not know it.
+    The pooled state replaces the states of all tokens, and the output of the model's pooler, so that every head reads
+    it. The choice is saved in the model's configuration; transformers alone does not know it.
 
     Args:
         model: a model of transformers for sequence classification, with an encoder or a decoder, not both.
         pooling: ``"cls"`` (the first token's state), ``"mean"`` (of all tokens that are no padding), ``"last"`` (the
             last such token's), or ``"own"``, which is what the model's head reads.
-        usual: what the checkpoint would get; an ``"own"`` that differs from it is kept in the configuration, too.
+        usual: the default of the checkpoint; an ``"own"`` that differs from it is saved in the configuration, too.
 
     Reference:
         The mean: Sentence-BERT (arXiv 1908.10084), Section 3.
@@ -69,21 +69,21 @@ def saved_pooling(config: Any) -> Pooling | None:
 
 
 def _put_pooled(pooling: Pooling, base: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """Replace each token's state by the pooled one; a forward hook of a model without its head."""
+    """Replace the states of all tokens by the pooled one; a forward hook of a model without its head."""
     import torch
 
     mask = inspect.signature(base.forward).bind_partial(*args, **kwargs).arguments.get("attention_mask")
     states: Tensor | None = getattr(output, "last_hidden_state", None)
     if states is None or (mask is not None and mask.shape != states.shape[:2]):
-        raise InputError(f"--pooling needs a state for each token, but {type(base).__name__} has none: remove it.")
+        raise InputError(f"--pooling needs a state per token, but {type(base).__name__} has none: remove it.")
     mask = states.new_ones(states.shape[:2]) if mask is None else mask
     if pooling == "mean":
         exact = torch.promote_types(states.dtype, torch.float32)
         weights = (mask / mask.sum(1, keepdim=True).clamp(min=1)).to(exact)
         pooled = (weights[:, None] @ states.to(exact))[:, 0].to(states.dtype)
     else:  # the first or last of the tokens that are no padding, which may stand on either side
-        place = mask.argmax(1) if pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
-        pooled = states[range(len(states)), place]
+        index = mask.argmax(1) if pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        pooled = states[range(len(states)), index]
     output["last_hidden_state"] = pooled[:, None].expand_as(states)
     if getattr(output, "pooler_output", None) is not None:
         output["pooler_output"] = pooled

@@ -1,4 +1,4 @@
-"""Load the model of a task, and its tokenizer or image processor; say what transformers fills in without a word."""
+"""Load the model of a task, and its tokenizer or image processor; warn where transformers silently fills gaps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LENGTH = 64  # of a tiny model
 
 
 class Loaded(NamedTuple):
-    """A model that was loaded."""
+    """A loaded model."""
 
     model: Any
     tokenizer: Any
     new: frozenset[str] | None  # names of weights that were not pretrained, such as a new head's; None if none were
-    warnings: tuple[str, ...] = ()  # one sentence for each doubt that the model is what was meant
+    warnings: tuple[str, ...] = ()  # sentences on doubts whether the user meant this model
 
 
 def load_model(task: Task, name: str | None = None, dropout: float | None = None) -> tuple[Any, Any]:
@@ -64,9 +64,9 @@ def load_model(task: Task, name: str | None = None, dropout: float | None = None
 def load_pretrained(
     task: Task, name: str | None = None, dropout: float | None = None, pooling: Pooling | None = None
 ) -> Loaded:
-    """Load a model as :func:`load_model` does, and say which of its weights are new; it returns the warnings.
+    """Load a model as :func:`load_model` does; return its new weights and the warnings, too.
 
-    ``pooling`` is what :func:`pool` takes (default: that of the checkpoint).
+    ``pooling`` is as in :func:`pool` (default: that of the checkpoint).
     """
     import transformers
     from safetensors import SafetensorError
@@ -84,46 +84,46 @@ def load_pretrained(
         return Loaded(model, tokenizer, None)
     if (base := adapter_base(name)) is not None:
         return _load_adapted(task, base, name, dropout, pooling)
-    place = located(Path(name), "--model")
+    where = located(Path(name), "--model")
     try:
         reads_text = not kind.reads_images
         tokenizer = _load_processor(name, reads_text)
         kind.fit_tokenizer(tokenizer, name)
         config, head = transformers.AutoConfig.from_pretrained(name), getattr(transformers, kind.head)
         if type(config) not in head._model_mapping:
-            which = f"the architecture of --model {name} ({config.model_type})"
-            raise InputError(f"The task needs {kind.head}, which does not support {which}.")
+            architecture = f"the architecture of --model {name} ({config.model_type})"
+            raise InputError(f"The task needs {kind.head}, which does not support {architecture}.")
         names = [str(config.id2label[number]) for number in sorted(config.id2label)]
         options = {**dropout_options(config, dropout, name), **kind.head_options()}
         # A head with another number of classes is replaced by a new one.
         model, info = head.from_pretrained(name, ignore_mismatched_sizes=True, output_loading_info=True, **options)
-        # Marian's positions are constants, which are not saved, but to which transformers 5.24 passes gradients.
+        # Marian's positions are constants that are not saved, but transformers 5.24 computes their gradients.
         for key in {*(model._keys_to_ignore_on_save or ())} & {key for key, _ in model.named_parameters()}:
             model.get_parameter(key).requires_grad_(False)
     except InputError:
         raise
     except (OSError, ValueError, ImportError, SafetensorError) as error:  # ImportError: a package that the model needs
         reason = f"its weights are damaged ({error})" if isinstance(error, SafetensorError) else one_line(error)
-        raise InputError(f"Cannot load --model {name!r} ({place}): {reason}") from error
+        raise InputError(f"Cannot load --model {name!r} ({where}): {reason}") from error
     if reads_text:
         _fit_together(model, tokenizer, name)
     kind.check_model(model, name)
     if kind.head == POOLED:
         usual = usual_pooling(config, name)
         pool(model, pooling or usual, usual)
-    said = weight_warnings(model, info, name, kind.head_is_new)
+    doubts = weight_warnings(model, info, name, kind.head_is_new)
     new = frozenset(info["missing_keys"]) | {mismatch[0] for mismatch in info["mismatched_keys"]}
     if kind.has_classes and not new and [*map(str.casefold, names)] != [*map(str.casefold, task.labels)]:
         theirs, ours = listed(names, _SHOWN), listed(task.labels, _SHOWN)
-        said.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
-    return Loaded(model, tokenizer, new, tuple(said))
+        doubts.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
+    return Loaded(model, tokenizer, new, tuple(doubts))
 
 
 def _load_adapted(task: Task, base: str, name: str, dropout: float | None, pooling: Pooling | None) -> Loaded:
     """Load the model ``base`` with the adapter in the folder ``name``."""
     import transformers
 
-    if pooling is None and (Path(name) / "config.json").is_file():  # of the model, as it was trained
+    if pooling is None and (Path(name) / "config.json").is_file():  # of the trained model
         pooling = saved_pooling(transformers.AutoConfig.from_pretrained(name))
     try:
         loaded = load_pretrained(task, base, dropout, pooling)
@@ -137,10 +137,10 @@ def _load_adapted(task: Task, base: str, name: str, dropout: float | None, pooli
 
 def _fit_together(model: Any, tokenizer: Any, name: str) -> None:
     """Give tokenizer and model the same padding token; raise if there is none, or if the model lacks tokens."""
-    has_own = tokenizer.pad_token is not None
-    if not has_own and tokenizer.eos_token is not None:
+    has_padding = tokenizer.pad_token is not None
+    if not has_padding and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
-    if model.config.pad_token_id is None or not has_own:
+    if model.config.pad_token_id is None or not has_padding:
         model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
     try:
         embedded = model.get_input_embeddings().num_embeddings
@@ -157,7 +157,7 @@ def longest_input(model: nn.Module, max_length: int | None, usual: int) -> int:
     """Return a maximum input length, by default the usual one or what the position embeddings of a model allow.
 
     Raises:
-        InputError: if ``max_length`` is more than they allow.
+        InputError: if ``max_length`` is more than the position embeddings allow.
     """
     limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
     tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
@@ -172,17 +172,17 @@ def longest_input(model: nn.Module, max_length: int | None, usual: int) -> int:
 
 
 def _load_processor(name: str, reads_text: bool) -> Any:
-    """Load the tokenizer or image processor of a model; transformers makes an empty tokenizer where there is none."""
+    """Load the tokenizer or image processor of a model, or raise where transformers makes an empty tokenizer."""
     import transformers
 
-    what = "tokenizer" if reads_text else "image processor"
+    noun = "tokenizer" if reads_text else "image processor"
     files = "tokenizer.json or vocab.txt" if reads_text else "preprocessor_config.json"
     try:
         loader: Any = transformers.AutoTokenizer if reads_text else transformers.AutoImageProcessor
         processor = loader.from_pretrained(name)
     except ImportError:  # a package is missing
         raise
-    except Exception as error:  # for a broken file, any: the tokenizers library raises plain exceptions
+    except Exception as error:  # the tokenizers library raises plain exceptions for broken files
         reason = f"{type(error).__name__}: {one_line(error)}"
         if not Path(name).is_dir():
             raise ValueError(reason) from error
@@ -191,7 +191,7 @@ def _load_processor(name: str, reads_text: bool) -> Any:
             return processor
         reason = "it has no vocabulary"
     raise InputError(
-        f"Cannot load the {what} of --model {name} ({reason}). Save the model's own {what}, such as {files}, in this "
+        f"Cannot load the {noun} of --model {name} ({reason}). Save the model's own {noun}, such as {files}, in this "
         "folder (`save_pretrained`)."
     )
 
@@ -203,7 +203,7 @@ def _has_vocabulary(tokenizer: Any) -> bool:
 
 
 def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_is_new: bool = True) -> list[str]:
-    """Return one sentence per kind of weights that were probably meant to be read, or raise if none was.
+    """Return a sentence per kind of weights that should probably be read but are not; raise if none is read.
 
     A new head is not mentioned if it is usual (``head_is_new``), nor are unused weights of the checkpoint's head.
     ``info`` is the loading information of transformers.
@@ -213,13 +213,13 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     inside = (f"{prefix}.",) if hasattr(model, prefix) else ("shared.", "encoder.", "decoder.")
     other_sizes = [mismatch[0] for mismatch in info["mismatched_keys"]]
     new = {*info["missing_keys"], *other_sizes}
-    # Nothing reads the model's own pooler where another pooling takes its place.
+    # Nothing reads the model's pooler where another pooling replaces it.
     unread = () if saved_pooling(model.config) in (None, "own") else (f"{prefix}.pooler.",)
     pretrained = {key for key, _ in model.named_parameters() if key.startswith(inside)}
     if pretrained and pretrained <= new:
         others = sorted({*info["unexpected_keys"], *other_sizes})
-        held = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
-        raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {held}.")
+        content = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
+        raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {content}.")
     unused = _unused(model, info["unexpected_keys"], inside)
     doubts = {
         "lacks pretrained weights of the right size, which are newly initialized": [
@@ -227,12 +227,12 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
         ],
         "has weights for which its configuration has no place, so they are not used": unused,
     }
-    modules = {what: sorted({key.rpartition(".")[0] or key for key in keys}) for what, keys in doubts.items()}
-    return [f"--model {name} {what}: {listed(names, _SHOWN)}." for what, names in modules.items() if names]
+    modules = {doubt: sorted({key.rpartition(".")[0] or key for key in keys}) for doubt, keys in doubts.items()}
+    return [f"--model {name} {doubt}: {listed(names, _SHOWN)}." for doubt, names in modules.items() if names]
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
-    """Return unused weights inside modules that the backbone has; others, such as poolers, are left out on purpose."""
+    """Return unused weights of modules that the backbone has; others, such as poolers, are left out on purpose."""
     modules, unused = dict(model.named_modules()), []
     for key in keys:
         whole = key if key.startswith(inside) else f"{inside[0]}{key}"
@@ -248,7 +248,7 @@ def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> l
 
 
 def _tiny_model(task: Task, dropout: float | None) -> tuple[Any, Any]:
-    """Make a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words."""
+    """Create a BERT, or a GPT-2 for a causal language model, and its tokenizer, which splits text into words."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
