@@ -144,12 +144,12 @@ class Report:
         return Table.of(rows)
 
     def _classes(self) -> Table:
-        every = range(len(self.names))
-        scores = sk.precision_recall_fscore_support(self.labels, self.predicted, labels=every, zero_division=0.0)
+        numbers = range(len(self.names))
+        scores = sk.precision_recall_fscore_support(self.labels, self.predicted, labels=numbers, zero_division=0.0)
         counts = np.bincount(self.all_labels, minlength=len(self.names))
         return Table(
             ["class", "rows", "precision", "recall", "F1"],
-            [[self.names[n], str(counts[n]), *(f"{score[n]:.1%}" for score in scores[:3])] for n in every],
+            [[self.names[n], str(counts[n]), *(f"{score[n]:.1%}" for score in scores[:3])] for n in numbers],
         )
 
     def _confusions(self) -> Table:

@@ -39,17 +39,17 @@ class FittedRows(NamedTuple):
     labelled: LabelledTexts
 
 
-def read_table(place: Path, splits: Sequence[str] = _ROWS) -> Columns:
+def read_table(path: Path, splits: Sequence[str] = _ROWS) -> Columns:
     """Read a file, or some splits of a folder, as columns; without columns if a folder has none of the splits."""
     try:
-        folder = folder_with_data(place, splits)
+        folder = folder_with_data(path, splits)
         tables = [columns_in(parts_of(name, files)) for name, files in find_files(folder, splits).items()]
     except InputError as error:
         raise InputError(str(error).replace("--data-dir", "DATA")) from error
     names = list(dict.fromkeys(name for table in tables for name in table))
     for table in tables:
         if missing := [name for name in names if name not in table]:
-            raise InputError(f"The splits of {place} have different columns: one lacks {missing[0]}.")
+            raise InputError(f"The splits of {path} have different columns: one lacks {missing[0]}.")
     return {name: [value for table in tables for value in table[name]] for name in names}
 
 

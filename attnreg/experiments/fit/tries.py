@@ -186,8 +186,8 @@ class Bench:
     def _measured_batches(self) -> list[Batch]:
         """A few batches, without the first of an epoch, which has the longest texts."""
         batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
-        every = max(1, len(batches) // _MEASURED)
-        return batches[(every + 1) // 2 :: every] or batches
+        step = max(1, len(batches) // _MEASURED)
+        return batches[(step + 1) // 2 :: step] or batches
 
     @property
     def measured_rows(self) -> int:

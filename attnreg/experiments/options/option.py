@@ -265,9 +265,9 @@ def is_set(name: str, values: Mapping[str, Any]) -> bool:
 
 def check_pairs(values: Mapping[str, Any], pairs: Sequence[tuple[str, str, str]], flag: Flag) -> None:
     """Refuse two options that exclude each other."""
-    for one, other, why in pairs:
-        if is_set(one, values) and is_set(other, values):
-            raise UsageError(f"{typed(one, flag)} and {typed(other, flag)} {why}: remove one of them.")
+    for first, second, why in pairs:
+        if is_set(first, values) and is_set(second, values):
+            raise UsageError(f"{typed(first, flag)} and {typed(second, flag)} {why}: remove one of them.")
 
 
 def check_needs(values: Mapping[str, Any], needs: Sequence[tuple[str, Sequence[str]]], flag: Flag) -> None:

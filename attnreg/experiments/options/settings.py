@@ -230,18 +230,18 @@ class Settings:
 
     def differences(self, config: dict[str, Any]) -> dict[str, str]:
         """Return the options in which a saved configuration differs, by name, as typed on the command line."""
-        mine, theirs = self.to_dict(), with_defaults(config)
-        if mine["max_length"] is None and theirs.pop("default_max_length", True):
-            mine["max_length"] = theirs.get("max_length")
-        mine, theirs = {**mine, **mine["own"], "own": None}, {**theirs, **config.get("own", {}), "own": None}
-        names = sorted((mine.keys() | theirs.keys()) - NO_OPTIONS)
+        current, saved = self.to_dict(), with_defaults(config)
+        if current["max_length"] is None and saved.pop("default_max_length", True):
+            current["max_length"] = saved.get("max_length")
+        current, saved = {**current, **current["own"], "own": None}, {**saved, **config.get("own", {}), "own": None}
+        names = sorted((current.keys() | saved.keys()) - NO_OPTIONS)
         return {
-            name: f"{as_typed(self.flag(name), theirs.get(name)) or 'no ' + self.flag(name)} "
-            f"(not {as_typed(self.flag(name), mine.get(name)) or 'given'})"
-            if name in mine
+            name: f"{as_typed(self.flag(name), saved.get(name)) or 'no ' + self.flag(name)} "
+            f"(not {as_typed(self.flag(name), current.get(name)) or 'given'})"
+            if name in current
             else f"an attnreg that has {self.flag(name)}"
             for name in names
-            if mine.get(name) != theirs.get(name)
+            if current.get(name) != saved.get(name)
         }
 
     def content(self) -> dict[str, str | None]:

@@ -87,9 +87,9 @@ class CausalLM(Kind):
         # Two passes of the same shape: logits of tokens that do not see the last one differ by rounding at most.
         ids = [torch.tensor([[0, 1, last]]) for last in (2, 3)]
         with torch.no_grad():  # and in eval mode, as transformers loads models
-            one, two = (model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits for tokens in ids)
-        rounding = 8 * torch.finfo(one.dtype).eps * one.abs().max()
-        if (one - two)[:, :2].abs().max() > rounding:
+            logits, changed = (model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits for tokens in ids)
+        rounding = 8 * torch.finfo(logits.dtype).eps * logits.abs().max()
+        if (logits - changed)[:, :2].abs().max() > rounding:
             raise InputError(
                 f"--model {name} ({type(model).__name__}) sees the tokens that it is to predict: choose a causal "
                 "language model, such as GPT-2."

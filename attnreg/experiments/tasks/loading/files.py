@@ -91,36 +91,36 @@ def choose_names(
     return chosen
 
 
-def folder_with_data(place: Path, names: Collection[str]) -> Path:
+def folder_with_data(path: Path, names: Collection[str]) -> Path:
     """Return a folder itself or, as on the hub, its only subfolder that has data (``data``, or a configuration).
 
     A single file is returned unchanged.
     """
-    if place.is_file():
-        if suffix_of(place) is None:
-            raise InputError(f"Expected --data-dir to be a folder or a {_ANY} file, got {place}.")
-        return place
-    if not place.is_dir():
-        raise InputError(f"Expected --data-dir to be a folder or a file, got {place}: no such folder or file.")
-    if is_saved(place) or find_files(place, names):
-        return place
-    folders = [entry for entry in _entries(place) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
+    if path.is_file():
+        if suffix_of(path) is None:
+            raise InputError(f"Expected --data-dir to be a folder or a {_ANY} file, got {path}.")
+        return path
+    if not path.is_dir():
+        raise InputError(f"Expected --data-dir to be a folder or a file, got {path}: no such folder or file.")
+    if is_saved(path) or find_files(path, names):
+        return path
+    folders = [entry for entry in _entries(path) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
     if len(folders) > 1:
         several = ", ".join(folder.name for folder in folders)
-        raise InputError(f"{place} has data in several folders, {several}: use --data-dir to give one of them.")
-    return folders[0] if folders else place
+        raise InputError(f"{path} has data in several folders, {several}: use --data-dir to give one of them.")
+    return folders[0] if folders else path
 
 
-def find_files(place: Path, names: Collection[str]) -> dict[str, list[Path]]:
+def find_files(path: Path, names: Collection[str]) -> dict[str, list[Path]]:
     """Return the files or folders of splits, in order; :func:`parts_of` looks into folders.
 
     A split is one file, such as ``train.csv``, several, such as ``train-00000-of-00002.parquet``, or a folder, such as
-    that of ``train/0000.parquet``. If ``place`` itself is a file, it is returned under the name :data:`WHOLE`.
+    that of ``train/0000.parquet``. If ``path`` itself is a file, it is returned under the name :data:`WHOLE`.
     """
-    if place.is_file():
-        return {WHOLE: [place]}
+    if path.is_file():
+        return {WHOLE: [path]}
     splits: dict[str, list[Path]] = {}
-    for entry in _entries(place):
+    for entry in _entries(path):
         name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
         if name in names and _has_data(entry):
             splits.setdefault(name, []).append(entry)
@@ -155,17 +155,17 @@ def not_on_hub(task: Task) -> InputError:
     return InputError(f"Task {task.name!r} is not on the hub: use --data-dir to give a folder with its files.")
 
 
-def missing_split(split: str, sources: Mapping[str, object], place: Path | str, hint: str = "") -> InputError:
+def missing_split(split: str, sources: Mapping[str, object], path: Path | str, hint: str = "") -> InputError:
     """Return the error for a missing split, with the splits that exist and advice; ``hint`` is more advice."""
     if WHOLE in sources:
-        return InputError(f"{place} has no splits: use --data-dir to give a folder with train and validation{hint}.")
-    if isinstance(place, str) or (place / "dataset_dict.json").exists():
+        return InputError(f"{path} has no splits: use --data-dir to give a folder with train and validation{hint}.")
+    if isinstance(path, str) or (path / "dataset_dict.json").exists():
         advice = "use --data-dir to give a folder that has it"
-        return InputError(f"No {split} split in {place}, which has {', '.join(sources)}: {advice}{hint}.")
-    files = shown(_entries(place)) or "no files"
+        return InputError(f"No {split} split in {path}, which has {', '.join(sources)}: {advice}{hint}.")
+    files = shown(_entries(path)) or "no files"
     others = [f"{name}.*" for name in spellings(split)[1:]]
     advice = f"add {split}.* ({_ANY}{', also as ' * bool(others)}{', '.join(others)})"
-    return InputError(f"No {split} file in {place}, which has {files}: {advice}{hint}.")
+    return InputError(f"No {split} file in {path}, which has {files}: {advice}{hint}.")
 
 
 def shown(files: Iterable[Path]) -> str:
