@@ -1,9 +1,9 @@
 """Pure functions on tensors: attention under masks, sampling, rates and estimators.
 
-The same names mean the same everywhere. In ``keep``, bool, ``True`` is kept, in ``valid``, bool, ``True`` is allowed by
-the model and ``None`` allows all; both are broadcastable to ``(B, H, Q, K)``, which is ``shape``. ``query`` is
+A name means the same in all functions. In ``keep``, bool, ``True`` is kept. In ``valid``, bool, ``True`` is allowed by
+the model, and ``None`` allows all. Both are broadcastable to ``(B, H, Q, K)``, which is ``shape``. ``query`` is
 ``(B, H, Q, D)``, ``key`` and ``value`` are ``(B, H, K, D)``, attention scores and weights ``(B, H, Q, K)``. Noise is
-given as ``uniform``, u in ``[0, 1)``.
+``uniform``, u in ``[0, 1)``.
 """
 
 from attnreg.functional.attention import apply_score_mod as apply_score_mod

@@ -38,7 +38,7 @@ def scores_dropout(
     any valid key returns zeros.
 
     ``bias``, broadcastable to ``(B, H, Q, K)``, is added to the scores; ``scale`` multiplies :math:`QK^\top` (default:
-    :math:`1/\sqrt D`). ``dropout_p`` is the probability of the model's own dropout of weights. With ``enable_gqa``,
+    :math:`1/\sqrt D`). ``dropout_p`` is the probability of the model's dropout of weights. With ``enable_gqa``,
     several query heads share one key head. Returns ``(B, H, Q, D)``.
 
     Example:
@@ -65,12 +65,12 @@ def dropped_scores(
     dropout_p: float,
     enable_gqa: bool,
 ) -> Tensor:
-    """Compute :func:`scores_dropout`, given what :func:`is_traced` returns."""
+    """Compute :func:`scores_dropout`; ``traced`` is the result of :func:`is_traced`."""
     keep = keep if len(keep.shape) > 1 else torch.atleast_2d(keep)
     attended = keep if valid is None else keep & valid
     is_plain = query.is_cpu and not traced
     dead = ~(_any(attended) if is_plain else attended.any(-1, keepdim=True))
-    if not is_plain or bool(dead.any()):  # values on a GPU are not waited for
+    if not is_plain or bool(dead.any()):  # reading a value would wait for a GPU
         attended = attended | dead if valid is None else attended | (dead & valid)
         query = query.masked_fill(dead, 0.0)
         bias = None if bias is None else bias.masked_fill(dead, 0.0)
@@ -91,7 +91,7 @@ def _any(attended: Tensor) -> Tensor:
 
 
 def _additive(attended: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask of 0 and minus infinity, which numpy makes in a third of the time that torch takes."""
+    """Return a mask of 0 and minus infinity, which numpy computes in a third of torch's time."""
     if dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return attended
     return torch.from_numpy(np.multiply(~attended.numpy(), MINUS_INFINITY)).view(torch.float32)
@@ -176,15 +176,15 @@ def apply_score_mod(score_mod: ScoreMod | None, scores: Tensor) -> Tensor:
     if score_mod is None:
         return scores
     function: Callable[..., Tensor] = score_mod
-    for place in (4, 3, 2, 1):
-        function = torch.vmap(function, in_dims=(0, *(0 if each == place else None for each in (1, 2, 3, 4))))
+    for dim in (3, 2, 1, 0):
+        function = torch.vmap(function, in_dims=(0, *(0 if index == dim else None for index in range(4))))
     return function(scores, *(torch.arange(size, device=scores.device) for size in scores.shape))
 
 
 def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> Tensor:
     r"""Set dropped scores to :math:`-\infty`, and make fully dropped rows uniform over their valid keys.
 
-    The model's own mask is already applied to the scores. Rows without a valid key are unchanged.
+    The model's mask is already applied to the scores. Rows without a valid key are unchanged.
 
     Example:
         >>> masked_scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, False]]))
@@ -202,7 +202,7 @@ def masked_scores(scores: Tensor, keep: Tensor, valid: Tensor | None = None) -> 
 
 
 def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *, detach_sum: bool = False) -> Tensor:
-    r"""Multiply attention weights by a mask and divide each row by its sum, so that it sums to 1 again.
+    r"""Multiply attention weights by a mask and divide every row by its sum, so that it sums to 1 again.
 
     .. math:: A'_{ij} = \frac{A_{ij} M_{ij}}{\sum_k A_{ik} M_{ik}}
 
@@ -216,7 +216,7 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
                 [0.0000, 1.0000, 0.0000]])
     """
     weights = weights * (factor.to(weights.dtype) if factor.is_floating_point() else factor)
-    if valid is not None:  # a model's mask of -100 leaves a little weight, which would be all that a dropped row has
+    if valid is not None:  # a model's mask of -100 leaves a little weight, which in a dropped row would be the only one
         valid = torch.atleast_2d(valid)
         weights = weights.masked_fill(~valid & valid.any(-1, keepdim=True), 0.0)
     total = weights.sum(-1, keepdim=True)
@@ -236,7 +236,7 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
     ``value`` may have fewer heads, ``(B, H_kv, K, D)`` with H a multiple of H_kv.
 
     Returns:
-        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of each row; zeros in rows without any.
+        ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of a row; zeros in rows without a valid key.
 
     Example:
         >>> value = torch.tensor([[1.0], [3.0], [100.0]]).view(1, 1, 3, 1)
@@ -249,12 +249,12 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
 
 
 def relaxed_weights(weights: Tensor, gamma: Tensor, keep: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-    r"""Spread a share of each row's attention weights evenly over its keys.
+    r"""Spread a share of every row's attention weights evenly over its keys.
 
     .. math:: A'_{ij} = (1 - \gamma) A_{ij} + \gamma \frac{m_{ij}}{\sum_k m_{ik}} \sum_k A_{ik}
 
-    m is 1 for the valid keys of row i that are kept, or for all its valid keys if none is. A row without valid keys
-    stays as it is. Rows of A sum to 1, unless part of the weight is on sinks.
+    m is 1 for the kept valid keys of row i, or for all its valid keys if none is kept. A row without valid keys does
+    not change. Rows of A sum to 1, unless part of the weight is on sinks.
 
     The share ``gamma`` is 0-d or broadcastable to ``(B, H, Q, 1)``.
 
@@ -288,7 +288,7 @@ def relaxed_output(
 
 
 def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
-    r"""Compute the entropy of each row of attention weights, from its scores.
+    r"""Compute the entropy of every row of attention weights, from its scores.
 
     .. math:: H_i = -\sum_j A_{ij} \log A_{ij}, \qquad A_i = \mathrm{softmax}(S_i \text{ where valid})
 
@@ -311,13 +311,13 @@ def attention_entropy(scores: Tensor, valid: Tensor | None = None) -> Tensor:
 
 
 def per_head(shared: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values that several query heads share, ``(..., H_kv, K, D)``, for each of these heads."""
-    own = shared.shape[-3]
-    return shared if own == heads else shared.repeat_interleave(heads // own, -3)
+    """Repeat keys or values that several query heads share, ``(..., H_kv, K, D)``, for all these heads."""
+    groups = shared.shape[-3]
+    return shared if groups == heads else shared.repeat_interleave(heads // groups, -3)
 
 
 def _shares(open_: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """Return 1 / n at the n open keys of each row, and 0 elsewhere."""
+    """Return 1 / n at the n open keys of a row, and 0 elsewhere."""
     open_ = torch.atleast_2d(open_)
     share = open_.expand(*open_.shape[:-1], keys).to(dtype)
     return share / share.sum(-1, keepdim=True).clamp(min=1)

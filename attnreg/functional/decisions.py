@@ -27,7 +27,7 @@ def sample_keep(logits: Tensor, uniform: Tensor) -> Tensor:
 def sample_windows(uniform: Tensor, p: float, window: int = 1) -> Tensor:
     """Draw hard keep decisions that drop windows along the last dimension, as :class:`attnreg.DropAttention` does.
 
-    Each number of ``uniform`` is of a seed; there are ``window - 1`` more in the last dimension than decisions.
+    Every number of ``uniform`` may begin a window; there are ``window - 1`` more in the last dimension than decisions.
 
     Example:
         >>> sample_windows(torch.tensor([0.9, 0.1, 0.9, 0.9]), p=0.4, window=2)
@@ -38,12 +38,12 @@ def sample_windows(uniform: Tensor, p: float, window: int = 1) -> Tensor:
 
 
 def sample_heads(p: float | Tensor, uniform: Tensor) -> Tensor:
-    r"""Drop each head of a sample with probability p, but never all of them.
+    r"""Drop every head of a sample with probability p, but never all of them.
 
     .. math:: \xi_{bh} = [\,u_{bh} \ge \min(p, \max_{h'} u_{bh'})\,], \quad u \sim U(0, 1)
 
-    If all heads would be dropped, the one with the largest u is kept, which is each head with probability 1/H. A head
-    is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
+    If all heads would be dropped, the one with the largest u is kept; all heads are equally likely to be this one. A
+    head is therefore kept with probability :math:`1 - p + p^H / H`, and one head is kept even at p = 1.
 
     u and the decisions have the shape ``(B, H)``.
 
@@ -61,9 +61,9 @@ def sample_spans(p: float | Tensor, valid: Tensor, uniform: Tensor, *, starts: T
     .. math:: \text{dropped: } s_b \le j < s_b + l_b, \qquad l_b = \lfloor p n_b + \tfrac12 \rfloor, \qquad
         s_b \sim U\{0, \dots, n_b - l_b\}
 
-    In ``valid``, bool, ``(B, T)``, ``True`` is a token, which j counts, and ``False`` padding, which is kept. At the
-    tokens in ``starts``, likewise, a span may begin; it begins earlier where it would not fit, and anywhere without
-    any. The places follow from ``uniform``, ``(B, 1)``.
+    In ``valid``, bool, ``(B, T)``, ``True`` is a token, which j counts, and ``False`` padding, which is kept. A span
+    begins at a token in ``starts``, bool, ``(B, T)``, or earlier where it would not fit; without starts, at any token.
+    The positions follow from ``uniform``, ``(B, 1)``.
 
     Example:
         >>> valid = torch.tensor([[True, True, True, True, False], [True, True, False, False, False]])
@@ -76,18 +76,18 @@ def sample_spans(p: float | Tensor, valid: Tensor, uniform: Tensor, *, starts: T
     number = valid.cumsum(1) - 1
     if starts is not None:
         starts = starts & valid
-        among = starts.sum(1, keepdim=True)
-        drawn = starts & (starts.cumsum(1) - 1 == (uniform * among).floor())
-        at = (number * drawn).sum(1, keepdim=True)
-        start = torch.where(among > 0, torch.minimum(at, lengths - size), start)
+        choices = starts.sum(1, keepdim=True)
+        drawn = starts & (starts.cumsum(1) - 1 == (uniform * choices).floor())
+        begin = (number * drawn).sum(1, keepdim=True)
+        start = torch.where(choices > 0, torch.minimum(begin, lengths - size), start)
     return ~(valid & (number >= start) & (number < start + size))
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:
-    """Keep, for each word of a parse, the word itself and its ancestors (SG-Net, AAAI 2020, arXiv 1908.05147).
+    """Keep, for every word of a parse, the word itself and its ancestors (SG-Net, AAAI 2020, arXiv 1908.05147).
 
-    ``parents``, long, ``(..., N)``, is the position of each word's head, -1 where it has none (a root, padding); any
-    other raises ``InputError``. Returns bool, ``(..., N, N)``.
+    ``parents``, long, ``(..., N)``, is the position of a word's head, -1 where it has none (a root, padding); any other
+    number raises ``InputError``. Returns bool, ``(..., N, N)``.
 
     Example:
         >>> ancestor_mask(torch.tensor([1, 2, -1])).int()
@@ -100,18 +100,18 @@ def ancestor_mask(parents: Tensor) -> Tensor:
         raise InputError(f"Expected `parents` in -1..{length - 1}, got {parents.tolist()}.")
     reached = F.one_hot(parents + 1, length + 1)[..., 1:].float()
     reached = (reached + torch.eye(length, device=parents.device)).clamp(max=1)
-    for _ in range((length - 1).bit_length()):  # each product doubles the length of the paths
+    for _ in range((length - 1).bit_length()):  # a product doubles the length of the paths
         reached = (reached @ reached).clamp(max=1)
     return reached > 0
 
 
 def bernoulli_log_prob(logits: Tensor, keep: Tensor, valid: Tensor, draws: int = 1) -> Tensor:
-    r"""Compute the mean log-probability of decisions over the valid units, ``(B,)``; 0 for a sample without any.
+    r"""Compute the mean log-probability of decisions over the valid units, ``(B,)``; 0 for a sample without units.
 
     .. math:: \log P(a) = \frac{1}{n} \sum_{ij \in \text{valid}} \log P(d_{ij}), \qquad P(d_{ij} = 1) = \sigma(s_{ij})
 
-    ``logits`` are ``(B, ...)``, those of keeping. For several ``draws`` from the same logits, ``keep`` is how many of
-    them kept each unit, since :math:`\log\sigma(-s) = \log\sigma(s) - s`.
+    ``logits`` of keeping are ``(B, ...)``. For several ``draws`` from the same logits, ``keep`` is the number of draws
+    that kept a unit, since :math:`\log\sigma(-s) = \log\sigma(s) - s`.
 
     Reference:
         AttendOut (arXiv 2104.04692), Eq. 5.
@@ -154,7 +154,7 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
 def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:
     """Compute the share of dropped units: float32, 0-d; 0 if there is no unit to count.
 
-    ``keep`` may be a factor, 0 where dropped. ``units`` are those to count.
+    ``keep`` may be a factor, 0 where dropped. ``units`` marks the units to count.
 
     Example:
         >>> drop_rate(torch.tensor([True, False, False]), torch.tensor([True, True, False]))
@@ -170,7 +170,7 @@ def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:
 def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> Tensor:
     """Relax drop decisions to z in ``[0, 1]``, 1 = dropped, as :class:`attnreg.ConcreteDropout` does.
 
-    They are differentiable by ``logits``, those of dropping, which broadcast to ``uniform``.
+    They are differentiable by the ``logits`` of dropping, which broadcast to ``uniform``.
 
     Example:
         >>> concrete_drop(torch.tensor(0.0), torch.tensor([0.1, 0.5, 0.9]))
@@ -180,7 +180,7 @@ def concrete_drop(logits: Tensor, uniform: Tensor, temperature: float = 0.1) -> 
 
 
 def straight_through(hard: Tensor, soft: Tensor, *, reverse: bool = False) -> Tensor:
-    """Return hard decisions, bool or numeric, in the dtype of soft ones and with their gradient.
+    """Return hard decisions, bool or numeric, in the dtype of soft decisions and with their gradient.
 
     With ``reverse``, the gradient is reversed, so that parameters learned through it raise the loss.
 

@@ -14,12 +14,12 @@ from attnreg.errors import InputError
 from attnreg.functional.attention import per_head
 
 Region = Literal["high", "low"]
-POSITIONS = 2**22  # of the product, in memory at a time
-GPU_POSITIONS = 2**26  # and elsewhere than on a CPU, where a chunk must be worth its launches
+POSITIONS = 2**22  # of the product, in memory at a time, on a CPU
+GPU_POSITIONS = 2**26  # on other devices, where a chunk must be worth its launches
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region: Region = "high") -> Tensor:
-    r"""Select in each row about p·n of its n valid keys: those with the highest, or the lowest, attribution.
+    r"""Select in every row about p·n of its n valid keys, with the highest, or the lowest, attribution.
 
     With the attributions of a row's n valid keys sorted in ascending order and ranks counted from 0, the high region
     holds all keys at or above the value at rank :math:`\lfloor (1 - p)\, n \rfloor` (p·n keys, rounded up, and ties).
@@ -28,7 +28,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
     no ranking. Returns bool, ``(B, H, Q, K)``, as is ``attribution``.
 
     Raises:
-        InputError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither of the two.
+        InputError: if ``p`` is outside ``[0, 1]`` or ``region`` is neither ``"high"`` nor ``"low"``.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 2; the low region as in the authors' code.
@@ -64,7 +64,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, region
 
 
 def weights_gradient(output_gradient: Tensor, value: Tensor) -> Tensor:
-    r"""Compute a score's gradient with respect to attention weights A from that with respect to the output O.
+    r"""Compute a score's gradient with respect to attention weights A from its gradient with respect to the output O.
 
     .. math:: \frac{\partial s}{\partial A} = \frac{\partial s}{\partial O} V^\top, \quad O = A V
 
@@ -90,8 +90,8 @@ def factored_region(
 ) -> Tensor:
     """Select the :func:`candidate_region` of the :func:`weights_gradient`, which need not be in memory as a whole.
 
-    The two factors take Q·D and K·D numbers per head, their product Q·K. A kernel on a GPU keeps none of it, up to 2048
-    keys (1024 in float32); elsewhere about ``positions`` of it, but at least one query row, are in memory at a time.
+    The two factors take Q·D and K·D numbers per head, their product Q·K. A GPU kernel does not store the product, up to
+    2048 keys (1024 in float32); elsewhere about ``positions`` of it, at least one query row, are in memory at a time.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

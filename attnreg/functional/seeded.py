@@ -26,7 +26,7 @@ from attnreg.kernels.seeds import MULTIPLIERS_64, SHIFTS_64, mix_64
 
 BITS = 24  # of a number, as many as float32 holds
 CHUNK = 2**16  # positions hashed at once on a CPU, so that they stay in its cache
-GPU_CHUNK = 2**24  # and elsewhere, so that they take little memory
+GPU_CHUNK = 2**24  # positions hashed at once on other devices, so that they take little memory
 B_SHIFT, H_SHIFT = 40, 28
 GOLDEN = 0x9E3779B1 - 2**32
 MULTIPLIERS = 0x7FEB352D, 0x846CA68B - 2**32
@@ -36,7 +36,7 @@ INTERPRETERS: Any = torch._C._functorch.peek_interpreter_stack  # the innermost 
 
 
 class Place(TypedDict, total=False):
-    """Where the positions of a tensor are; see :func:`seeded_uniform`."""
+    """The first indices and the device of a tensor; see :func:`seeded_uniform`."""
 
     device: torch.device | None
     first_query: int | Tensor
@@ -64,11 +64,11 @@ def seeded_uniform(seed: int | Tensor, shape: Sequence[int], **place: Unpack[Pla
 
     Args:
         seed: as in :func:`uniform_at`.
-        shape: ``(..., H, Q, K)`` or fewer dimensions; those before H together count samples.
+        shape: ``(..., H, Q, K)`` or fewer dimensions; all dimensions before H together count samples.
         place: ``device`` of the result, which does not change the bits; ``samples``, the index of each sample,
             ``(B,)``, in the first of two to four dimensions; ``first_query`` and ``first_key``, the indices of the
             first query and key, of which tensors must broadcast to ``(B, H, Q)``. By default, all begin at 0.
-            ``traced``: what ``is_traced`` returns, if it is known.
+            ``traced``: the result of ``is_traced``, if it is known.
 
     Example:
         >>> whole = seeded_uniform(7, (2, 3, 4, 5))
@@ -89,7 +89,7 @@ def seeded_keep(seed: int | Tensor, shape: Sequence[int], p: float | Tensor, **p
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
-    """Derive a seed from a seed and a number, such as that of a layer: an integer of 64 bits or, as given, int64, 0-d.
+    """Derive a seed from a seed and a number, such as a layer's index: an integer of 64 bits or, from a tensor, a tensor.
 
     Example:
         >>> fold_seed(7, 0) == int(fold_seed(torch.tensor(7), 0)) != fold_seed(7, 1)
@@ -117,12 +117,12 @@ def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tens
 
 
 def keep_of_rows(first: Tensor, second: Tensor, steps: Tensor, p: Tensor) -> Tensor:
-    """Decide as :func:`seeded_keep` does, given the words of the rows and the steps of the keys."""
+    """Decide as :func:`seeded_keep` does, from the words of rows and the steps of keys."""
     return _as_float(_hashed((first, second), steps)) >= p
 
 
 def key_steps(k: Tensor) -> Tensor:
-    """Return int32, what a key adds to the first word of a row."""
+    """Return the number, int32, that a key adds to the first word of a row."""
     return k.to(torch.int32) * GOLDEN
 
 
@@ -140,9 +140,9 @@ def _everywhere(
         traced = is_traced()
     device = torch.get_default_device() if device is None and not traced else device
     if device is not None and kernels.runs_on(device) and (not traced or torch.compiler.is_compiling()):
-        written = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
-        if written is not None:
-            return written
+        from_kernel = kernels.numbers(seed, shape, p, device, first_query, samples, first_key)
+        if from_kernel is not None:
+            return from_kernel
     if not traced and device is not None and device.type == "cpu":
         return _on_cpu(int(seed), tuple(shape), p, first_query, samples, first_key)
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
@@ -163,13 +163,13 @@ def _everywhere(
 
 
 def _decided(words: tuple[Tensor, Tensor], steps: Tensor, p: float | Tensor | None) -> Tensor:
-    """Return the numbers of some rows, or with p whether they are at least p."""
-    found = _as_float(_hashed((words[0][..., None], words[1][..., None]), steps))
+    """Return the numbers of these rows, or with p whether they are at least p."""
+    numbers = _as_float(_hashed((words[0][..., None], words[1][..., None]), steps))
     if p is None:
-        return found
-    if isinstance(p, Tensor):  # a value on a GPU is not waited for
-        return found >= p.to(found.device, torch.float32).reshape(())
-    return found >= p  # compiled code would fix a threshold; this comparison is the same
+        return numbers
+    if isinstance(p, Tensor):  # reading a value would wait for a GPU
+        return numbers >= p.to(numbers.device, torch.float32).reshape(())
+    return numbers >= p  # an integer threshold would be fixed in compiled code; this comparison is equivalent
 
 
 def _on_cpu(
@@ -180,12 +180,12 @@ def _on_cpu(
     samples: Tensor | None,
     first_key: Tensor | None,
 ) -> Tensor:
-    """Hash with numpy, whose unsigned integers take a third less time; few rows at once, which stay in the cache."""
-    rows, steps, room = _places(shape)
+    """Hash with numpy, whose unsigned integers take a third less time; few rows at once stay in the cache."""
+    rows, steps, room = _rows_and_steps(shape)
     if samples is not None:
-        lead = len(shape) - 1
-        ahead = (samples.numpy() - np.arange(len(samples))).astype(np.uint64) << (0, 0, H_SHIFT, B_SHIFT)[lead]
-        rows = rows + ahead.reshape(-1, *[1] * (lead - 1))
+        dims = len(shape) - 1
+        offsets = (samples.numpy() - np.arange(len(samples))).astype(np.uint64) << (0, 0, H_SHIFT, B_SHIFT)[dims]
+        rows = rows + offsets.reshape(-1, *[1] * (dims - 1))
     if type(first_query) is not int:
         rows, first_query = rows + np.asarray(first_query).astype(np.uint64), 0
     x = rows.reshape(-1, 1) + np.uint64((mix_64(seed) + first_query) % 2**64)
@@ -216,8 +216,8 @@ def _on_cpu(
 
 
 @functools.lru_cache(maxsize=8)
-def _places(shape: tuple[int, ...]) -> tuple[Any, Any, int]:
-    """Return what tells apart the rows ``(B, H, Q)`` of a tensor, the steps of its keys, and how many rows fit."""
+def _rows_and_steps(shape: tuple[int, ...]) -> tuple[Any, Any, int]:
+    """Return the indices of rows ``(B, H, Q)`` as one number, the steps of keys, and the number of rows per chunk."""
     heads, queries, keys = (1, 1, 1, *shape)[-3:]
     b, h, q = (np.arange(size, dtype=np.uint64) for size in (math.prod(shape[:-3]), heads, queries))
     rows = (b << B_SHIFT)[:, None, None] + (h << H_SHIFT)[:, None] + q
@@ -249,7 +249,7 @@ def _mix_64(x: int | Tensor) -> int | Tensor:
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
-    # Shifted to the right as if they were unsigned.
+    # The masks after right shifts make signed integers behave like unsigned ones.
     for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * (multiplier - 2**64)
     return x ^ ((x >> 31) & (2**33 - 1))

@@ -19,7 +19,7 @@ GAP = 30.0
 
 
 def allowed(additive: Tensor) -> Tensor:
-    """Return the positions that an additive mask, or scores that it was added to, ``(B, H, Q, K)``, allow."""
+    """Return the positions that an additive mask allows, from the mask or from masked scores, ``(B, H, Q, K)``."""
     additive = additive.detach()
     open_ = additive > FORBIDDEN_BELOW
     if not has_low(additive):
@@ -35,7 +35,7 @@ def allowed(additive: Tensor) -> Tensor:
 
 
 def has_low(additive: Tensor) -> bool:
-    """Whether values below -50 and above -5000 may be among these, of which it is not plain what forbids them."""
+    """Whether there may be values from -5000 to -50, which can be scores or a mask."""
     if additive.is_cuda or is_traced():  # reading values is slow or impossible
         return True
     return bool(((additive > FORBIDDEN_BELOW) & (additive < -REACH)).any())
@@ -64,21 +64,21 @@ def units(valid: Tensor, shape: Sequence[int], *, self_attention: bool = True) -
 
 
 def summed(units: Tensor | None, shape: Sequence[int], like: Sequence[int]) -> Tensor | int:
-    """Count units, bool, broadcastable to ``shape``, for each position of a tensor of shape ``like``."""
+    """Count units, bool, broadcastable to ``shape``, for every position of a tensor of shape ``like``."""
     like = (*[1] * (len(shape) - len(like)), *like)
     shared = [dim for dim, size in enumerate(like) if size == 1]
     if units is None:
         return math.prod(shape[dim] for dim in shared)
     units = units.view(*[1] * (len(shape) - units.dim()), *units.shape)
     times = math.prod(shape[dim] for dim in shared if units.shape[dim] == 1)
-    found = units.sum(shared, keepdim=True) * times if shared else units
-    return found.reshape(()) if len(shared) == len(shape) else found
+    counts = units.sum(shared, keepdim=True) * times if shared else units
+    return counts.reshape(()) if len(shared) == len(shape) else counts
 
 
 def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attention: bool = True) -> Tensor:
     """Find where sequences begin, bool, ``(B, K)``, also after left padding and in rows that pack several sequences.
 
-    In self-attention, a sequence begins at each position whose first allowed key is that position itself. In other
+    In self-attention, a sequence begins at a position whose first allowed key is that position itself. In other
     attention, it begins at the first key that any query may attend to. Arguments are as in :func:`units`.
 
     Example:
@@ -95,12 +95,12 @@ def sequence_starts(valid: Tensor | None, shape: Sequence[int], *, self_attentio
     if not self_attention or queries != keys:
         seen = valid.any(-2)
         return ((positions == seen.int().argmax(-1, keepdim=True)) & seen).expand(batch, keys)
-    first = valid.int().argmax(-1).expand(-1, queries)  # the first allowed key of each query
+    first = valid.int().argmax(-1).expand(-1, queries)  # the first allowed key of a query
     return ((first == positions) & valid.any(-1)).expand(batch, keys)
 
 
 def mean_over(values: Tensor, units: Tensor | None) -> Tensor:
-    """Return the mean of the values at valid units (``None`` means all), 0-d; 0 if there are none."""
+    """Return the mean of the values at valid units (``None`` means all), 0-d; 0 without units."""
     if units is None:
         return values.mean()
     units = units.expand(values.shape)

@@ -71,7 +71,7 @@ def attach(
         RuntimeError: if the model already has a provider, or the provider is already attached to a model.
 
     Warns:
-        CoverageWarning: if some attention cannot be masked and ``modules`` was not given.
+        CoverageWarning: if some attention cannot be masked and ``modules`` is ``None``.
 
     Example:
         >>> import torch, attnreg
@@ -90,30 +90,30 @@ def attach(
     a_regularizer(provider, "attach")
     one_of("own_dropout", own_dropout, ("torch", "seeded"))
     _check(model, provider)
-    masks_attention = any(isinstance(each, MaskProvider) for each in provider.parts())
-    found = discover(model, example_inputs, needs_attention=masks_attention)
-    chosen = choose(found, layers, stacks, modules) if found.sites else []
+    masks_attention = any(isinstance(part, MaskProvider) for part in provider.parts())
+    discovery = discover(model, example_inputs, needs_attention=masks_attention)
+    chosen = choose(discovery, layers, stacks, modules) if discovery.sites else []
     if modules is None:
-        warn_of_sequences(model, found)
+        warn_of_sequences(model, discovery)
         if masks_attention:
-            warn_of_left_out(model, found, everything=layers is None and stacks is None)
-    that_look_at_batches(provider)  # raises if they do not fit together
-    present: list[HiddenModelSite] = []
-    if any(isinstance(each, HiddenProvider) for each in provider.parts()):
+            warn_of_left_out(model, discovery, everything=layers is None and stacks is None)
+    that_look_at_batches(provider)  # raises if two of them do not fit together
+    hidden: list[HiddenModelSite] = []
+    if any(isinstance(part, HiddenProvider) for part in provider.parts()):
         is_there = functools.partial(is_chosen, layers=layers, stacks=stacks, modules=modules)
-        present = hidden_sites(model, found, chosen, is_there)
-    states = choose_hidden(provider, present, chosen, model)
+        hidden = hidden_sites(model, discovery, chosen, is_there)
+    states = choose_hidden(provider, hidden, chosen, model)
     if not masks_attention:
         chosen = []
     _check_parts(provider, chosen)
-    infos: list[Any] = [each.info for each in (chosen if masks_attention else present)]
+    infos: list[Any] = [site.info for site in (chosen if masks_attention else hidden)]
     provider.check(infos, model)
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
     seeds = own_dropout == "seeded"
-    handle = AttachHandle(model, provider, found, chosen, states, seeded=seeds)
-    for each in provider.parts():
-        _ATTACHED[each] = ref(handle)
+    handle = AttachHandle(model, provider, discovery, chosen, states, seeded=seeds)
+    for part in provider.parts():
+        _ATTACHED[part] = ref(handle)
     return handle
 
 
@@ -121,7 +121,7 @@ def seeded(model: nn.Module) -> AttachHandle:
     """Draw a model's own randomness from one seed per forward pass, so that ``handle.replay(seed)`` repeats the pass.
 
     In training mode, this replaces the numbers, not the rates, of dropout (modules, functions, in attention and LoRA),
-    stochastic depth, LayerDrop, noise and jitter. In eval mode, the model is bitwise the plain one. Each pass takes one
+    stochastic depth, LayerDrop, noise and jitter. In eval mode, the model is bitwise the plain one. A pass takes one
     number, its seed, from torch's generator, and leaves the generators of torch, numpy and Python as they are. To mask
     attention as well, use ``attach(model, provider, own_dropout="seeded")``.
 
@@ -173,7 +173,7 @@ def handle_of(model: nn.Module, provider: Regularizer) -> AttachHandle:
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected the model, the first argument, to be a torch module, got a {type(model).__name__}.")
     for handle in handles(model):
-        if any(each is provider for each in handle.provider.parts()):
+        if any(part is provider for part in handle.provider.parts()):
             return handle
     raise RuntimeError(
         f"This {type(provider).__name__} is not attached to the model. Call `attnreg.attach(model, provider)` first."
@@ -188,31 +188,31 @@ def handles(model: nn.Module) -> list[AttachHandle]:
 
 
 def _check(model: nn.Module, provider: Regularizer) -> None:
-    """Raise unless both are free, and the model is neither compiled, wrapped nor sharded."""
+    """Raise if either is attached already, or if the model is compiled, wrapped or sharded."""
     if is_attached(model):
         raise RuntimeError(
             "The model already has a provider. Compose providers with `a & b`, or call `attnreg.detach(model)` first."
         )
-    for each in provider.parts():
-        known = _ATTACHED.get(each)
-        handle = None if known is None else known()
+    for part in provider.parts():
+        reference = _ATTACHED.get(part)
+        handle = None if reference is None else reference()
         if handle is not None and handle.attached:
-            message = f"This {type(each).__name__} is already attached to another model"
+            message = f"This {type(part).__name__} is already attached to another model"
             raise RuntimeError(f"{message}. Create one provider per model, or detach this one first.")
     if any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()):
         raise InputError(f"{type(model).__name__} is already compiled. Attach first, then compile.")
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         raise InputError(f"The model is already wrapped in {type(model).__name__}. Attach first, then wrap.")
-    if is_sharded(model) or any(hasattr(each, "_is_flat_param") for each in model.parameters()):
+    if is_sharded(model) or any(hasattr(weight, "_is_flat_param") for weight in model.parameters()):
         raise InputError(f"{type(model).__name__} is already sharded. Attach first, then shard (`fully_shard`).")
 
 
 def _check_parts(provider: Regularizer, chosen: Sequence[ModelSite]) -> None:
-    parts = next((site.info.name for site in chosen if site.info.in_parts), None)
-    for each in provider.parts():
-        if parts is not None and (each.looks_at_batches or type(each).prepare is not Regularizer.prepare):
+    in_parts = next((site.info.name for site in chosen if site.info.in_parts), None)
+    for part in provider.parts():
+        if in_parts is not None and (part.looks_at_batches or type(part).prepare is not Regularizer.prepare):
             raise InputError(
-                f"{type(each).__name__} needs the whole attention at once, but {parts} computes it in parts (per "
+                f"{type(part).__name__} needs the whole attention at once, but {in_parts} computes it in parts (per "
                 "image, window or half of the values). Leave this site out with `modules=...` or `layers=...`, or load "
                 "the model with another `attn_implementation`."
             )

@@ -59,22 +59,23 @@ class AttachHandle:
         *,
         seeded: bool = False,
     ) -> None:
-        everywhere: list[ModelSite | HiddenModelSite] = [*chosen, *states]
-        #: the attention sites that the provider masks, then the hidden-state sites, each in running order
-        self.sites: tuple[Site, ...] = tuple(each.info for each in everywhere)
-        #: the attention that is not masked, and what only looks like attention; each with the reason
+        sites: list[ModelSite | HiddenModelSite] = [*chosen, *states]
+        #: the attention sites that the provider masks, then the hidden-state sites, both in running order
+        self.sites: tuple[Site, ...] = tuple(site.info for site in sites)
+        #: attention that is not masked, and computations that only look like attention, with the reasons
         self.left_out: tuple[LeftOut, ...] = found.left_out_besides(chosen) if chosen else ()
         calls = [site.attention.running for site in chosen]
         around = [[call.module for call in running if not call.is_repeated] for running in calls]
-        around += [list(each.around) for each in states if each.info.where != "pooled" or len(everywhere) == 1]
+        # Beside other sites, a classifier does not count: it is outside the encoder, whose call alone is a whole pass.
+        around += [list(state.around) for state in states if state.info.where != "pooled" or len(sites) == 1]
         begins = entries(model, around)
         parts = parts_of(begins, [*([call.module for call in running] for running in calls), *around[len(calls) :]])
-        # A wrapper that takes `**inputs` does not tell what the model in it takes.
+        # A wrapper that takes `**inputs` does not show the input names of the model in it.
         has_two = any(DECODES & {*input_names(module)} for module in begins)
         conventions = conventions_of(model, found.sites)
         hides = hides_padding(found.sites, conventions)
         padding = functools.partial(Padding, has_two=has_two, conventions=conventions, hides=hides)
-        passes = self._passes = Passes(model, provider, [each.module for each in everywhere], padding)
+        passes = self._passes = Passes(model, provider, [site.module for site in sites], padding)
         #: whether the model's own randomness follows from the seed of the pass (``own_dropout="seeded"``)
         self.seeds_own = passes.seeds_own = seeded
         passes.uncompiled = seeded and has_two
@@ -90,13 +91,13 @@ class AttachHandle:
         connect(self._replaced[: -len(begins)])
         for attached in self._replaced:
             attached.install(self)
-        masked = [each for each in self._replaced if not isinstance(each, AttachedEntry)]
+        masked = [replaced for replaced in self._replaced if not isinstance(replaced, AttachedEntry)]
         passes.changes = Changes(model, masked, found.names)
         self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
 
     @property
     def provider(self) -> Regularizer:
-        """What decides on masks; attach another one to replace it."""
+        """The regularizer that decides on masks; attach another one to replace it."""
         return self._passes.provider
 
     @property
@@ -107,9 +108,9 @@ class AttachHandle:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            where = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
-            where = ": pass `callbacks=[AttnRegCallback(handle)]`" if name == "on_init_end" else where
-            raise AttributeError(f"AttachHandle has no attribute {name!r}{where}.")
+            advice = f": call `handle.provider.{name}`" if hasattr(Regularizer, name) else ""
+            advice = ": pass `callbacks=[AttnRegCallback(handle)]`" if name == "on_init_end" else advice
+            raise AttributeError(f"AttachHandle has no attribute {name!r}{advice}.")
 
     def holds(self, model: nn.Module) -> bool:
         """Whether a model contains a module that this handle changed."""
@@ -123,7 +124,7 @@ class AttachHandle:
 
     @property
     def own_draws(self) -> dict[str, int]:
-        """How often each module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
+        """How often every module drew from the seed of the latest pass; empty without ``own_dropout="seeded"``."""
         counts: Counter[str] = Counter()
         for (name, _), count in self._passes.latest.own_counts.items():
             counts[name] += count
@@ -141,7 +142,7 @@ class AttachHandle:
     def show(
         self, batch: Mapping[str, Tensor], tokenizer: Any = None, *, row: int = 0, seed: int | None = None
     ) -> DroppedTokens:
-        """Show the tokens of a sample with what the provider drops of each, as text; a notebook shades the tokens.
+        """Show the tokens of a sample and the share of every token that is dropped; a notebook shades the tokens.
 
         A token counts as a key of attention, over heads, queries and layers, or as a hidden state.
 
@@ -166,11 +167,11 @@ class AttachHandle:
         try:
             with evaluated(model):
                 return dropped_tokens(run, self.provider, tokens, row, chosen)
-        finally:  # as if there had been no pass
+        finally:  # as before the pass
             vars(self.rates).update(rates)
 
     def step(self) -> None:
-        """Advance the provider's schedules; call it after each optimizer step."""
+        """Advance the provider's schedules; call it after every optimizer step."""
         self._passes.step()
 
     @property
@@ -180,7 +181,7 @@ class AttachHandle:
         return None if seed is None else int(seed)
 
     def drop_rates(self) -> dict[str, float]:
-        """Return the drop rate of each site in the latest training or probed pass, by its label ``"<stack>.<layer>"``.
+        """Return the drop rates of sites in the latest training or probed pass, by label ``"<stack>.<layer>"``.
 
         Only valid positions of real query rows count, never padding. Empty before the first training pass, and while
         the provider is not active.
@@ -202,9 +203,9 @@ class AttachHandle:
         """Apply masks in every forward pass within the block, also in eval mode and without gradients.
 
         This tells how far a score falls when positions are dropped at test time. The model's mode stays as it is, so
-        its own dropout is off in eval mode. The provider is asked as it is: :class:`attnreg.CrossTuning` masks only if
-        the present epoch is one of its own. A provider that looks at batches needs
-        ``provider.attribute(model, batch)`` before each pass; without it, the pass is not masked.
+        its dropout is off in eval mode. So does the provider: :class:`attnreg.CrossTuning` masks only if it does so in
+        the present epoch. A provider that looks at batches needs ``provider.attribute(model, batch)`` before every
+        pass; without this call, the pass is not masked.
         """
         with self._passes.having(probing=True), _written_out():
             yield
@@ -213,7 +214,7 @@ class AttachHandle:
     def replay(self, seed: int | None = None, rows: Sequence[int] | Tensor | None = None) -> Iterator[None]:
         """Repeat the masks of an earlier pass in every forward pass within the block, as :meth:`probing` applies masks.
 
-        Masks are a function of the seed, the provider's state, and the positions; those of
+        Masks are a function of the seed, the provider's state, and the positions; masks of
         :class:`attnreg.GNetProvider` also of the inputs. A provider that looked at the batch
         (:class:`attnreg.AttributionProvider`) repeats only the latest pass, and only before :meth:`step`.
 
@@ -225,7 +226,7 @@ class AttachHandle:
         Raises:
             InputError: if the seed is no integer, ``rows`` has no index for each sample, a regularizer decides
                 before the pass, or samples are not told apart.
-            RuntimeError: if there has been no masked pass, a provider no longer has what the masks were made of, or it
+            RuntimeError: if there has been no masked pass, a provider no longer has the data of the masks, or it
                 draws from a global generator.
 
         Example:
@@ -246,18 +247,18 @@ class AttachHandle:
         if indices is not None and (indices.dtype != torch.int64 or indices.dim() != 1 or indices.lt(0).any()):
             raise InputError(f"Expected `rows` to be indices (int64, from 0), got {short(rows)}.")
         parts = self.provider.parts()
-        early = [type(each).__name__ for each in parts if each.draws_in_prepare or each.looks_at_batches]
+        early = [type(part).__name__ for part in parts if part.draws_in_prepare or part.looks_at_batches]
         if rows is not None and early:
             raise InputError(
                 f"{early[0]} decides for a whole batch before the pass, so masks of single samples cannot be repeated: "
                 "replay the whole batch, or use another regularizer."
             )
-        with self.probing(), self._passes.having(rows=indices, given=torch.tensor(seed)):
+        with self.probing(), self._passes.having(rows=indices, replayed_seed=torch.tensor(seed)):
             yield
 
     @contextmanager
     def tapped(self, taps: Mapping[str, Tap]) -> Iterator[None]:
-        """Run the plain model within the block, and pass the attention weights of sites through taps, by their label.
+        """Run the plain model within the block, and pass the attention weights of sites through taps, by label.
 
         The tapped sites compute their weights explicitly, without a fused kernel.
         """
@@ -267,7 +268,7 @@ class AttachHandle:
     def inputs_of_tapped_pass(self) -> dict[str, Tensor]:
         """Return the inputs of the first pass in a :meth:`tapped` block since the latest call of this method.
 
-        They are those of the attached model, also if it was called through a wrapper that changes them.
+        They are the inputs of the attached model, also if it was called through a wrapper that changes them.
         """
         inputs, self._passes.tapped_inputs = self._passes.tapped_inputs, {}
         return inputs
@@ -301,20 +302,20 @@ class AttachHandle:
                 return copied
         copied = memo[id(self)] = object.__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        for attached, of_copy in zip(self._replaced, copied._replaced, strict=True):
-            if of_copy.installed is None:  # its module was copied before the model, as a part
-                of_copy.__dict__.update(copy.deepcopy(attached.__dict__, memo))
-                setattr(of_copy.module, MARK, Mark(copied, copied._passes.model))
+        for replaced, replaced_copy in zip(self._replaced, copied._replaced, strict=True):
+            if replaced_copy.installed is None:  # its module was copied before the model, as a part
+                replaced_copy.__dict__.update(copy.deepcopy(replaced.__dict__, memo))
+                setattr(replaced_copy.module, MARK, Mark(copied, copied._passes.model))
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        replaced = [(each, vars(each), vars(each.module)[MARK]) for each in self._replaced]
-        return {**self.__dict__, "_replaced": replaced}
+        states = [(replaced, vars(replaced), vars(replaced.module)[MARK]) for replaced in self._replaced]
+        return {**self.__dict__, "_replaced": states}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _replaced=[replaced for replaced, _, _ in state["_replaced"]])
-        for replaced, own, mark in state["_replaced"]:
-            replaced.__dict__.update(own)
+        for replaced, attributes, mark in state["_replaced"]:
+            replaced.__dict__.update(attributes)
             mark.handle, mark.model = self, replaced.passes.model
 
     def __enter__(self) -> AttachHandle:
@@ -332,11 +333,11 @@ class AttachHandle:
 
 
 class _FastPath:
-    """Torch's switch for the fast path of ``nn.TransformerEncoderLayer``, which blocks in any thread may hold off."""
+    """Torch's switch for the fast path of ``nn.TransformerEncoderLayer``; ``with`` blocks of all threads share it."""
 
     lock = threading.Lock()
     holders = 0
-    before = True
+    was_enabled = True
 
 
 @contextmanager
@@ -344,7 +345,7 @@ def _written_out() -> Iterator[None]:
     """Switch off the fast path of ``nn.TransformerEncoderLayer``, which hides its attention, within the block."""
     with _FastPath.lock:
         if not _FastPath.holders:
-            _FastPath.before = torch.backends.mha.get_fastpath_enabled()
+            _FastPath.was_enabled = torch.backends.mha.get_fastpath_enabled()
             torch.backends.mha.set_fastpath_enabled(False)
         _FastPath.holders += 1
     try:
@@ -353,10 +354,10 @@ def _written_out() -> Iterator[None]:
         with _FastPath.lock:
             _FastPath.holders -= 1
             if not _FastPath.holders:  # blocks may end in any order
-                torch.backends.mha.set_fastpath_enabled(_FastPath.before)
+                torch.backends.mha.set_fastpath_enabled(_FastPath.was_enabled)
 
 
-# Hooks are partials of module-level functions: closures could be neither pickled nor copied.
+# Hooks are partials of module-level functions, because closures can be neither pickled nor copied.
 def _refuse_replicas(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
     if model is not attached:
         raise RuntimeError(

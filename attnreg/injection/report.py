@@ -1,4 +1,4 @@
-"""What a handle shows: tables of sites, drop rates, and the tokens of a sample with what is dropped of each."""
+"""The reports of a handle: tables of sites, drop rates, and the tokens of a sample with their dropped shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKEN = '<span title="{}" style="background: rgba(213, 94, 0, {:.2f}); padding:
 
 
 class Report(str):
-    """A table with sentences below, which is its own ``repr``; a notebook shows it as a table."""
+    """A text table with sentences below; a notebook shows it as an HTML table."""
 
     __slots__ = ("notes", "rows")
 
@@ -33,9 +33,9 @@ class Report(str):
         """Make a report of rows, the first of which is the header."""
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        made = cls("\n".join([*lines, *notes]))
-        made.rows, made.notes = rows, notes
-        return made
+        report = cls("\n".join([*lines, *notes]))
+        report.rows, report.notes = rows, notes
+        return report
 
     def __repr__(self) -> str:
         return str(self)
@@ -60,7 +60,7 @@ class Rates(dict[str, float]):
 
 
 class DroppedTokens(Report):
-    """The tokens of a sample with the share of each that was dropped: a table, and in a notebook the text, shaded."""
+    """The tokens of a sample with their dropped shares: a table, and in a notebook the text, shaded."""
 
     __slots__ = ()
 
@@ -69,9 +69,9 @@ class DroppedTokens(Report):
         _, *rows = self.rows
         labels = self.rows[0][2:]
         shown = []
-        for token, share, *of_sites in rows:
-            each = ", ".join(f"{label} {rate}" for label, rate in zip(labels, of_sites, strict=True))
-            shown.append(_TOKEN.format(html.escape(f"{share}: {each}"), int(share[:-1]) / 100, html.escape(token)))
+        for token, share, *rates in rows:
+            by_site = ", ".join(f"{label} {rate}" for label, rate in zip(labels, rates, strict=True))
+            shown.append(_TOKEN.format(html.escape(f"{share}: {by_site}"), int(share[:-1]) / 100, html.escape(token)))
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return f'<p style="line-height: 1.8">{" ".join(shown)}</p>{notes}'
 
@@ -79,20 +79,20 @@ class DroppedTokens(Report):
 def dropped_tokens(
     run: Callable[[], Any], provider: Regularizer, tokens: Sequence[str], row: int, seed: int
 ) -> DroppedTokens:
-    """Return what a provider drops of each token of a row of a batch, in a pass that ``run`` makes with this seed."""
+    """Return the share of every token of a row that a provider drops, in a pass that ``run`` makes with this seed."""
     shares, length = dict[str, Tensor](), len(tokens)
 
     def see(site: Site, before: Any, after: Any) -> None:
         if isinstance(site, AttentionSite) and site.shape[3] >= length:
-            shares[site.label] = _of_mask(after, site, row)[:length]
+            shares[site.label] = _dropped_shares(after, site, row)[:length]
         elif before is not None and before.dim() == 3 and before.shape[1] >= length and not torch.equal(after, before):
             shares[site.label] = ((after == 0) & (before != 0))[row, :length].float().mean(1).cpu()
 
     with watching(provider, see):
         run()
     if not shares:
-        why = "it masks no attention to them and no states of them, or is not active in this epoch"
-        raise InputError(f"{type(provider).__name__} drops nothing of these {len(tokens)} tokens: {why}.")
+        reason = "it masks no attention to them and no states of them, or is not active in this epoch"
+        raise InputError(f"{type(provider).__name__} drops nothing of these {len(tokens)} tokens: {reason}.")
     table = torch.stack([*shares.values()])
     percent = [[f"{round(100 * float(rate))}%" for rate in rates] for rates in (table.mean(0), *table)]
     rows = [("token", "dropped", *shares), *zip(tokens, *percent, strict=True)]
@@ -102,7 +102,7 @@ def dropped_tokens(
 
 @contextmanager
 def watching(provider: Regularizer, see: Callable[[Site, Any, Any], None]) -> Iterator[None]:
-    """Show ``see`` each answer of a provider within the block: a site, states before (or ``None``), mask or states."""
+    """Call ``see`` with every result of a provider within the block: site, old states (or ``None``), mask or states."""
     mask_at, states_at = provider.mask_at, provider.states_at
 
     def watched_mask(site: AttentionSite) -> Mask | None:
@@ -120,8 +120,8 @@ def watching(provider: Regularizer, see: Callable[[Site, Any, Any], None]) -> It
         del vars(provider)["mask_at"], vars(provider)["states_at"]
 
 
-def _of_mask(mask: Mask | None, site: AttentionSite, row: int) -> Tensor:
-    """Return, for each key, the share of its units, of all heads and real queries, that a mask drops."""
+def _dropped_shares(mask: Mask | None, site: AttentionSite, row: int) -> Tensor:
+    """Return for every key the share of its units, over heads and real queries, that a mask drops."""
     kept = None if mask is None else mask.units_kept
     if kept is None:
         return torch.zeros(site.shape[3])

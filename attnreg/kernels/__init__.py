@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnreg.kernels.device.numbers import uniform as uniform
     from attnreg.kernels.device.region import region as region
 
-_HOMES = {
+_MODULES = {
     "attention": "attention",
     "dropout": "dropping",
     "head_factors": "dropping",
@@ -45,21 +45,21 @@ def runs_on(device: torch.device) -> bool:
 
 
 def drops(states: Tensor) -> bool:
-    """Whether :func:`dropout` takes a tensor here and now."""
+    """Whether :func:`dropout` supports a tensor in the present mode of torch."""
     is_plain = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
     return runs_on(states.device) and is_plain and states.dtype in DROPPED
 
 
 def ranks(output_gradient: Tensor, value: Tensor) -> bool:
-    """Whether :func:`region` takes these tensors here and now."""
+    """Whether :func:`region` supports these tensors in the present mode of torch."""
     size = torch.promote_types(output_gradient.dtype, value.dtype).itemsize
     return drops(output_gradient) and value.dtype in DROPPED and value.shape[-2] * size <= MOST_RANKED
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Triton on first use."""
-    if name not in _HOMES:
+    """Import a function that needs Triton at its first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.device.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.device.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_KNOWN = 4096
+MOST_COMPILED = 4096
 MOST_RANKED = 2048 if torch.version.hip else 4096  # keys times the bytes of a number: 64 or 99 KiB are shared
-_known: dict[tuple[Any, ...], Any] = {}
-_ALREADY_THERE = contextlib.nullcontext()
+_compiled: dict[tuple[Any, ...], Any] = {}
+_NO_CHANGE = contextlib.nullcontext()
 
 
 def is_interpreted() -> bool:
@@ -23,7 +23,7 @@ def is_interpreted() -> bool:
 def guard(device: torch.device) -> Any:
     """Make a device the current one, on which Triton launches."""
     if device.type == "cpu" or device.index == torch.accelerator.current_device_index():
-        return _ALREADY_THERE
+        return _NO_CHANGE
     return torch.accelerator.device_index(device.index)
 
 
@@ -40,41 +40,41 @@ def launch(
 ) -> None:
     """Launch a kernel, whose constants follow its arguments.
 
-    What Triton has compiled for arguments that are alike, see :func:`likeness`, is launched directly: finding it again
-    takes Triton three times as long as the launch.
+    Code that Triton has compiled for the same :func:`likeness` is launched directly: Triton would take three times as
+    long as the launch to look it up.
     """
     with guard(device):
         key = (kernel.__name__, device, warps, stages, constants, alike)
-        known = None if alike is None else _known.get(key)
-        if known is not None:
-            known[grid](*arguments, *constants)
+        cached = None if alike is None else _compiled.get(key)
+        if cached is not None:
+            cached[grid](*arguments, *constants)
             return
         compiled = kernel[grid](*arguments, *constants, num_warps=warps, num_stages=stages)
         if compiled is not None and alike is not None:
-            if len(_known) >= MOST_KNOWN:
-                _known.clear()
-            _known[key] = compiled
+            if len(_compiled) >= MOST_COMPILED:
+                _compiled.clear()
+            _compiled[key] = compiled
 
 
 def likeness(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return all that tells code for some arguments from code for others; ``None`` if a tensor is not aligned.
+    """Return all properties of arguments for which Triton compiles other code; ``None`` if a tensor is not aligned.
 
-    Triton compiles for the types of tensors and for properties of integers, of which all values are kept here.
+    Triton compiles for the types of tensors and for properties of integers; the likeness has the integers themselves.
     """
     alike: list[Any] = []
-    for each in arguments:
-        kind = type(each)
+    for argument in arguments:
+        kind = type(argument)
         if kind is float:
             alike.append(float)
         elif kind is tuple:
-            inner = likeness(each)
+            inner = likeness(argument)
             if inner is None:
                 return None
             alike.append(inner)
-        elif isinstance(each, Tensor):
-            if each.data_ptr() & 15:
+        elif isinstance(argument, Tensor):
+            if argument.data_ptr() & 15:
                 return None
-            alike.append(each.dtype)
+            alike.append(argument.dtype)
         else:
-            alike.append(each)
+            alike.append(argument)
     return tuple(alike)

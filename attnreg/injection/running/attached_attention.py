@@ -1,4 +1,4 @@
-"""The mode that masks the attention of an attached module, as it was planned."""
+"""The mode that masks the attention of an attached module by the plan that the dry run gave."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Planned:
     rank: int  # number of dimensions of its scores
     info: SiteInfo | None  # its site; ``None`` if it is not attention, or not chosen
     layout: Layout  # layout of its scores
-    # how it is split, if it is computed in several parts. ``"values"`` share one mask, each of the ``"rows"`` gets its
-    # own (their number may vary), and each of the ``"blocks"`` is planned separately
+    # how it is split, if it is computed in several parts. Parts of ``"values"`` share one mask, parts of ``"rows"`` get
+    # one mask each (their number may vary), and parts of ``"blocks"`` are planned separately
     parts: Parts | None
 
     def __post_init__(self) -> None:
-        if self.info is not None:  # made once, for scores of the layout of then
-            again = Asked(self.info, self.layout, True, self.parts)
-            vars(self).update(asked=replace(again, again=False), asked_again=again)
+        if self.info is not None:  # created once, for calls with scores of this layout
+            later = Asked(self.info, self.layout, True, self.parts)
+            vars(self).update(first_part=replace(later, again=False), later_part=later)
 
     def fits(self, backend: str, rank: int) -> bool:
-        """Whether a call may be this one; a transformers model may switch to softmax, to return its weights."""
+        """Whether a call may be this computation; a transformers model may switch to softmax, to return its weights."""
         return self.rank == rank and (self.backend == backend or self.layout.dims == STANDARD)
 
-    asked: Asked = field(init=False, repr=False, compare=False)
-    asked_again: Asked = field(init=False, repr=False, compare=False)
+    first_part: Asked = field(init=False, repr=False, compare=False)  # the whole attention, or the first part of it
+    later_part: Asked = field(init=False, repr=False, compare=False)  # a later part, with other values
 
 
 class AttentionMode(Masking):
@@ -62,14 +62,14 @@ class AttentionMode(Masking):
         self.passes = passes
         self.name = name
         self._plan = plan
-        self._at = 0
-        self.asked: set[int] = set()  # the numbers of those whose masks were asked for
+        self._index = 0  # of the next computation in the plan
+        self.seen: set[int] = set()  # indices of the chosen computations that have run
         self._latest: Mask | None = None
-        self._site: AttentionSite | None = None  # of the latest mask, unless that was of another part, too
+        self._site: AttentionSite | None = None  # of the latest mask, unless an earlier part had this mask, too
         self._soft_masks: SoftMasks | None = None
-        self._around = None if passes.quiet else checkpoint_around()
+        self._checkpoint = None if passes.quiet else checkpoint_around()
         self._had_gradients = passes.quiet or torch.is_grad_enabled()
-        self._draws: dict[str, tuple[Draws, int, int]] = {}  # with the numbers of parts and of their queries so far
+        self._draws: dict[str, tuple[Draws, int, int]] = {}  # by site, with the number of parts and of queries so far
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -106,23 +106,23 @@ class AttentionMode(Masking):
 
     @override
     def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
-        rank, heads, number = len(shape), self.heads, self._at
-        for planned in self._plan[number:]:
+        rank, heads, index = len(shape), self.heads, self._index
+        for planned in self._plan[index:]:
             if heads is not None or planned.fits(backend, rank):
                 break
-            number += 1
+            index += 1
         else:
             if any(planned.info is not None and planned.fits(backend, rank) for planned in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"(computations then: {len(self.asked)}). Attach with `example_inputs` like these inputs."
+                    f"(computations then: {len(self.seen)}). Attach with `example_inputs` like these inputs."
                 )
             return None
-        self._at = number if planned.parts in ("rows", "values") else number + 1
+        self._index = index if planned.parts in ("rows", "values") else index + 1
         if planned.info is None:
             return None
-        again = planned.parts == "values" and number in self.asked
-        self.asked.add(number)
+        is_later = planned.parts == "values" and index in self.seen
+        self.seen.add(index)
         if self.passes.taps:
             self.tap = self.passes.taps.get(planned.info.label)
             if self.tap is None:
@@ -130,22 +130,22 @@ class AttentionMode(Masking):
             self.taps_output = self.tap.at_output and planned.parts is None
         layout = planned.layout
         if heads is None and layout.is_plain and planned.info.heads in (None, shape[1]):
-            return planned.asked_again if again else planned.asked
-        if heads is not None:  # its scores have three dimensions, or four, as it returns its weights or not
+            return planned.later_part if is_later else planned.first_part
+        if heads is not None:  # scores have four dimensions if the weights are returned, else three
             layout = replace(layout, dims="fqk" if rank == 3 else STANDARD, heads=heads if rank == 3 else 1)
         layout = layout.of_pass(shape)
         self._check_heads(planned.info, layout, shape, heads)
-        return Asked(planned.info, layout, again, planned.parts)
+        return Asked(planned.info, layout, is_later, planned.parts)
 
     @override
     def read(self, mask: Tensor | None, is_causal: bool, queries: int, keys: int, device: torch.device) -> Allowed:
         if not self.passes.quiet or (mask is not None and mask.is_inference()):
             return Allowed.of_sdpa(mask, is_causal, queries, keys)
         known = self.passes.latest.allowed
-        place = id(mask), 0 if mask is None else mask._version, is_causal, queries, keys, device
-        if place not in known:
-            known[place] = Allowed.of_sdpa(mask, is_causal, queries, keys)
-        return known[place]
+        key = id(mask), 0 if mask is None else mask._version, is_causal, queries, keys, device
+        if key not in known:
+            known[key] = Allowed.of_sdpa(mask, is_causal, queries, keys)
+        return known[key]
 
     @override
     def has_grad(self) -> bool:
@@ -156,20 +156,19 @@ class AttentionMode(Masking):
         return (self._soft_masks or SoftMasks()).allowed(scores)
 
     def _check_heads(self, info: SiteInfo, layout: Layout, shape: tuple[int, ...], heads: int | None) -> None:
-        now = heads
-        if now is None:
-            now = layout.heads
-            for n, letter in zip(shape, layout.dims, strict=True):  # torch.compile knows no generator in `math.prod`
-                now *= n if letter == "h" else 1
-        if info.heads is not None and now != info.heads:
+        if heads is None:
+            heads = layout.heads
+            for size, letter in zip(shape, layout.dims, strict=True):  # torch.compile knows no generator in `math.prod`
+                heads *= size if letter == "h" else 1
+        if info.heads is not None and heads != info.heads:
             raise NoAttentionError(
-                f"{info.name} has {now} heads in this forward pass, but had {info.heads} when it was attached, so it "
+                f"{info.name} has {heads} heads in this forward pass, but had {info.heads} when it was attached, so it "
                 "would get the masks of other heads. Tensor parallelism is not supported; if heads were removed, call "
                 "`handle.detach()`, then `attach` again."
             )
 
     @override
-    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **given: Any) -> Mask | None:
+    def ask(self, site: Asked, shape: tuple[int, ...], allowed: Allowed, *, like: Tensor, **fields: Any) -> Mask | None:
         self._site = None
         if self.tap is not None:
             return None
@@ -178,28 +177,28 @@ class AttentionMode(Masking):
         passes, queries = self.passes, None
         if site.info.stack == "cross":
             padding = passes.latest.padding
-            if padding is not None and padding.has_two:  # else latent vectors may ask
+            if padding is not None and padding.has_two:  # without two stacks, queries may be latent vectors
                 queries, _ = padding.tokens("decoder", (shape[0], shape[2], 0))
                 queries = None if queries is None else queries.to(like.device)
         draws = passes.draws_at(site.info, "attention") if site.parts is None else self._draws_of(site, shape[2])
-        given |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
-        # Compiled, code that nobody needs is left out, and a cached property cannot be traced.
+        fields |= {"shape": shape, "queries": queries, "draws": draws, "device": like.device, "dtype": like.dtype}
+        # A compiler leaves out fields that nobody reads, and cannot trace the cached properties of a lazy site.
         if not passes.quiet and torch.compiler.is_compiling():
-            asked = AttentionSite(**given | vars(site.info), valid=allowed.valid(like.device))
+            attention: AttentionSite = AttentionSite(**fields | vars(site.info), valid=allowed.valid(like.device))
         else:
-            asked = LazySite.of(site.info, allowed, given)
+            attention = LazySite.of(site.info, allowed, fields)
         if site.parts is None and site.info.stack == "decoder" and shape[2] != shape[3]:
-            draws.first_query = _first_query(asked)
-        if passes.own is None and passes.given is None:
-            mask = passes.provider.mask_at(asked)
+            draws.first_query = _first_query(attention)
+        if passes.own_draws is None and passes.replayed_seed is None:
+            mask = passes.provider.mask_at(attention)
         else:
             with passes.asking():
-                mask = passes.provider.mask_at(asked)
+                mask = passes.provider.mask_at(attention)
         if mask is not None:
             if not (passes.quiet and torch.is_grad_enabled() and TOP_HOOKS(True) is None):
                 self._check_backward()
-            mask = _checked(mask, asked, type(passes.provider).__name__)
-        self._latest, self._site = mask, asked
+            mask = _checked(mask, attention, type(passes.provider).__name__)
+        self._latest, self._site = mask, attention
         return mask
 
     @override
@@ -221,16 +220,16 @@ class AttentionMode(Masking):
 
     @override
     def own_dropout(self, query: Tensor, shape: tuple[int, ...], p: float) -> Drawn:
-        own = self.passes.own
-        if own is not None:
-            return own.drawn(query, shape, p)
-        return Drawn(_own_seed(query.device), p, shape, query.device, rescale=True)  # type: ignore[arg-type]
+        draws = self.passes.own_draws
+        if draws is not None:
+            return draws.drawn(query, shape, p)
+        return Drawn(_dropout_seed(query.device), p, shape, query.device, rescale=True)  # type: ignore[arg-type]
 
     def _check_backward(self) -> None:
-        """Raise if the backward pass would compute the attention again, or its gradient, without its masks."""
+        """Raise if the backward pass would repeat the attention, or compute its gradient, without its masks."""
         if torch.compiler.is_compiling():
             return
-        if checkpoint_around() is not self._around:
+        if checkpoint_around() is not self._checkpoint:
             raise NoAttentionError(
                 f"{self.name} runs gradient checkpointing inside its own forward, which would repeat its attention "
                 "without masks. Checkpoint the block around it instead, or the module after `attach`."
@@ -244,7 +243,7 @@ class AttentionMode(Masking):
             )
 
     def _draws_of(self, site: Asked, queries: int) -> Draws:
-        """Return the source of draws. All parts of an attention have one seed, and queries go on from part to part."""
+        """Return the source of draws for a part. All parts have one seed, and queries are counted from part to part."""
         name = site.info.name
         first, part, query = self._draws.get(name) or (self.passes.draws_at(site.info, "attention"), 0, 0)
         self._draws[name] = first, part + 1, query + queries
@@ -254,17 +253,17 @@ class AttentionMode(Masking):
 
     @override
     def finish(self, layout: Layout, weights: Tensor, mask: Mask | None, valid: Tensor | None) -> Tensor:
-        own = layout.of_keys(weights)
+        on_keys = layout.of_keys(weights)
         if mask is not None and mask.has_factors:
-            mass = own.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
-            own = mask.of_weights(own, valid)
-            own = own if mass is None else own * mass  # the mass that is not on sinks
+            mass = on_keys.sum(-1, keepdim=True) if layout.has_sinks and mask.normalized is not None else None
+            on_keys = mask.of_weights(on_keys, valid)
+            on_keys = on_keys if mass is None else on_keys * mass  # the mass that is not on sinks
         if self.tap is not None:
-            own = self.tap(own)
-        return layout.with_keys(weights, own)
+            on_keys = self.tap(on_keys)
+        return layout.with_keys(weights, on_keys)
 
 
-def _own_seed(device: torch.device) -> int | Tensor:
+def _dropout_seed(device: torch.device) -> int | Tensor:
     """Return the seed of the model's own dropout, and advance the generator that torch's kernel would draw from."""
     if torch.compiler.is_compiling() or device.type != "cuda":
         seed = new_seed()
@@ -277,7 +276,7 @@ def _own_seed(device: torch.device) -> int | Tensor:
 
 
 def _first_query(site: AttentionSite) -> int:
-    """Return the position of the first query among the keys of causal attention: after those of a cache."""
+    """Return the position of the first query among the keys of causal attention: after the keys of a cache."""
     queries, keys = site.shape[2:]
     if queries == keys:
         return 0
@@ -285,8 +284,8 @@ def _first_query(site: AttentionSite) -> int:
         if (valid := site.valid_of(torch.tensor([query], device=site.device))) is None:
             break
         seen = valid.expand(*valid.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
-        if len(seen):  # else each row begins with padding
-            return int(seen[-1]) - query  # the last key is the query's own
+        if len(seen):  # else every row begins with padding
+            return int(seen[-1]) - query  # the last key is at the position of the query
     return keys - queries
 
 
@@ -294,24 +293,24 @@ def _checked(mask: Mask, site: AttentionSite, provider: str) -> Mask | None:
     """Return the mask of a provider on the device of its site, or raise if it has another shape."""
     mask = mask if site.in_kernel else mask.written_out(site.dtype)
     moved: dict[str, Any] = {}
-    given = mask.__dict__
-    for which in TENSORS:
-        tensor = given[which]
+    fields = mask.__dict__
+    for name in TENSORS:
+        tensor = fields[name]
         if tensor is None:
             continue
         rank = tensor.ndim
-        if which == "scores" and not rank and not torch.compiler.is_compiling() and bool(tensor):
+        if name == "scores" and not rank and not torch.compiler.is_compiling() and bool(tensor):
             moved["scores"] = None  # the whole layer is kept
             continue
         fits = rank <= 4
-        for own, needed in zip(reversed(tensor.shape), reversed(site.shape), strict=False):
-            fits = fits and own in (1, needed)
+        for size, needed in zip(reversed(tensor.shape), reversed(site.shape), strict=False):
+            fits = fits and size in (1, needed)
         if not fits:
             raise InputError(
-                f"Expected the {which} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
+                f"Expected the {name} mask of {provider} to be broadcastable to (B, H, Q, K) = {tuple(site.shape)}, "
                 f"got {tuple(tensor.shape)}, at {site.name}."
             )
         if tensor.device != site.device and not mask.drops_layer:
-            moved[which] = tensor.to(site.device)
+            moved[name] = tensor.to(site.device)
     mask = replace(mask, **moved) if moved else mask
     return None if mask.is_empty else mask

@@ -21,7 +21,7 @@ from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.discovery.blocks import input_names
 from attnreg.injection.discovery.hidden import HiddenModelSite
 from attnreg.injection.running.attached_module import AttachedModule
-from attnreg.injection.running.padding import OF_BLOCKS, Padding, masks_of
+from attnreg.injection.running.padding import BLOCK_MASKS, Padding, masks_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.rates import Count, number_of
 from attnreg.injection.running.repetition import checkpoint_around
@@ -38,10 +38,10 @@ class BlockCall:
 
     first: str  # name of the first argument
     alone: bool  # whether it returns only hidden states
-    info: SiteInfo | None  # of its self-attention, which the provider is asked about; None if it cannot be skipped
+    info: SiteInfo | None  # of its self-attention, by which the provider decides; None if it cannot be skipped
     chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
-    modules: tuple[AttachedModule, ...]  # one for each call in the block
-    states: Mapping[Where, tuple[HiddenInfo, str]]  # its hidden states, and what their dimensions are
+    modules: tuple[AttachedModule, ...]  # one for every call in the block
+    states: Mapping[Where, tuple[HiddenInfo, str]]  # its hidden states, and letters for their dimensions
     foreign: frozenset[str]  # names of the model's masks that had another number of tokens in the dry run
 
 
@@ -51,8 +51,8 @@ class AttachedBlock(ReplacedForward[BlockCall]):
     If the provider skips the block, it returns its input hidden states.
     """
 
-    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[BlockCall | None], name: str) -> None:
-        super().__init__(passes, module, whats, name)
+    def __init__(self, passes: Passes, module: nn.Module, records: Sequence[BlockCall | None], name: str) -> None:
+        super().__init__(passes, module, records, name)
         self._names = input_names(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class AttachedBlock(ReplacedForward[BlockCall]):
             return self.plain(*args, **kwargs)
         if call.states:
             self.passes.check_entry(self.name)
-        args, kwargs = self._entered(call, "embeddings", args, kwargs)
+        args, kwargs = self._changed_arguments(call, "embeddings", args, kwargs)
         skip = None
         if acts and call.info is not None:
             with self.passes.asking():
@@ -71,41 +71,43 @@ class AttachedBlock(ReplacedForward[BlockCall]):
         compiling = torch.compiler.is_compiling()
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
-        hidden = _first(call, args, kwargs)
+        hidden = _input_states(call, args, kwargs)
         if call.alone and not compiling:
             for module in call.modules:
                 module.calls.done += 1
             output: Any = hidden
         else:
-            # Compiled code would fix the decision. And a block's other outputs, returned or stored in an argument for
-            # later blocks (T5's position bias, Gemma 3n's shared keys), must be computed.
+            # Compiled code would fix the decision. And other outputs of a block must be computed, which are returned
+            # or stored in an argument for later blocks (T5's position bias, Gemma 3n's shared keys).
             output = self._run(call, args, kwargs)
         for info in call.chosen:
             self.passes.rates.note_skipped(info, skip.to(hidden.device))
         if compiling:
-            return _replaced(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
-        return _replaced(output, lambda _: _touching(hidden, (*self.module.parameters(), *tree_leaves((args, kwargs)))))
+            return _with_states(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
+        used = (*self.module.parameters(), *tree_leaves((args, kwargs)))
+        return _with_states(output, lambda _: _with_zero_gradients(hidden, used))
 
     def _run(self, call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for where in ("input", "pooled"):
-            args, kwargs = self._entered(call, where, args, kwargs)
+            args, kwargs = self._changed_arguments(call, where, args, kwargs)
         if "residual" in call.states:
-            draws = self.passes.draws_at(call.states["residual"][0], "residual")  # one source for all of them
+            draws = self.passes.draws_at(call.states["residual"][0], "residual")  # one source for all additions
             change = functools.partial(self._changed, call, "residual", args=args, kwargs=kwargs, draws=draws)
-            output = _ResidualConnections(self.name, _first(call, args, kwargs), change).run(self.plain, args, kwargs)
+            states = _input_states(call, args, kwargs)
+            output = _ResidualConnections(self.name, states, change).run(self.plain, args, kwargs)
         else:
             output = self.plain(*args, **kwargs)
         if "output" not in call.states:
             return output
-        return _replaced(output, lambda states: self._changed(call, "output", states, args, kwargs))
+        return _with_states(output, lambda states: self._changed(call, "output", states, args, kwargs))
 
-    def _entered(
+    def _changed_arguments(
         self, call: BlockCall, where: Where, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with changed hidden states."""
         if where not in call.states:
             return args, kwargs
-        states = self._changed(call, where, _first(call, args, kwargs), args, kwargs)
+        states = self._changed(call, where, _input_states(call, args, kwargs), args, kwargs)
         return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.first: states})
 
     def _changed(
@@ -119,14 +121,14 @@ class AttachedBlock(ReplacedForward[BlockCall]):
     ) -> Tensor:
         """Return hidden states as the provider changes them, and record the share of values that it sets to zero."""
         passes, (info, axes) = self.passes, call.states[where]
-        before = states.transpose(0, 1) if axes == "tbc" else states
+        plain = states.transpose(0, 1) if axes == "tbc" else states
         if passes.taps:  # the model runs plainly
-            after = passes.taps[info.label](before) if info.label in passes.taps else before
-            return after.transpose(0, 1) if axes == "tbc" else after
-        shape, valid, unknown = tuple(before.shape), None, False
+            changed = passes.taps[info.label](plain) if info.label in passes.taps else plain
+            return changed.transpose(0, 1) if axes == "tbc" else changed
+        shape, valid, unknown = tuple(plain.shape), None, False
         if axes != "bc":
-            given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-            masks = {name: given.get(name) for name in OF_BLOCKS}
+            inputs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+            masks = {name: inputs.get(name) for name in BLOCK_MASKS}
             valid, unknown = (passes.latest.padding or Padding()).tokens(info.stack, shape, masks, call.foreign)
             valid = None if valid is None else valid.to(states.device)
         site = HiddenSite(
@@ -139,19 +141,19 @@ class AttachedBlock(ReplacedForward[BlockCall]):
             dtype=states.dtype,
             counter=functools.partial(passes.rates.counters, 2, 2 * len(passes.modules), states.device),
         )
-        if passes.own is None and passes.given is None:
-            after = passes.provider.states_at(site, before)
+        if passes.own_draws is None and passes.replayed_seed is None:
+            changed = passes.provider.states_at(site, plain)
         else:
             with passes.asking():
-                after = passes.provider.states_at(site, before)
-        passes.rates.note_count(info, _count(site, before, after))
-        return after.transpose(0, 1) if axes == "tbc" else after
+                changed = passes.provider.states_at(site, plain)
+        passes.rates.note_count(info, _count(site, plain, changed))
+        return changed.transpose(0, 1) if axes == "tbc" else changed
 
 
 def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
-    """Count the values that were set to zero; those that the model's own dropout has set to zero do not count."""
+    """Count the values that were set to zero, without the values that the model's dropout had set to zero before."""
     if site._counts and not site._zeroed:
-        return Count(site._counts[0][1], functools.reduce(operator.add, (each[0] for each in site._counts)))
+        return Count(site._counts[0][1], functools.reduce(operator.add, (counts[0] for counts in site._counts)))
     with torch.no_grad():
         present = before != 0
         dropped = present & functools.reduce(operator.or_, site._zeroed, after == 0)
@@ -170,21 +172,21 @@ def attached_blocks(
 ) -> list[AttachedBlock]:
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
     skips = chosen if passes.provider.may_skip_blocks else ()
-    inside: dict[tuple[nn.Module, int], list[ModelSite]] = defaultdict(list)
+    sites_in: dict[tuple[nn.Module, int], list[ModelSite]] = defaultdict(list)
     for site in found.sites:
         if site.block is not None:
-            inside[site.block.module, site.block.index].append(site)
-    around: dict[tuple[nn.Module, int], dict[Where, HiddenModelSite]] = defaultdict(dict)
-    for each in states:
-        around[each.module, each.call.index][each.info.where] = each
-    calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*inside, *around)}
+            sites_in[site.block.module, site.block.index].append(site)
+    states_at: dict[tuple[nn.Module, int], dict[Where, HiddenModelSite]] = defaultdict(dict)
+    for hidden in states:
+        states_at[hidden.module, hidden.call.index][hidden.info.where] = hidden
+    calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*sites_in, *states_at)}
     last: dict[nn.Module, int] = defaultdict(int)
-    for module, index in (*inside, *((call.module, call.index) for call in found.entries)):
+    for module, index in (*sites_in, *((call.module, call.index) for call in found.entries)):
         last[module] = max(index, last[module])
-    for module, whats in calls.items():
-        for place in ((module, index) for index in range(last[module] + 1)):
-            whats.append(_call(inside.get(place, ()), around.get(place, {}), skips, modules))
-    return [AttachedBlock(passes, module, whats, found.names[module]) for module, whats in calls.items() if any(whats)]
+    for module, records in calls.items():
+        for call in ((module, index) for index in range(last[module] + 1)):
+            records.append(_call(sites_in.get(call, ()), states_at.get(call, {}), skips, modules))
+    return [AttachedBlock(passes, block, calls[block], found.names[block]) for block in calls if any(calls[block])]
 
 
 def _call(
@@ -193,36 +195,38 @@ def _call(
     chosen: Sequence[ModelSite],
     modules: Mapping[nn.Module, AttachedModule],
 ) -> BlockCall | None:
-    inside = [site for site in sites if site in chosen]
-    own = next((site for site in inside if site.info.stack != "cross"), None)
-    block = next((each.call for each in states.values()), None) if own is None else own.block
+    chosen_here = [site for site in sites if site in chosen]
+    self_attention = next((site for site in chosen_here if site.info.stack != "cross"), None)
+    block = next((hidden.call for hidden in states.values()), None) if self_attention is None else self_attention.block
     if block is None:
         return None
-    places = {where: (each.info, each.axes) for where, each in states.items()}
-    changed = (info for where, (info, _) in places.items() if where != "embeddings")
-    called = {(seen.caller.module, seen.caller.index) for site in sites for seen in (site.attention, *site.others)}
+    infos = {where: (hidden.info, hidden.axes) for where, hidden in states.items()}
+    changed = (info for where, (info, _) in infos.items() if where != "embeddings")
+    parts = (part for site in sites for part in (site.attention, *site.others))
+    called = {(part.caller.module, part.caller.index) for part in parts}
     attached = tuple(modules[module] for module, _ in called if module in modules)
-    info = None if own is None else own.info
-    chosen_here = (*(site.info for site in inside), *changed)
+    info = None if self_attention is None else self_attention.info
+    acted_on = (*(site.info for site in chosen_here), *changed)
     foreign = frozenset[str]().union(*map(_foreign, states.values()))
-    return BlockCall(block.input_name, block.only_states, info, chosen_here, attached, places, foreign)
+    return BlockCall(block.input_name, block.only_states, info, acted_on, attached, infos, foreign)
 
 
 def _foreign(states: HiddenModelSite) -> frozenset[str]:
-    given = masks_of(states.call.around[0]) if states.call.around and "t" in states.axes else {}
-    return frozenset(n for n, mask in given.items() if mask.shape[-1] != states.call.shape[states.axes.index("t")])
+    call, axes = states.call, states.axes
+    masks = masks_of(call.around[0]) if call.around and "t" in axes else {}
+    return frozenset(name for name, mask in masks.items() if mask.shape[-1] != call.shape[axes.index("t")])
 
 
-def _first(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _input_states(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return args[0] if args else kwargs[call.first]
 
 
-def _replaced(output: Any, by: Callable[[Tensor], Tensor]) -> Any:
-    return by(output) if isinstance(output, Tensor) else type(output)((by(output[0]), *output[1:]))
+def _with_states(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(output) if isinstance(output, Tensor) else type(output)((change(output[0]), *output[1:]))
 
 
-def _touching(hidden: Tensor, used: Iterable[Any]) -> Tensor:
-    """Return the same values, with zero gradients for all tensors that the block would have used.
+def _with_zero_gradients(hidden: Tensor, used: Iterable[Any]) -> Tensor:
+    """Return the hidden states, with zero gradients for all tensors that the block would have used.
 
     DistributedDataParallel waits for every parameter, also for one outside the block that only the block uses.
     """
@@ -235,17 +239,17 @@ def _touching(hidden: Tensor, used: Iterable[Any]) -> Tensor:
 
 
 class _ResidualConnections(TorchFunctionMode):
-    """Changes what is added to the hidden states of a block, which must come from one addition to the next.
+    """Changes the updates that a block adds to its hidden states, which must lead from one addition to the next.
 
-    A normalization between two additions, as after each of BERT's, goes along.
+    There may be a normalization after an addition, as in BERT.
     """
 
     def __init__(self, name: str, states: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self._name, self._change = name, change
-        self._here = [states]  # the hidden states now, and normalized
-        self._around = checkpoint_around()
-        self._is_inside = False  # whether a checkpoint within the block would repeat an addition
+        self._states = [states]  # the present hidden states, also normalized
+        self._checkpoint = checkpoint_around()
+        self._is_nested = False  # whether an addition ran in a checkpoint within the block
         self._count = 0
 
     def __torch_function__(
@@ -253,29 +257,29 @@ class _ResidualConnections(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in ADDS and len(args) == 2 and not kwargs:
-            at = next((at for at in (0, 1) if self._holds(args[at])), None)
-            if at is not None and isinstance(args[1 - at], Tensor) and args[1 - at].shape == args[at].shape:
-                self._is_inside |= checkpoint_around() is not self._around
-                update = self._change(args[1 - at])
-                self._here = [func(update, args[1]) if at else func(args[0], update)]
+            index = next((index for index in (0, 1) if self._is_state(args[index])), None)
+            if index is not None and isinstance(args[1 - index], Tensor) and args[1 - index].shape == args[index].shape:
+                self._is_nested |= checkpoint_around() is not self._checkpoint
+                update = self._change(args[1 - index])
+                self._states = [func(update, args[1]) if index else func(args[0], update)]
                 self._count += 1
-                return self._here[0]
+                return self._states[0]
         result = func(*args, **kwargs)
-        if func in NORMS and self._holds(args[0]):
-            self._here.append(result)
+        if func in NORMS and self._is_state(args[0]):
+            self._states.append(result)
         return result
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block's forward; raise unless its output is what its residual connections make of its input."""
+        """Run the block's forward; raise unless residual connections lead from its input to its output."""
         with self:
             output = forward(*args, **kwargs)
         states = output if isinstance(output, Tensor) else output[0]
-        if self._is_inside or not (self._count and self._holds(states)):
-            why = "run in a checkpoint inside of it" if self._is_inside else "do not lead from its input to its output"
+        if self._is_nested or not (self._count and self._is_state(states)):
+            why = "run in a checkpoint inside of it" if self._is_nested else "do not lead from its input to its output"
             raise InputError(
                 f"The residual connections of {self._name} {why}: use `where='output'`, or leave its layer out."
             )
         return output
 
-    def _holds(self, value: Any) -> bool:
-        return any(value is each for each in self._here)
+    def _is_state(self, value: Any) -> bool:
+        return any(value is state for state in self._states)

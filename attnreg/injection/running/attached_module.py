@@ -24,10 +24,10 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
     """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
 
     def __init__(
-        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str, **given: Any
+        self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
     ) -> None:
-        super().__init__(passes, module, plans, name, **given)
-        self._numbers = [sum(planned.info is not None for planned in plan or ()) for plan in plans]  # of sites
+        super().__init__(passes, module, plans, name)
+        self._numbers = [sum(planned.info is not None for planned in plan or ()) for plan in plans]  # of sites, by call
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
@@ -45,16 +45,16 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
                     "would get the masks of other heads. Tensor parallelism is not supported."
                 )
             mode = AttentionMode(passes, plan, self.name)
-        before, passes.mode = passes.mode, mode
+        outer, passes.mode = passes.mode, mode
         try:
             if mode is None:
                 return self.plain(*args, **kwargs)
             output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
         finally:
-            passes.mode = before
-        if len(mode.asked) != number:
+            passes.mode = outer
+        if len(mode.seen) != number:
             raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {len(mode.asked)} of {number} computations "
+                f"{self.name} hides its attention in this forward pass: {len(mode.seen)} of {number} computations "
                 f"were seen; {passes.why_hidden}"
             )
         return output
@@ -76,24 +76,24 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
 
 
 def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[ModelSite]) -> dict[nn.Module, AttachedModule]:
-    """Return the attached modules of chosen attention; each expects in its calls what the dry run has seen in them."""
+    """Return the attached modules of chosen attention, which expect in their calls the attention of the dry run."""
     sites = {part: site for site in chosen for part in (site.attention, *site.others)}
-    again = {part for site in found.sites if site.parts != "blocks" for part in site.others}
+    later_parts = {part for site in found.sites if site.parts != "blocks" for part in site.others}
     modules = dict.fromkeys(attention.caller.module for attention in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
     for attention in found.attentions:
-        if attention in again:
+        if attention in later_parts:
             continue
-        around = next((call for call in reversed(attention.running) if call.module in modules), None)
-        if around is not None:
+        call = next((call for call in reversed(attention.running) if call.module in modules), None)
+        if call is not None:
             layout = Layout() if attention.structure is None else attention.structure.layout
             site = sites.get(attention)
             info, parts = (None, None) if site is None else (site.info, site.parts)
             planned = Planned(attention.backend, attention.rank, info, layout, parts)
-            plans[around.module][around.index].append(planned)
+            plans[call.module][call.index].append(planned)
     attached = {}
     for module, calls in plans.items():
-        expected = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
-        whats = [plan if any(planned.info for planned in plan) else None for plan in expected]
-        attached[module] = AttachedModule(passes, module, whats, found.names[module])
+        plans_of_module = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
+        records = [plan if any(planned.info for planned in plan) else None for plan in plans_of_module]
+        attached[module] = AttachedModule(passes, module, records, found.names[module])
     return attached

@@ -1,4 +1,4 @@
-"""Notice what has changed in a model since it was attached, and attention that never runs."""
+"""Notice modules that were replaced since the model was attached, and attention that never runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ AGAIN = "Call `handle.detach()`, then `attach` again"
 
 
 class Changes:
-    """Raises if masked modules or the modules around them were replaced, and warns of those that never run.
+    """Raises if masked modules or the modules around them were replaced, and warns of masked modules that never run.
 
     ``masked`` are the replaced forwards of masked modules.
     """
 
     def __init__(self, model: nn.Module, masked: Sequence[Any], names: Mapping[nn.Module, str]) -> None:
         self._masked = tuple(masked)
-        self._watched = self._silent = tuple(masked)  # those not warned of; of these, which have not run lately
+        self._watched = self._silent = tuple(masked)  # modules without a warning so far; those that have not run lately
         self._passes = 0
         self._lists: dict[nn.Module, tuple[str, int]] = {}
         self._places: dict[tuple[nn.Module, str], nn.Module] = {}
-        for each in masked:
+        for replaced in masked:
             parent = model
-            for key in names[each.module].split(".") if each.module is not model else ():
+            for key in names[replaced.module].split(".") if replaced.module is not model else ():
                 if isinstance(parent, LISTS):
                     self._lists[parent] = names[parent], len(parent._modules)
                 child = parent._modules.get(key)
@@ -39,7 +39,7 @@ class Changes:
         self._names = {module: names[module] for module in self._places.values()}
 
     def check_modules(self) -> None:
-        """Raise if a module was replaced, or if a list of blocks has more or fewer of them than before."""
+        """Raise if a module was replaced, or if a list of blocks has another length than before."""
         for (parent, key), child in self._places.items():
             if key not in parent._modules or parent._modules[key] is not child:
                 raise NoAttentionError(f"{self._names[child]} was replaced after it was attached. {AGAIN}.")
@@ -51,23 +51,23 @@ class Changes:
     def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:
         """Raise if a module did not run in the present pass, because its forward was replaced.
 
-        Warn of modules that have not run in the latest passes, as after a change of adapters. ``acts_on`` tells which
-        of them would have been masked.
+        Warn of modules that have not run in the latest passes, as after a change of adapters. ``acts_on`` tells whether
+        a module would have been masked.
         """
-        for each in self._masked:
-            if each.calls.done or not acts_on(each.module):
+        for masked in self._masked:
+            if masked.calls.done or not acts_on(masked.module):
                 continue
-            now = each.module.__dict__.get("forward")
-            if now is not each.installed and not _leads_to(now, each):
+            forward = masked.module.__dict__.get("forward")
+            if forward is not masked.installed and not _leads_to(forward, masked):
                 raise NoAttentionError(
-                    f"{each.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
+                    f"{masked.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
                 )
-        self._silent = tuple(each for each in self._silent if not each.calls.done and acts_on(each.module))
+        self._silent = tuple(masked for masked in self._silent if not masked.calls.done and acts_on(masked.module))
         self._passes += 1
         if self._passes % PATIENCE:
             return
         if self._silent:
-            names = listed([each.name for each in self._silent], 4)
+            names = listed([masked.name for masked in self._silent], 4)
             warnings.warn(
                 f"{len(self._silent)} masked module(s) did not run in {PATIENCE} training passes: {names}. If you "
                 "train without them, choose the others with `modules=...`; if not, attach with `example_inputs` like "
@@ -75,12 +75,12 @@ class Changes:
                 CoverageWarning,
                 stacklevel=2,
             )
-            self._watched = tuple(each for each in self._watched if each not in self._silent)
+            self._watched = tuple(masked for masked in self._watched if masked not in self._silent)
         self._silent = self._watched
 
 
 def _leads_to(forward: Any, masked: Any) -> bool:
-    """Whether a forward was made from the one that was installed, by ``functools`` or as accelerate does."""
+    """Whether a forward wraps the one that was installed, as ``functools`` or accelerate do."""
     while forward is not None and forward is not masked.installed:
         forward = getattr(forward, "__wrapped__", None) or getattr(forward, "func", None)
-    return forward is not None or any(each is masked.installed for each in vars(masked.module).values())
+    return forward is not None or any(value is masked.installed for value in vars(masked.module).values())

@@ -1,4 +1,4 @@
-"""One forward pass of an attached model: where it began, its calls so far, its seed and those of its sites."""
+"""One forward pass of an attached model: its module, its calls so far, its seed and the seeds of its sites."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Place = Literal["attention", "block"] | Where
 PLACES, STACKS = ("attention", "block", *get_args(Where)), get_args(Stack)
 KINDS = {kind: number for number, kind in enumerate(itertools.product(PLACES, STACKS))}
 NUMBER_OF_KINDS = len(KINDS)
-BEFORE_THE_SITES = -1
+PREPARATION = -1  # number of the seed for draws in `prepare`; sites have numbers from 0
 
 
 @dataclass(eq=False)
@@ -46,27 +46,27 @@ class Pass:
     with_gradients: bool = False  # whether gradients were enabled when it began
     is_running: bool = False  # whether the module, or another part of the model in this pass, is running
     active: bool | None = None  # whether the provider acts in it; ``None`` if that is not known yet
-    allowed: dict[Any, Allowed] = field(default_factory=dict)  # what masks allow, by the mask, while it runs
+    allowed: dict[Any, Allowed] = field(default_factory=dict)  # the positions that masks allow, by mask, while it runs
     padding: Padding | None = None  # its padding masks, while it runs
     seed: Tensor | None = None  # the seed from which all its masks follow, once it draws
-    mixed: int | None = None  # the same, once it is read, from which seeds of sites are derived
-    mark: int = 0  # of the state of torch's generator when the seed was drawn
-    drew_first: bool = False  # whether it drew before its sites
+    mixed: int | None = None  # the seed as a mixed integer, from which the seeds of sites are derived
+    generator_hash: int = 0  # of the state of torch's generator when the seed was drawn
+    drew_in_prepare: bool = False  # whether the provider drew in `prepare`, before any site
     # number of draws so far, by kind and layer
     counts: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     own_counts: dict[tuple[str, int], int] = field(default_factory=dict)  # of the model's own draws, by module and kind
     batch: Batch | None = None  # its samples and tokens, if the model's own draws need them
-    first: Pass | None = None  # the pass that this one repeats
+    original: Pass | None = None  # the pass that this one repeats
 
     @property
     def has_gradients(self) -> bool:
-        """Whether what is computed now has gradients."""
+        """Whether a computation that runs now has gradients."""
         return self.with_gradients if self.is_running else torch.is_grad_enabled()
 
     def again(self) -> Pass:
-        """Return a pass that goes on from where this one is now, and draws what this one will draw."""
-        fresh: Any = {"counts": self.counts.copy(), "own_counts": dict(self.own_counts), "allowed": {}, "active": None}
-        return replace(self, first=self.first or self, **fresh)
+        """Return a pass that goes on from the present state of this one, and will draw the same numbers."""
+        fields: Any = {"counts": self.counts.copy(), "own_counts": dict(self.own_counts), "allowed": {}, "active": None}
+        return replace(self, original=self.original or self, **fields)
 
 
 @dataclass(eq=False)
@@ -82,25 +82,25 @@ class Calls:
         return self.done >= self.number
 
 
-def seed_of_pass(given: Tensor | None = None) -> Tensor:
-    """Draw the seed of a pass from torch's generator, which moves also if there is a given one to return."""
+def seed_of_pass(replayed: Tensor | None = None) -> Tensor:
+    """Draw the seed of a pass from torch's generator, which moves also if a ``replayed`` seed is returned instead."""
     is_compiling = torch.compiler.is_compiling()
     if is_compiling and torch._functorch.config.activation_memory_budget < 1:
         # Without `fullgraph`, torch then runs this uncompiled, and the seed is drawn once.
         raise RuntimeError(
             "With `torch._functorch.config.activation_memory_budget` below 1, a compiled backward pass would draw its "
-            "masks again, and others. Use gradient checkpointing instead."
+            "masks again, and they would differ. Use gradient checkpointing instead."
         )
-    if given is None and not is_compiling and transformed():
+    if replayed is None and not is_compiling and transformed():
         new_seed()  # raises if `vmap` allows no randomness
     with _untransformed():
         drawn = new_seed()
-    return drawn if given is None else given
+    return drawn if replayed is None else replayed
 
 
 @contextmanager
-def still(provider: Regularizer) -> Iterator[None]:
-    """Raise if a generator moves within the block, other than by the one seed that a pass or a site draws."""
+def without_global_draws(provider: Regularizer) -> Iterator[None]:
+    """Raise if a global generator moves within the block, except by the one seed that a pass or a site draws."""
     with _untransformed():
         before, generator = generator_states(), torch.Generator()
         generator.set_state(torch.get_rng_state())
@@ -117,19 +117,19 @@ def still(provider: Regularizer) -> Iterator[None]:
         )
 
 
-def following(seed: Tensor, number: int) -> int | Tensor:
-    """Return a seed of its own for each number."""
-    following = functional.fold_seed(seed if is_traced() else int(seed), number)
-    return following if torch.compiler.is_compiling() else _of_elements(following)
+def numbered_seed(seed: Tensor, number: int) -> int | Tensor:
+    """Derive another seed for every number."""
+    derived = functional.fold_seed(seed if is_traced() else int(seed), number)
+    return derived if torch.compiler.is_compiling() else _of_elements(derived)
 
 
 def _of_elements(seed: int | Tensor) -> int | Tensor:
-    """Return a seed of its own for each element of every ``vmap(..., randomness="different")`` that is running."""
-    for running in retrieve_all_functorch_interpreters() if transformed() else ():
-        if isinstance(running, VmapInterpreter) and running.randomness() == "different":
+    """Derive another seed for every element of every ``vmap(..., randomness="different")`` that is running."""
+    for transform in retrieve_all_functorch_interpreters() if transformed() else ():
+        if isinstance(transform, VmapInterpreter) and transform.randomness() == "different":
             with _untransformed():
-                elements = torch.arange(running.batch_size())
-            index: Any = torch._C._functorch._add_batch_dim(elements, 0, running.level())
+                elements = torch.arange(transform.batch_size())
+            index: Any = torch._C._functorch._add_batch_dim(elements, 0, transform.level())
             seed = functional.fold_seed(seed, index)
     return seed
 

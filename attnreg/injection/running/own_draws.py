@@ -35,7 +35,7 @@ BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are n
 class OwnDraws(Watching):
     """Draws each random number of the model from the seed of the pass, the running module, and the number of the draw.
 
-    So numbers do not depend on what has run elsewhere. It is the ``own`` of the ``passes`` while it is active.
+    So numbers do not depend on other modules. While it is active, it is ``own_draws`` of the ``passes``.
     """
 
     def __init__(
@@ -47,37 +47,37 @@ class OwnDraws(Watching):
         assert now.batch is not None
         self.batch = now.batch
         self.counts = now.own_counts
-        self.running: list[Any] = []  # the modules that run, each with a name and a digest of it
+        self.running: list[Any] = []  # the modules that run, with their names and digests of these
         self.paused = False  # whether a regularizer draws now
-        self._is_first = is_first  # whether it is the first of the model
-        # the states of all generators, if it is to check that nothing else draws
+        self._is_first = is_first  # whether no earlier pass of the model drew
+        # the states of all generators, to check that nothing else draws; ``None`` without this check
         self._began = generator_states() if checks and not torch.compiler.is_compiling() else None
 
     def again(self, now: Pass) -> OwnDraws:
-        """Return a mode that will draw what this one draws next, in a pass that repeats its own."""
-        again = OwnDraws(self.passes, now, self.seed, checks=False)
-        again.running = [*self.running]
-        return again
+        """Return a mode that will draw the same numbers as this one from now on, in a pass that repeats its pass."""
+        copied = OwnDraws(self.passes, now, self.seed, checks=False)
+        copied.running = [*self.running]
+        return copied
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Draw all numbers within the block."""
-        before, self.passes.own = self.passes.own, self
+        outer, self.passes.own_draws = self.passes.own_draws, self
         try:
             with self:
                 yield
         finally:
-            self.passes.own = before
+            self.passes.own_draws = outer
 
     def has_grad(self) -> bool:
-        """Whether gradients are enabled, or were when this was computed first."""
+        """Whether gradients are enabled, or were in the pass that is repeated now."""
         return bool(self.passes.has_grad())
 
     def check(self, name: str) -> None:
         """Raise if the generator of torch, numpy or Python has moved since the pass began: the pass cannot repeat."""
         if self._began is None or not (self._is_first or not self.running):
             return
-        moved = [which for which, state in generator_states().items() if state != self._began[which]]
+        moved = [owner for owner, state in generator_states().items() if state != self._began[owner]]
         if moved:
             raise RuntimeError(
                 f"{name} draws random numbers from {moved[0]} generator in its forward pass (or another thread does), "
@@ -99,7 +99,7 @@ class OwnDraws(Watching):
                 _note_shared(output, args, kwargs)
             return output
         if self.paused:
-            self._began = None  # what a regularizer draws itself may move torch's generator
+            self._began = None  # a regularizer may move torch's generator
             return func(*args, **kwargs)
         if kwargs.get("generator") is not None:
             raise RuntimeError(
@@ -114,13 +114,13 @@ class OwnDraws(Watching):
         return self.running[-1].name
 
     def next_seed(self, kind: int) -> int | Tensor:
-        """Return a seed of its own for each draw."""
+        """Return another seed for every draw."""
         if not torch.compiler.is_compiling():
             self._check_repeatable()
-        place = self.running[-1]
-        count = self.counts.get((place.name, kind), 0)
-        self.counts[place.name, kind] = count + 1
-        return functional.fold_seed(functional.fold_seed(self.seed, place.digest + kind), count)
+        module = self.running[-1]
+        count = self.counts.get((module.name, kind), 0)
+        self.counts[module.name, kind] = count + 1
+        return functional.fold_seed(functional.fold_seed(self.seed, module.digest + kind), count)
 
     def check_real(self, like: Tensor) -> None:
         """Refuse complex numbers."""
@@ -132,11 +132,11 @@ class OwnDraws(Watching):
     ) -> Tensor:
         """Draw numbers in ``[0, 1)``, or with p decisions that keep with probability 1 - p, for a tensor."""
         self.check_real(like)
-        seed, four, place = self.place(like, shape or like.shape, kind)
+        seed, dims, place = self.place(like, shape or like.shape, kind)
         if p is not None:
-            keep = functional.seeded_keep(seed, four, p, device=like.device, **place)
+            keep = functional.seeded_keep(seed, dims, p, device=like.device, **place)
             return keep.view(like.shape if keep.numel() == like.numel() else tuple(shape))
-        drawn = functional.seeded_uniform(seed, four, device=like.device, **place).view(tuple(shape or like.shape))
+        drawn = functional.seeded_uniform(seed, dims, device=like.device, **place).view(tuple(shape or like.shape))
         if like.dtype in BITS:
             drawn = drawn.mul_(2 ** BITS[like.dtype]).floor_().mul_(2 ** -BITS[like.dtype])
         return drawn
@@ -144,12 +144,12 @@ class OwnDraws(Watching):
     def place(
         self, like: Tensor, shape: Sequence[int], kind: int
     ) -> tuple[int | Tensor, tuple[int, int, int, int], dict[str, Any]]:
-        """Return the seed of the next draw for a tensor, its dimensions ``(B, H, Q, K)``, and where they are."""
+        """Return the seed of the next draw for a tensor, its dimensions ``(B, H, Q, K)``, and their first indices."""
         seed = self.next_seed(kind)
         heads = self.heads if self.heads is not None else getattr(self.passes.mode, "heads", None)
         if kind == STATES and heads is not None and len(shape) == 3:
             shape = shape[0] // heads, heads, *shape[1:]
-        parts = (part for place in self.running for part in place.name.split("."))
+        parts = (part for module in self.running for part in module.name.split("."))
         encodes = self.batch.has_encoder and next((part for part in parts if part.endswith("coder")), "") == "encoder"
         batch = replace(self.batch, cached=0, rooms=()) if encodes else self.batch
         try:
@@ -158,12 +158,12 @@ class OwnDraws(Watching):
             raise InputError(f"A tensor of {self.name} {error}: replay the whole batch, without `rows`.") from None
 
     def drawn(self, like: Tensor, shape: Sequence[int], p: float) -> Drawn:
-        """Return decisions about attention weights, not yet made; kept ones are divided by 1 - p."""
-        seed, four, place = self.place(like, shape, WEIGHTS)
-        return Drawn(seed, p, four, like.device, rescale=True, **place)
+        """Return decisions about attention weights, drawn at their first use; kept weights are divided by 1 - p."""
+        seed, dims, place = self.place(like, shape, WEIGHTS)
+        return Drawn(seed, p, dims, like.device, rescale=True, **place)
 
     def _check_repeatable(self) -> None:
-        """Make checkpoints that run now draw the same again; raise if another function would not."""
+        """Make checkpoints that run now repeat their draws; raise if another function would not repeat them."""
         if transformed():
             raise RuntimeError(
                 f'{self.name} draws under torch.func (vmap, grad), which own_dropout="seeded" does not support yet.'
@@ -184,13 +184,13 @@ def _is_shared(tensor: Tensor) -> bool:
 
 
 def _note_shared(output: Any, args: Any, kwargs: Any) -> None:
-    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    if given and isinstance(output, Tensor) and all(map(_is_shared, given)):
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if tensors and isinstance(output, Tensor) and all(map(_is_shared, tensors)):
         setattr(output, SHARED, True)
 
 
 def _dropout(
-    own: OwnDraws,
+    draws: OwnDraws,
     func: Any,
     input: Tensor,
     p: float = 0.5,
@@ -199,21 +199,21 @@ def _dropout(
     *,
     train: bool | None = None,
 ) -> Tensor:
-    training = next((given for given in (training, train) if given is not None), func is F.dropout)
+    training = next((mode for mode in (training, train) if mode is not None), func is F.dropout)
     if not training or p == 0 or not 0 <= p <= 1 or not input.numel():
         return func(input, p, training, **({"inplace": inplace} if func.__module__ == F.__name__ else {}))
     shape = (*input.shape[:2], *[1] * (input.dim() - 2)) if func in FEATURES else tuple(input.shape)
     if func not in FEATURES and input.dim() < 4 and kernels.drops(input):
-        seed, four, place = own.place(input, shape, STATES)
-        out = kernels.dropout(input.reshape(four), seed, p, **place).view(input.shape)
+        seed, dims, place = draws.place(input, shape, STATES)
+        out = kernels.dropout(input.reshape(dims), seed, p, **place).view(input.shape)
         return input.copy_(out) if inplace or func in IN_PLACE else out
-    keep = own.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
+    keep = draws.numbers(input, p, shape=shape, kind=WEIGHTS if input.dim() > 3 else STATES)
     out = input * (keep.to(input.dtype).div_(1 - p if p < 1 else 1))
     return input.copy_(out) if inplace or func in IN_PLACE else out
 
 
 def _fused(
-    own: OwnDraws,
+    draws: OwnDraws,
     func: Any,
     query: Tensor,
     key: Tensor,
@@ -227,13 +227,14 @@ def _fused(
     if not dropout_p:
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if hasattr(query, sdpa.PACKED):
-        attend = functools.partial(_fused, own, func)
+        attend = functools.partial(_fused, draws, func)
         return sdpa.unpacked(attend, query, key, value, attn_mask, dropout_p, is_causal, scale)
     shape = sdpa.shape_of_scores(query, key)
     allowed = Allowed.of_sdpa(sdpa.materialized(attn_mask), is_causal, *shape[-2:])
-    drawn = own.drawn(query, shape, dropout_p)
+    decisions = draws.drawn(query, shape, dropout_p)
     attention = Attention(query, key, value, allowed, allowed, Layout(), scale, 0.0, enable_gqa)
-    options = attention.kernel_options(Mask(drawn_weights=(drawn,)), own) if query.dim() == key.dim() == 4 else None
+    mask = Mask(drawn_weights=(decisions,))
+    options = attention.kernel_options(mask, draws) if query.dim() == key.dim() == 4 else None
     if options is not None:
         return kernels.attention(query, key, value, **options)
     if enable_gqa:
@@ -241,45 +242,45 @@ def _fused(
     bias = allowed.shut_bias(query.device)
     valid = allowed.valid(query.device) if bias is None else bias > -math.inf
     weights = functional.attention_weights(query, key, valid, bias, scale)
-    return (weights * drawn.factors(weights.dtype).view(shape)) @ value
+    return (weights * decisions.factors(weights.dtype).view(shape)) @ value
 
 
-def _bernoulli(own: OwnDraws, func: Any, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
+def _bernoulli(draws: OwnDraws, func: Any, input: Tensor, p: Any = None, **kwargs: Any) -> Tensor:
     if func is Tensor.bernoulli_:
         into, p = input, 0.5 if p is None else p
     else:
         into, p = torch.empty_like(input) if kwargs.get("out") is None else kwargs["out"], input if p is None else p
-    return into.copy_(own.numbers(into) < p)
+    return into.copy_(draws.numbers(into) < p)
 
 
-def _uniform_(own: OwnDraws, func: Any, input: Tensor, low: float = 0, high: float = 1, **kwargs: Any) -> Tensor:
+def _uniform_(draws: OwnDraws, func: Any, input: Tensor, low: float = 0, high: float = 1, **kwargs: Any) -> Tensor:
     low, high = kwargs.get("from", low), kwargs.get("to", high)
-    return input.copy_(own.numbers(input) * (high - low) + low)
+    return input.copy_(draws.numbers(input) * (high - low) + low)
 
 
-def _normal_(own: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: float = 1, **kwargs: Any) -> Tensor:
-    return input.copy_(_normal(own, input) * std + mean)
+def _normal_(draws: OwnDraws, func: Any, input: Tensor, mean: float = 0, std: float = 1, **kwargs: Any) -> Tensor:
+    return input.copy_(_normal(draws, input) * std + mean)
 
 
-def _exponential_(own: OwnDraws, func: Any, input: Tensor, lambd: float = 1.0, **kwargs: Any) -> Tensor:
-    return input.copy_(torch.log1p(-own.numbers(input.detach().float())) / -lambd)
+def _exponential_(draws: OwnDraws, func: Any, input: Tensor, lambd: float = 1.0, **kwargs: Any) -> Tensor:
+    return input.copy_(torch.log1p(-draws.numbers(input.detach().float())) / -lambd)
 
 
-def _normal(own: OwnDraws, like: Tensor) -> Tensor:
-    own.check_real(like)
-    return torch.erfinv(2 * (own.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
+def _normal(draws: OwnDraws, like: Tensor) -> Tensor:
+    draws.check_real(like)
+    return torch.erfinv(2 * (draws.numbers(like.detach().float()) + 2.0**-25) - 1) * 2**0.5
 
 
-def _new(own: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs: Any) -> Tensor:
+def _new(draws: OwnDraws, func: Any, *args: Any, generator: None = None, **kwargs: Any) -> Tensor:
     make = torch.empty_like if func in (torch.rand_like, torch.randn_like) else torch.empty
     out = make(*args, **kwargs)
     with torch.no_grad():
-        return out.copy_(own.numbers(out) if func in (torch.rand, torch.rand_like) else _normal(own, out))
+        return out.copy_(draws.numbers(out) if func in (torch.rand, torch.rand_like) else _normal(draws, out))
 
 
-def _inside(own: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
+def _inside(draws: OwnDraws, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a function of torch that is written in Python, and draw in it."""
-    with own.of_heads(heads_of(args, kwargs) if func is F.multi_head_attention_forward else own.heads), own:
+    with draws.of_heads(heads_of(args, kwargs) if func is F.multi_head_attention_forward else draws.heads), draws:
         return INSIDE[func](*args, **kwargs)
 
 

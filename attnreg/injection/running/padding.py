@@ -1,4 +1,4 @@
-"""Which tokens are padding: what a model's mask arguments say, as they acted on attention in the dry run."""
+"""Which tokens are padding: read from a model's mask arguments, as they acted on attention in the dry run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from attnreg.injection.discovery.blocks import ModuleCall, input_names
 from attnreg.injection.discovery.sites import ModelSite
 from attnreg.sites import Stack
 
-OF_ENCODERS = "attention_mask", "src_key_padding_mask"
-OF_DECODERS = "decoder_attention_mask", "tgt_key_padding_mask"
-NAMES = *OF_ENCODERS, *OF_DECODERS
+ENCODER_MASKS = "attention_mask", "src_key_padding_mask"
+DECODER_MASKS = "decoder_attention_mask", "tgt_key_padding_mask"
+MASK_NAMES = *ENCODER_MASKS, *DECODER_MASKS
 
-#: What True, or a number other than 0, is in a mask; ``"pairs"`` of a mask ``(Q, K)`` for all samples, which holds no
-#: padding; ``"other"`` if it is not known
+#: The meaning of True, or of a number other than 0, in a mask; ``"pairs"`` if it is a mask ``(Q, K)`` for all samples,
+#: which holds no padding; ``"other"`` if the meaning is not known
 Convention = Literal["token", "padding", "pairs", "other"]
-Key = tuple[str, int, bool]  # name and rank of a mask, and whether it is of floats
+Key = tuple[str, int, bool]  # name and rank of a mask, and whether it holds floats
 DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}  # inputs of two stacks
-OF_BLOCKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
+BLOCK_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 
 class Padding:
     """The padding masks of one forward pass, given its inputs and the names of all inputs that the model takes.
 
-    If the model has an encoder and a decoder (``has_two``), the masks of one are not those of the other. A model that
-    ``hides`` padding masks it by none of its masks.
+    If the model has an encoder and a decoder (``has_two``), they have separate masks. A model that ``hides`` padding
+    masks it without these masks.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Padding:
         conventions: Mapping[Key, Convention] | None = None,
         hides: bool = False,
     ) -> None:
-        given = inputs or {}
-        self.masks = {name: given[name] for name in NAMES if given.get(name) is not None}
+        inputs = inputs or {}
+        self.masks = {name: inputs[name] for name in MASK_NAMES if inputs.get(name) is not None}
         self._conventions = conventions
         self._hides = hides
-        self.has_two = has_two or bool({*DECODES, "tgt_key_padding_mask"} & {*names, *given})
+        self.has_two = has_two or bool({*DECODES, "tgt_key_padding_mask"} & {*names, *inputs})
 
     def tokens(
         self,
@@ -58,22 +58,22 @@ class Padding:
         own: Mapping[str, Any] | None = None,
         foreign: Collection[str] = (),
     ) -> tuple[Tensor | None, bool]:
-        """Return which tokens of hidden states of this shape are not padding, given the block's ``own`` masks by name.
+        """Return which tokens of hidden states of this shape are not padding; ``own`` has the block's masks by name.
 
-        The model's masks of these ``foreign`` names are of other tokens, even if there are as many. Those returned are
-        bool, ``(B, T)``, or ``None`` without a mask. Return also whether there is a mask, but of others.
+        The model's masks of the ``foreign`` names are for other tokens, even if their number is equal. The result is
+        bool, ``(B, T)``, or ``None`` without a mask, and whether there is a mask, but for other tokens.
         """
-        names = OF_DECODERS if stack == "decoder" and self.has_two else OF_ENCODERS
+        names = DECODER_MASKS if stack == "decoder" and self.has_two else ENCODER_MASKS
         masks = [(name, self.masks[name]) for name in names if name in self.masks]
-        given = list((own or {}).items())
-        # A block's attention mask comes last: it may let padding attend to everything, and then hides what is padding.
-        certain = [each for each in given if "padding" in each[0]]
-        for name, mask in (*certain, *(each for each in masks if each[0] not in foreign), *given):
+        of_block = list((own or {}).items())
+        # A block's attention mask comes last: if it lets padding attend to everything, it does not show the padding.
+        certain = [(name, mask) for name, mask in of_block if "padding" in name]
+        for name, mask in (*certain, *((name, mask) for name, mask in masks if name not in foreign), *of_block):
             convention = self._convention(name, mask)
             if convention in ("pairs", "other"):
                 continue
             if mask.dim() == 3 and shape[0] == mask.shape[0] * mask.shape[1] > mask.shape[0]:
-                mask = mask.flatten(0, 1)  # of choices, each a row
+                mask = mask.flatten(0, 1)  # every choice is a row
             valid = tokens_in(mask, convention)
             if valid.shape[1] == shape[1] and valid.shape[0] in (1, shape[0]):
                 return valid.expand(shape[:2]), False
@@ -84,10 +84,10 @@ class Padding:
         size, tokens = next((x.shape[:2] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), (0, 0))
         if rows is not None and len(rows) != size:
             raise InputError(f"Expected `rows` to have an index for each of {size} samples, got {len(rows)}.")
-        caches = [each for each in inputs.values() if hasattr(each, "get_seq_length")]
-        lengths = [each.get_seq_length() for each in caches]
+        caches = [value for value in inputs.values() if hasattr(value, "get_seq_length")]
+        lengths = [cache.get_seq_length() for cache in caches]
         rooms = rooms_of(caches)
-        # A static cache counts on in its tensor.
+        # A static cache goes on counting in its tensor.
         cached = (lengths[0] + 0 if is_traced() else int(lengths[0])) if lengths else 0
         decoded = [x for x in map(inputs.get, ("decoder_input_ids", "decoder_inputs_embeds")) if isinstance(x, Tensor)]
         if decoded and cached:
@@ -103,20 +103,20 @@ class Padding:
             return known
         if "padding" in name:
             return "padding"
-        # In a model of one's own, True may be padding, and a mask of as many rows as samples may be one of pairs.
+        # In a handwritten model, True may be padding, and a mask with a row per sample may be a mask of pairs.
         is_plain = self._conventions is None or mask.dim() > 2
         return "token" if is_plain or not (mask.dtype == torch.bool or mask.is_floating_point()) else "other"
 
 
 def rooms_of(inputs: Iterable[Any]) -> set[int]:
     """Return how many keys the layers of static caches of transformers have room for; none without such a cache."""
-    layers = (layer for each in inputs for layer in getattr(each, "layers", ()))
+    layers = (layer for value in inputs for layer in getattr(value, "layers", ()))
     return {layer.max_cache_len for layer in layers if hasattr(layer, "max_cache_len")}
 
 
 def check_windows(inputs: Mapping[str, Any]) -> None:
     """Raise if a pass that repeats another continues a cache that has forgotten tokens, so that positions moved."""
-    for cache in (each for each in inputs.values() if hasattr(each, "get_seq_length")):
+    for cache in (value for value in inputs.values() if hasattr(value, "get_seq_length")):
         sliding = (layer for layer in getattr(cache, "layers", ()) if getattr(layer, "is_sliding", False))
         windows = [getattr(layer, "sliding_window", None) or layer.max_cache_len for layer in sliding]
         tokens = next((x.shape[1] for x in inputs.values() if isinstance(x, Tensor) and x.dim() > 1), 0)
@@ -131,41 +131,42 @@ def tokens_in(mask: Tensor, convention: Convention) -> Tensor:
     """Return which tokens are not padding, bool, ``(B, T)``, given a mask of two or more dimensions."""
     is_added = mask.is_floating_point() and (convention == "padding" or mask.dim() > 2)  # to scores
     valid = allowed(mask) if is_added else mask.bool() ^ (convention == "padding")
-    if mask.is_floating_point() and not is_added:  # blocks of Longformer are given 0 and -10000
+    if mask.is_floating_point() and not is_added:  # blocks of Longformer get 0 and -10000
         valid = torch.where((mask == 1).any(), valid, allowed(mask))
-    return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # which keys any query may attend to
+    return valid if valid.dim() == 2 else valid.flatten(1, -2).any(1)  # the keys to which any query may attend
 
 
 def conventions_of(model: nn.Module, sites: Sequence[ModelSite]) -> dict[Key, Convention] | None:
-    """Return the convention of each mask that modules around self-attention were given, by name, rank and kind.
+    """Return the conventions of masks that modules around self-attention got, by name, rank and kind.
 
-    ``None`` for models of transformers, whose names tell it.
+    ``None`` for models of transformers, whose names tell the convention.
     """
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
         return None
-    found: dict[Key, Convention] = {}
+    conventions: dict[Key, Convention] = {}
     for site, tokens in _attended(sites):
         for number, call in enumerate(site.attention.running):
-            names = OF_DECODERS if number == 0 and site.info.stack == "decoder" else OF_ENCODERS
-            given = {} if hasattr(call.module, "config") else masks_of(call)  # those of transformers are known
-            for name, mask in given.items():
-                if mask.dim() < 2 or (number == 0 and name not in names and given.keys() & {*names}):
+            names = DECODER_MASKS if number == 0 and site.info.stack == "decoder" else ENCODER_MASKS
+            masks = {} if hasattr(call.module, "config") else masks_of(call)  # transformers' conventions are known
+            for name, mask in masks.items():
+                if mask.dim() < 2 or (number == 0 and name not in names and masks.keys() & {*names}):
                     continue
                 convention = _convention(mask, tokens.to(mask.device))
                 if convention is not None:
-                    # A mask of 1 for tokens may come in any type; one that is added, or True for padding, in its own.
+                    # A mask of 1 for tokens may come in any type; an added mask, or True for padding, only in this one.
                     is_float = mask.is_floating_point()
                     any_type = convention == "token" and not (is_float and bool((mask < 0).any()))
                     for key in {_key(name, mask), (name, mask.dim(), is_float ^ any_type)}:
-                        found[key] = convention if found.get(key, convention) == convention else "other"
-    return found
+                        conventions[key] = convention if conventions.get(key, convention) == convention else "other"
+    return conventions
 
 
 def hides_padding(sites: Sequence[ModelSite], conventions: Mapping[Any, Convention] | None) -> bool:
-    """Whether a model of one's own masked padding in the dry run, but not by a mask that is known."""
+    """Whether a handwritten model masked padding in the dry run, but without a known mask."""
     is_known = conventions is None or not {"token", "padding"}.isdisjoint(conventions.values())
     states = (tokens for site, tokens in _attended(sites) if site.block and tokens.shape[1] in site.block.shape)
-    return not is_known and not all(bool(tokens[:, :-1].all()) for tokens in states)  # the last: strictly causal
+    # In strictly causal attention, no query attends to the last key.
+    return not is_known and not all(bool(tokens[:, :-1].all()) for tokens in states)
 
 
 def _attended(sites: Sequence[ModelSite]) -> Iterator[tuple[ModelSite, Tensor]]:
@@ -177,8 +178,8 @@ def _attended(sites: Sequence[ModelSite]) -> Iterator[tuple[ModelSite, Tensor]]:
 
 def masks_of(call: ModuleCall) -> dict[str, Tensor]:
     """Return the masks among the arguments of a call, by name."""
-    given = {**dict(zip(input_names(call.module), call.args, strict=False)), **call.kwargs}
-    return {name: given[name] for name in NAMES if isinstance(given.get(name), Tensor)}
+    inputs = {**dict(zip(input_names(call.module), call.args, strict=False)), **call.kwargs}
+    return {name: inputs[name] for name in MASK_NAMES if isinstance(inputs.get(name), Tensor)}
 
 
 def _key(name: str, mask: Tensor) -> Key:
@@ -189,7 +190,7 @@ def _convention(mask: Tensor, tokens: Tensor) -> Convention | None:
     """Return the convention of a mask, given the keys ``(B, K)`` to which any query attends; ``None`` if unknown."""
     batch, keys = tokens.shape
     if mask.shape[-1] != keys:
-        return None  # of other tokens
+        return None  # a mask for other tokens
     if mask.dim() == 2 and mask.shape[0] not in (1, batch):
         return "pairs" if mask.shape[0] == keys else "other"
     either: tuple[Convention, ...] = "token", "padding"

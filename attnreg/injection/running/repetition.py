@@ -38,46 +38,46 @@ def is_quiet() -> bool:
 def in_backward() -> bool:
     """Whether gradient checkpointing recomputes a forward pass now, in a backward pass.
 
-    A forward pass in a hook of a backward pass is another, new one.
+    A forward pass in a hook of a backward pass does not repeat one.
     """
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
         return False
     return any(
-        code in _OWN_BACKWARDS or (code.co_name == "unpack_hook" and code.co_filename == _CHECKPOINTS)
+        code in _FUNCTION_BACKWARDS or (code.co_name == "unpack_hook" and code.co_filename == _CHECKPOINTS)
         for code in (frame.f_code for frame in _frames())
     )
 
 
 def in_hook() -> bool:
-    """Whether a backward pass is running, and what runs in it repeats nothing."""
+    """Whether a backward pass is running, and the code that runs in it repeats no forward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1 and not in_backward()
 
 
 def checkpoints_around() -> list[tuple[Any, str]]:
-    """Return what stands for each checkpoint that runs now, and its attribute that holds the function to run again.
+    """Return an object for every checkpoint that runs now, and its attribute that holds the function to run again.
 
-    It lives as long as the checkpoint may be repeated. Compiled code needs none: torch repeats what it has compiled.
+    The object lives as long as the checkpoint may be repeated. Compiled code needs none: torch repeats its own graphs.
     """
     if torch.compiler.is_compiling():
         return []
     hooks: Any = torch._C._autograd
-    found: list[tuple[Any, str]] = []
+    checkpoints: list[tuple[Any, str]] = []
     stack: list[Any] = []
-    while (top := TOP_HOOKS(True)) is not None:
-        stack.append(top)
+    while (hooks_on_top := TOP_HOOKS(True)) is not None:
+        stack.append(hooks_on_top)
         hooks._pop_saved_tensors_default_hooks()
     for pack, unpack in reversed(stack):
         hooks._push_saved_tensors_default_hooks(pack, unpack)
         if pack.__module__ == torch.utils.checkpoint.__name__ and "frame" in pack.__code__.co_freevars:
-            held = dict(zip(pack.__code__.co_freevars, pack.__closure__, strict=True))
-            found.append((held["frame"].cell_contents, "recompute_fn"))
-    reentrant = () if torch.is_grad_enabled() else (each for each in _frames() if each.f_code is _REENTRANT)
-    return found + [(frame.f_locals["ctx"], "run_function") for frame in reentrant]
+            variables = dict(zip(pack.__code__.co_freevars, pack.__closure__, strict=True))
+            checkpoints.append((variables["frame"].cell_contents, "recompute_fn"))
+    reentrant = () if torch.is_grad_enabled() else (frame for frame in _frames() if frame.f_code is _REENTRANT)
+    return checkpoints + [(frame.f_locals["ctx"], "run_function") for frame in reentrant]
 
 
 def checkpoint_around() -> Any:
-    """Return what stands for the innermost checkpoint that runs now; ``None`` outside of all."""
-    # Without gradients, only reentrant ones repeat what is computed.
+    """Return the object of the innermost checkpoint that runs now; ``None`` outside of all."""
+    # Without gradients, only reentrant checkpoints repeat a computation.
     kind = "recompute_fn" if torch.is_grad_enabled() else "run_function"
     return next((holder for holder, attribute in reversed(checkpoints_around()) if attribute == kind), None)
 
@@ -85,17 +85,16 @@ def checkpoint_around() -> Any:
 def foreign_function(stop: CodeType | None = None) -> str | None:
     """Return the name of an ``autograd.Function``, other than torch's checkpoint, whose forward runs now in ``stop``.
 
-    Its own backward pass may compute anything.
+    Its backward pass may compute anything.
     """
     if torch.is_grad_enabled():
         return None
-    # Each is found by its code: in newer releases of torch, `apply` has no frame of its own.
-    forwards = {
-        getattr(inspect.unwrap(each.forward), "__code__", None) for each in _subclasses(torch.autograd.Function)
-    }
+    # Functions are recognized by the code of `forward`: in newer releases of torch, `apply` has no frame.
+    functions = _subclasses(torch.autograd.Function)
+    forwards = {getattr(inspect.unwrap(function.forward), "__code__", None) for function in functions}
     codes = (frame.f_code for frame in _frames(stop))
-    found = next((code for code in codes if code in forwards and code is not _REENTRANT), None)
-    return None if found is None else getattr(found, "co_qualname", found.co_name)  # since Python 3.11
+    running = next((code for code in codes if code in forwards and code is not _REENTRANT), None)
+    return None if running is None else getattr(running, "co_qualname", running.co_name)  # since Python 3.11
 
 
 def _frames(stop: CodeType | None = None) -> Iterator[FrameType]:
@@ -107,14 +106,14 @@ def _frames(stop: CodeType | None = None) -> Iterator[FrameType]:
 
 
 def _subclasses(kind: Any) -> Iterator[Any]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 _CHECKPOINTS = torch.utils.checkpoint.__file__
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-_OWN_BACKWARDS = {
+_FUNCTION_BACKWARDS = {
     value.__code__
     for name, value in vars(torch.autograd.function.BackwardCFunction).items()
     if name in ("apply", "apply_boxed")  # the latter in newer releases of torch
@@ -124,20 +123,20 @@ _REENTRANT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 
 @dataclass(eq=False)
 class Checkpoint:
-    """What a gradient checkpoint needs to repeat a part of a forward pass as that was."""
+    """What a gradient checkpoint needs to repeat a part of a forward pass with the same masks."""
 
     state: State  # in which it began
-    calls: list[int]  # of each module, until it began
-    settings: tuple[Any, ...]  # what masks depend on besides the seed
+    calls: list[int]  # number of calls of every module before it began
+    settings: tuple[Any, ...]  # the values that masks depend on besides the seed
     is_reentrant: bool  # whether gradients are enabled only when it is repeated
     begun: list[Pass] = field(default_factory=list)  # the passes that began in it
     is_repeated: bool = False
 
     @property
     def is_masked(self) -> bool:
-        """Whether it is of a masked pass."""
-        around = self.state.latest
-        return ((around.is_running or around.is_open) and around.acts) or any(each.acts for each in self.begun)
+        """Whether it belongs to a masked pass."""
+        latest = self.state.latest
+        return ((latest.is_running or latest.is_open) and latest.acts) or any(begun.acts for begun in self.begun)
 
 
 class Repetition(NamedTuple):
@@ -149,24 +148,24 @@ class Repetition(NamedTuple):
 
 @dataclass(eq=False)
 class State:
-    """What holds for what runs now. A checkpoint returns to it; a copy of the model begins anew."""
+    """The present state of an attached model. A checkpoint returns to it; a copy of the model begins anew."""
 
     latest: Pass = field(default_factory=Pass)
     mode: Any = None  # the mode of the innermost attention module that is running
-    own: Any = None  # an `OwnDraws`, which draws the model's own randomness, while it runs
+    own_draws: Any = None  # an `OwnDraws`, while it draws the model's own randomness
     enabled: bool = True
     probing: bool = False
     taps: Mapping[str, Tap] = field(default_factory=dict)
     rows: Tensor | None = None  # index of each sample in a larger batch
-    given: Tensor | None = None  # seed of all passes, if they repeat one
-    repeats: Repetition | None = None  # what gradient checkpointing repeats
-    quiet: bool = False  # whether nothing can repeat or record the call of a module that began latest
+    replayed_seed: Tensor | None = None  # seed of all passes, if they repeat an earlier pass
+    repeats: Repetition | None = None  # the checkpoint that is repeated now
+    quiet: bool = False  # whether nothing can repeat or record the latest call of a module
 
     def now(self) -> State:
-        """Return the state as it is now, which does not change."""
-        state = State(**{each.name: getattr(self, each.name) for each in fields(State)})
+        """Return a copy of the state, which does not change afterwards."""
+        state = State(**{attribute.name: getattr(self, attribute.name) for attribute in fields(State)})
         state.latest = self.latest.again()
-        state.own = None if self.own is None else self.own.again(state.latest)
+        state.own_draws = None if self.own_draws is None else self.own_draws.again(state.latest)
         return state
 
 
@@ -180,45 +179,45 @@ class Repeatable(State):
         self._checkpoints: WeakKeyDictionary[Any, Checkpoint] = WeakKeyDictionary()
 
     def settings(self) -> tuple[Any, ...]:
-        """Return what masks depend on besides the seed."""
+        """Return the values that masks depend on besides the seed."""
         raise NotImplementedError
 
     @contextmanager
     def having(self, **settings: Any) -> Iterator[None]:
-        """Set attributes within the block, in which no pass from outside goes on."""
-        before = {name: getattr(self, name) for name in settings}
+        """Set attributes within the block; a pass that began outside does not go on in it."""
+        previous = {name: getattr(self, name) for name in settings}
         vars(self).update(settings)
         self.latest.is_open, self.latest.active = False, None
         try:
             yield
         finally:
-            vars(self).update(before)
+            vars(self).update(previous)
             self.latest.is_open, self.latest.active = False, None
 
     def counted(self, number: int) -> Calls:
-        """Return a counter of a module's calls, which begins anew with each pass."""
+        """Return a counter of a module's calls, which begins anew with every pass."""
         self._calls.append(Calls(number))
         return self._calls[-1]
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the gradient checkpoints that run now; each will repeat what follows from the present state."""
-        found = []
+        """Return the gradient checkpoints that run now, and note the present state, from which they will repeat."""
+        checkpoints = []
         for holder, attribute in checkpoints_around():
             checkpoint = self._checkpoints.get(holder)
             if checkpoint is None:
-                calls = [each.done for each in self._calls]
-                is_reentrant = attribute == "run_function" or self._repeats_a_reentrant_one()
-                checkpoint = Checkpoint(self.now(), calls, self.settings(), is_reentrant)
+                done = [calls.done for calls in self._calls]
+                is_reentrant = attribute == "run_function" or self._repeats_reentrant()
+                checkpoint = Checkpoint(self.now(), done, self.settings(), is_reentrant)
                 self._checkpoints[holder] = checkpoint
                 setattr(holder, attribute, functools.partial(self._repeat, checkpoint, getattr(holder, attribute)))
-            found.append(checkpoint)
-        return found
+            checkpoints.append(checkpoint)
+        return checkpoints
 
     def has_grad(self) -> bool:
-        """Whether gradients are enabled, or were when this was computed first."""
-        return torch.is_grad_enabled() and not self._repeats_a_reentrant_one()
+        """Whether gradients are enabled, or were in the pass that is repeated now."""
+        return torch.is_grad_enabled() and not self._repeats_reentrant()
 
-    def _repeats_a_reentrant_one(self) -> bool:
+    def _repeats_reentrant(self) -> bool:
         return self.repeats is not None and self.repeats.checkpoint.is_reentrant
 
     def _repeat(self, checkpoint: Checkpoint, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -232,25 +231,26 @@ class Repeatable(State):
             )
         state = checkpoint.state.now()
         state.repeats = Repetition(checkpoint, iter([*checkpoint.begun]))
-        before = {name: getattr(self, name) for name in (*vars(state), "rates")}, [each.done for each in self._calls]
+        attributes = {name: getattr(self, name) for name in (*vars(state), "rates")}
+        done = [calls.done for calls in self._calls]
         self._return_to({**vars(state), "rates": DropRates()}, checkpoint.calls)
         try:
-            with nullcontext() if state.own is None else state.own.active():
+            with nullcontext() if state.own_draws is None else state.own_draws.active():
                 return run(*args, **kwargs)
         finally:
-            self._return_to(*before)
+            self._return_to(attributes, done)
 
-    def _return_to(self, settings: Mapping[str, Any], calls: Sequence[int]) -> None:
-        vars(self).update(settings)
-        for each, done in zip(self._calls, calls, strict=True):
-            each.done = done
+    def _return_to(self, attributes: Mapping[str, Any], numbers_done: Sequence[int]) -> None:
+        vars(self).update(attributes)
+        for calls, done in zip(self._calls, numbers_done, strict=True):
+            calls.done = done
 
     def waits(self) -> bool:
         """Whether any checkpoint that was masked waits for its backward pass."""
-        return any(each.is_masked and not each.is_repeated for each in self._checkpoints.values())
+        return any(checkpoint.is_masked and not checkpoint.is_repeated for checkpoint in self._checkpoints.values())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy made within a `with` block or a pass would never leave it.
+        # Otherwise, a copy from within a `with` block or a pass would never leave it.
         return {**vars(self), **vars(State()), "_checkpoints": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

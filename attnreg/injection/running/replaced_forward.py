@@ -1,4 +1,4 @@
-"""Replace the forward of a module, and restore it: of any, and of those at which a pass may begin."""
+"""Replace the forward of a module, and restore it: of any module, and of modules at which a pass may begin."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from attnreg.injection.running.padding import rooms_of
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.repetition import in_backward, is_quiet
 
-OWN_DROPOUT = nn.modules.dropout._DropoutNd
-MAY_DRAW = OWN_DROPOUT, nn.RNNBase
+DROPOUT = nn.modules.dropout._DropoutNd
+MAY_DRAW = DROPOUT, nn.RNNBase
 GENERATORS = random.Random, np.random.Generator, np.random.RandomState
 MARK = "_attnreg"
-OF_PARTS = "module", "_before"  # what is kept in a copy of a part of the model
-What = TypeVar("What")
+KEPT_IN_PARTS = "module", "_instance_forward"  # attributes that a copy of a part of the model keeps
+Record = TypeVar("Record")
 
 
 @dataclass(eq=False)
 class Mark:
     """The mark of a module that an attached model changed."""
 
-    # the handle; ``None`` in a copy of a part of the model, which is plain: it would bring a copy of the whole model,
-    # and stay attached to it
+    # the handle; ``None`` in a copy of a part of the model, which is plain: with the handle, the whole model would be
+    # copied, and the part would stay attached to it
     handle: Any
     model: nn.Module | None  # the attached model
 
@@ -47,26 +47,26 @@ class Mark:
         return Mark, (None, None)  # a pickled handle fills it in
 
 
-class ReplacedForward(Generic[What]):
+class ReplacedForward(Generic[Record]):
     """Replaces the ``forward`` of one module instance.
 
     Hooks would not work: any hook on a child of ``nn.TransformerEncoderLayer`` switches off its fast path, so that eval
     mode would no longer be bitwise the plain model. And no hook runs after a ``KeyboardInterrupt``, so a mode would
     stay on.
 
-    ``whats`` has a record for each of the module's calls in a forward pass, ``None`` for a call that runs unchanged.
-    There is more than one if layers share the module (ALBERT).
+    ``records`` has a record for every call of the module in a forward pass, ``None`` for a call that runs unchanged.
+    There are several if layers share the module (ALBERT).
     """
 
-    def __init__(self, passes: Passes, module: nn.Module, whats: Sequence[What | None], name: str) -> None:
+    def __init__(self, passes: Passes, module: nn.Module, records: Sequence[Record | None], name: str) -> None:
         self.passes = passes
         self.module = module
-        self.whats = tuple(whats)
+        self.records = tuple(records)
         self.name = name
-        self.calls = passes.counted(len(self.whats))
-        self.inside: tuple[Calls, ...] = ()  # of the replaced forwards in this module, its own included
+        self.calls = passes.counted(len(self.records))
+        self.inside: tuple[Calls, ...] = ()  # counters of the replaced forwards in this module, and of this one
         self.installed: Any = None
-        self._before: Any = None
+        self._instance_forward: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the module's forward."""
@@ -78,7 +78,7 @@ class ReplacedForward(Generic[What]):
 
     def install(self, handle: object) -> None:
         """Replace the module's forward, which may already be replaced, and mark the module with the handle."""
-        self._before = self.module.__dict__.get("forward")
+        self._instance_forward = self.module.__dict__.get("forward")
         setattr(self.module, MARK, Mark(handle, self.passes.model))
         forward = functools.partial(_uncompiled if self.passes.uncompiled else _forward, self)
         forward.__wrapped__ = self.module.forward  # type: ignore[attr-defined]  # for inspect.signature
@@ -88,50 +88,50 @@ class ReplacedForward(Generic[What]):
     def remove(self) -> None:
         """Restore the module's forward."""
         if self.module.__dict__.get("forward") is self.installed:
-            if self._before is None:
+            if self._instance_forward is None:
                 del self.module.forward
             else:
-                self.module.forward = self._before
-        self.installed = None  # if something else has wrapped the forward since, it now calls the plain one
+                self.module.forward = self._instance_forward
+        self.installed = None  # a wrapper of the replaced forward then calls the plain forward
         self.module.__dict__.pop(MARK, None)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacedForward[What]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacedForward[Record]:
         # In a copy of a part of the model, see `Mark`, the module runs its plain forward.
         copied = memo[id(self)] = object.__new__(type(self))
         is_part = self.installed is None or id(self.passes.model) not in memo
-        names = OF_PARTS if is_part else self.__dict__
+        names = KEPT_IN_PARTS if is_part else self.__dict__
         copied.__dict__.update({"installed": None, **copy.deepcopy({name: vars(self)[name] for name in names}, memo)})
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        # The same if a part is pickled; with the model comes the handle, which brings the rest.
+        # A pickled part is plain, too. The whole model is pickled with its handle, which restores the other attributes.
         is_model = self.installed is not None and self.module is self.passes.model
         handle = self.module.__dict__[MARK].handle if is_model else None
-        return {**{name: vars(self)[name] for name in OF_PARTS}, "handle": handle}
+        return {**{name: vars(self)[name] for name in KEPT_IN_PARTS}, "handle": handle}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {"installed": None, **{name: state[name] for name in OF_PARTS}, **self.__dict__}
+        self.__dict__ = {"installed": None, **{name: state[name] for name in KEPT_IN_PARTS}, **self.__dict__}
 
-    def next(self) -> What | None:
+    def next(self) -> Record | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
         calls = self.calls
         call, calls.done = calls.done, calls.done + 1
         if call >= calls.number:
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
-                f"(calls then: {len(self.whats)}). Attach with `example_inputs` like these inputs, and do not call the "
+                f"(calls then: {calls.number}). Attach with `example_inputs` like these inputs, and do not call the "
                 "model within its own forward pass, or in several threads at once."
             )
-        return self.whats[call]
+        return self.records[call]
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own forward."""
-        if self._before is not None:
-            return self._before(*args, **kwargs)
+        """Run the forward that the module had before."""
+        if self._instance_forward is not None:
+            return self._instance_forward(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
-# They are partials of a module-level function: closures could be neither pickled nor copied.
+# Forwards are partials of a module-level function, because closures can be neither pickled nor copied.
 def _forward(replaced: ReplacedForward[Any], *args: Any, **kwargs: Any) -> Any:
     if args and args[0] is replaced.module:
         args = args[1:]  # accelerate turns the forward into a bound method
@@ -139,7 +139,7 @@ def _forward(replaced: ReplacedForward[Any], *args: Any, **kwargs: Any) -> Any:
         return replaced.plain(*args, **kwargs)
     passes = replaced.passes
     if passes.seeds_own and torch.compiler.is_compiling() and rooms_of((*args, *kwargs.values())):
-        return _uncompiled(replaced, *args, **kwargs)  # numbers follow from the count in a static cache, a tensor
+        return _uncompiled(replaced, *args, **kwargs)  # random numbers depend on the length of a static cache, a tensor
     passes.quiet = passes.repeats is None and is_quiet()
     if not passes.quiet:
         if passes.repeats is None and in_backward():
@@ -158,9 +158,7 @@ def _forward(replaced: ReplacedForward[Any], *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-if (
-    torch.__version__ < "2.13"
-):  # 2.9's compiler misses what its graphs cannot hold: attached modules are no part of them there
+if torch.__version__ < "2.13":  # such as 2.9, whose compiler does not notice what its graphs cannot hold
     _forward = torch.compiler.disable(_forward)
 
 # Inductor draws other numbers in encoder-decoders whose own dropout is seeded: seen in T5, in training.
@@ -169,9 +167,9 @@ _uncompiled.__name__ = _uncompiled.__qualname__ = "_uncompiled"  # so that it ca
 
 
 class AttachedEntry(ReplacedForward[None]):
-    """The attached model, or a module in it that contains several of its attentions.
+    """The attached model, or a module in it that contains several of its attention modules.
 
-    If it contains all, it is ``whole``: each call from outside is a forward pass.
+    If the module contains all of them, it is ``whole``: every call from outside is a forward pass.
     """
 
     def __init__(self, passes: Passes, module: nn.Module, name: str, *, whole: bool) -> None:
@@ -194,37 +192,37 @@ class SeededModule(AttachedEntry):
     def __init__(self, passes: Passes, module: nn.Module, name: str) -> None:
         super().__init__(passes, module, name, whole=False)
         self.digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "big") << 2
-        self._names_draws = not isinstance(module, OWN_DROPOUT)  # a dropout's draws are those of the module around it
+        self._names_draws = not isinstance(module, DROPOUT)  # draws of a dropout are named after the module around it
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward; the first module of a pass that is in training mode begins to draw."""
-        own = self.passes.own
+        draws = self.passes.own_draws
         self.calls.done += 1
-        if own is None:
+        if draws is None:
             if not (self.module.training and self.passes.enabled):
                 return self.plain(*args, **kwargs)
-            with self.passes.own_draws() as own:
+            with self.passes.drawing():
                 return self.forward(*args, **kwargs)
-        if not self._names_draws and own.running:
+        if not self._names_draws and draws.running:
             return self.plain(*args, **kwargs)
-        # Not a method of `own`, since torch.compile cannot follow many more calls in each other.
-        own.running.append(self)
+        # Not a method of `draws`, since torch.compile cannot follow many more nested calls.
+        draws.running.append(self)
         try:
             output = self.plain(*args, **kwargs)
         finally:
-            own.running.pop()
-        own.check(self.name)
+            draws.running.pop()
+        draws.check(self.name)
         return output
 
 
 def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[SeededModule]:
-    """Return all modules of a model that may draw random numbers, innermost last; raise if others than torch do."""
+    """Return the modules of a model that may draw random numbers, innermost last; raise if one holds a generator."""
     for module, name in names.items():
-        held = ((key, each) for key, value in vars(module).items() for each in tree_leaves(value))
-        if own := next((key for key, each in held if isinstance(each, GENERATORS)), None):
+        leaves = ((key, leaf) for key, value in vars(module).items() for leaf in tree_leaves(value))
+        if key := next((key for key, leaf in leaves if isinstance(leaf, GENERATORS)), None):
             raise InputError(
-                f"{name}.{own} is or holds a generator of its own, which does not follow the seed of the pass: draw "
+                f"{name}.{key} is or holds a generator of its own, which does not follow the seed of the pass: draw "
                 'with torch, or attach without own_dropout="seeded".'
             )
     return [
@@ -238,7 +236,7 @@ def seeded_modules(passes: Passes, names: Mapping[nn.Module, str]) -> list[Seede
 def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
     """Return the model and the modules in it that contain all chosen attention, outermost first.
 
-    ``around`` has the modules that contain each attention, outermost first; its own module is the last.
+    ``around`` has a list for every attention: the modules that contain it, outermost first, and its module at the end.
     """
     shared = []
     for modules in zip(*around, strict=False):
@@ -250,17 +248,17 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
 
 def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
     """Return the other modules that contain several attention modules, such as one of two encoders, outermost first."""
-    held: dict[nn.Module, set[nn.Module]] = {}
+    attention_in: dict[nn.Module, set[nn.Module]] = {}
     for modules in around:
         for module in modules[:-1]:
-            held.setdefault(module, set()).add(modules[-1])
-    return [module for module, inside in held.items() if len(inside) > 1 and module not in whole]
+            attention_in.setdefault(module, set()).add(modules[-1])
+    return [module for module, attention in attention_in.items() if len(attention) > 1 and module not in whole]
 
 
 def connect(forwards: Sequence[ReplacedForward[Any]]) -> None:
-    """Tell each replaced forward which others are in its module."""
-    of: dict[nn.Module, list[Calls]] = {}
+    """Give every replaced forward the counters of all replaced forwards in its module."""
+    calls_of: dict[nn.Module, list[Calls]] = {}
     for replaced in forwards:
-        of.setdefault(replaced.module, []).append(replaced.calls)
+        calls_of.setdefault(replaced.module, []).append(replaced.calls)
     for replaced in forwards:
-        replaced.inside = tuple(calls for module in replaced.module.modules() for calls in of.get(module, ()))
+        replaced.inside = tuple(calls for module in replaced.module.modules() for calls in calls_of.get(module, ()))

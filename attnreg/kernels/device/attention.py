@@ -17,7 +17,7 @@ DTYPES = torch.float16, torch.bfloat16, torch.float32
 
 
 class Decisions(Protocol):
-    """Decisions that follow from a seed: what :class:`attnreg.draws.Drawn` has."""
+    """Decisions that follow from a seed: the attributes of :class:`attnreg.draws.Drawn`."""
 
     seed: Any
     p: Any
@@ -54,10 +54,10 @@ def attention(
         value: likewise.
         valid: bool, broadcastable to ``(B, H, Q, K)``, ``True`` = allowed by the model.
         causal: query q sees the keys up to ``q + causal`` only; ``None`` = all keys.
-        bias: what is added to the scores, broadcastable; minus infinity forbids a position. It gets no gradient.
+        bias: a number to add to every score, broadcastable; minus infinity forbids a position. It gets no gradient.
         keep: decisions about scores, bool, broadcastable, ``True`` = kept.
-        scale: what multiplies the products of queries and keys (default: :math:`1 / \sqrt D`).
-        scores: decisions about scores, made in the kernel: :class:`attnreg.draws.Drawn`.
+        scale: the factor on the products of queries and keys (default: :math:`1 / \sqrt D`).
+        scores: decisions about scores, drawn in the kernel: :class:`attnreg.draws.Drawn`.
         weights: up to two such decisions about weights, or ``None``; kept weights are divided by 1 - p if they rescale.
         rows: the queries that count, such as those that are no padding, bool, broadcastable to ``(B, H, Q, 1)``.
         counts: int64, ``(1,)``, to which the number of dropped units is added: the valid positions in ``rows`` that
@@ -79,7 +79,7 @@ def attention(
         return query * 0
     query, key, value = addressable(query), addressable(key), addressable(value)
     first, second = (*weights, None, None)[:2]
-    pairs = [(None, 0) if each is None else _draw(each, shape, query.device) for each in (scores, first, second)]
+    pairs = [(None, 0) if drawn is None else _draw(drawn, shape, query.device) for drawn in (scores, first, second)]
     draws, kinds = zip(*pairs, strict=True)
     if torch.compiler.is_compiling():
         return _compiled(query, key, value, valid, keep, bias, rows, draws, kinds, causal, scale, counts)
@@ -102,7 +102,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
         grads = backward(grad, query, key, value, out, sums, ctx.call)
-        if torch.is_grad_enabled():  # their graph is asked for
+        if torch.is_grad_enabled():  # `create_graph=True`
             grads = _Once.apply(query, key, value, grad, *grads)
         return *grads, None, None
 
@@ -182,7 +182,7 @@ def _call(query: Tensor, key: Tensor, valid: Tensor | None, keep: Tensor | None,
     return prepared(query, key, valid, keep, bias, rows, draws, kinds, causal, scale)
 
 
-# The schemas are written out, since what torch infers them from differs between its versions.
+# The schemas are written out, because versions of torch differ in how they infer schemas.
 MASKS = "Tensor? valid, Tensor? keep, Tensor? bias"
 DRAWS = "Tensor[] seeds, Tensor[] rates, Tensor?[] tables, SymInt[] layout, SymInt? causal, float scale"
 FORWARD = f"(Tensor query, Tensor key, Tensor value, {MASKS}, Tensor? rows, {DRAWS}, bool counted)"
@@ -195,7 +195,7 @@ def attention_op(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None
                  bias: Tensor | None, rows: Tensor | None, seeds: Sequence[Tensor], rates: Sequence[Tensor],
                  tables: Sequence[Tensor | None], layout: Sequence[int], causal: int | None, scale: float,
                  counted: bool) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the output, one number for each row, and the number of dropped units."""
+    """Return the output, one number per row, and the number of dropped units."""
     dropped = torch.zeros(1, dtype=torch.int64, device=query.device)
     call = _call(query, key, valid, keep, bias, rows, seeds, rates, tables, layout, causal, scale)
     out, sums = forward(query, key, value, call, dropped if counted else None)
@@ -236,7 +236,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _no_gradients(values: Sequence[Any]) -> list[None] | None:
-    return [None] * len(values) if all(isinstance(each, Tensor) for each in values) else None  # as torch takes lists
+    return [None] * len(values) if all(isinstance(value, Tensor) for value in values) else None  # as torch takes lists
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -244,7 +244,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     n = (len(tensors) - 8) // 5
     first, seeds, rates, tables = tensors[:8], tensors[8 : 8 + n], tensors[8 + n : 8 + 2 * n], tensors[8 + 2 * n :]
     grads = attention_backward_op(grad, *first, seeds, rates, tables, *ctx.rest)
-    lists = (_no_gradients(each) for each in (seeds, rates, tables, ctx.rest[0]))
+    lists = (_no_gradients(values) for values in (seeds, rates, tables, ctx.rest[0]))
     return *grads, *[None] * 4, *lists, None, None, None
 
 

@@ -22,7 +22,7 @@ from attnreg.kernels.device.tiles import (
 
 @triton.jit
 def padded(length):
-    """Return how many rows of a head have room: whole blocks, so that they are loaded several at a time, unmasked.
+    """Return the number of allocated rows of a head: whole blocks, so that rows are loaded several at a time, unmasked.
 
     The compiler would otherwise have to know that the length is divisible by 16.
     """
@@ -31,7 +31,7 @@ def padded(length):
 
 @triton.jit
 def opened(sums):
-    """Return the log2 of the sum of rows, and what a dropped score is: 0, as any other, where all are dropped."""
+    """Return the log2 of the sum of rows, and the value of dropped scores: 0 in rows that drop all, else FILL."""
     dead = sums < DEAD
     return tl.where(dead, tl.log2(tl.where(dead, sums / FILL, 1.0)), sums), tl.where(dead, 0.0, FILL)
 
@@ -48,7 +48,7 @@ def query_gradient(q, k, v, out, grad, dq, sums, deltas, lses, fills, words, val
                    KEEP: tl.constexpr, BIAS: tl.constexpr, SCORES: tl.constexpr, FIRST: tl.constexpr,
                    SECOND: tl.constexpr, PRECISION: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
-    """Compute the gradient of a block of queries, and store what the other kernel needs of its rows.
+    """Compute the gradient of a block of queries, and store numbers of its rows for the other kernel.
 
     These are delta, the sum of the output times its gradient, the log2 of the sum of the row, what a dropped score is,
     and the words of the hash: the other kernel would compute them again in every thread that holds a row.

@@ -16,7 +16,7 @@ class Draw(NamedTuple):
     seed: int | Tensor
     rate: float | Tensor
     samples: Tensor | None
-    queries: Tensor | None  # index of the first query: one, or one for each sample
+    queries: Tensor | None  # index of the first query: one for all samples, or one per sample
     keys: Tensor | None
     first_query: int = 0
     by_sample: int = 1
@@ -25,7 +25,7 @@ class Draw(NamedTuple):
 
     @property
     def argument(self) -> tuple[Any, ...] | None:
-        """What the kernels take, see `device.hashing`; ``None`` if nothing is dropped."""
+        """The argument of kernels, see `device.hashing`; ``None`` if nothing is dropped."""
         rate = float(self.rate) if not isinstance(self.rate, Tensor) or self.rate.is_cpu else self.rate
         if isinstance(rate, float) and rate <= 0:
             return None
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 
 
 def table_of(table: int | Tensor | None, samples: int, device: torch.device) -> tuple[int, Tensor | None, bool]:
-    """Return indices that are one number, or a table with one for each sample; and whether they are either.
+    """Return indices as one number, or as a table with one per sample; and whether they have one of these forms.
 
     A table is ``(..., B, 1, 1)``, which broadcasts to samples, heads and queries.
     """

@@ -42,14 +42,14 @@ def dropout(
         x: float16, bfloat16 or float32, of at most four dimensions.
         seed: as in `seeded_keep`, as are ``p``, ``first_query``, ``samples`` and ``first_key``.
         p: the drop rate, a number or 0-d.
-        shape: the shape of the decisions, ``(B, H, Q, K)`` (default: that of x, with ones in front). It has as many
-            as x, or its size is 1 in dimensions of x that share them; then the first of x is B and the last ones Q, K.
+        shape: the shape of the decisions, ``(B, H, Q, K)`` (default: that of x, with ones in front). A size is that
+            of x, or 1 in dimensions of x that share decisions; the first dimension of x is B, the last ones Q and K.
         rescale: whether to divide by 1 - p.
         first_query: index of the first query.
-        samples: index of each sample.
+        samples: indices of the samples.
         first_key: index of the first key.
         valid: the tokens to count, bool: the shape of x without its last dimension.
-        counts: int64, ``(2,)``, to which are added: the number of nonzero values that are dropped, and that there are.
+        counts: int64, ``(2,)``, to which are added: the numbers of nonzero values that are dropped, and of all.
 
     Raises:
         InputError: if the arguments do not fit together.
@@ -86,7 +86,7 @@ def head_factors(
     dtype: torch.dtype = torch.float32,
     samples: Tensor | None = None,
 ) -> Tensor:
-    r"""Return the factors of the heads of each sample, as :class:`attnreg.DropHead` computes them, bit for bit.
+    r"""Return the factors of the heads of all samples, as :class:`attnreg.DropHead` computes them, bit for bit.
 
     .. math:: \xi_{bh} H / \sum_{h'} \xi_{bh'}, \qquad \xi = \text{sample\_heads}(p, u)
 

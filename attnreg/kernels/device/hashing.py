@@ -1,9 +1,9 @@
-"""The hash of `attnreg.functional.seeded`, bit for bit, and what a kernel is given for a draw.
+"""The hash of `attnreg.functional.seeded`, bit for bit, and the argument of a kernel for a draw.
 
 A draw is a tuple: three parts of its mixed seed, to which the index of the first query is added; its drop rate, and a
-pointer to it if it stands in memory; what kept values are divided by, or of a rate in memory whether they are; 0 where
-samples share decisions, and 0 where heads do; and pointers to the index of each sample, of its first query and of its
-first key, the last two with their strides. A pointer may be ``None``.
+pointer to the rate if it is in memory; the divisor of kept values, or for a rate in memory whether there is one; 0 where
+samples share decisions, and 0 where heads do; and pointers to the indices of samples, of their first queries and of
+their first keys, the last two with their strides. A pointer may be ``None``.
 """
 
 import triton
@@ -40,7 +40,7 @@ def row_word(draw, b, h, q):
 
 @triton.jit
 def key_steps(draw, b, k):
-    """Return what the keys add to the first half of a row's word."""
+    """Return the numbers that keys add to the first half of a row's word."""
     if draw[KEYS] is not None:
         k += tl.load(draw[KEYS] + b * draw[BY_SAMPLE] * draw[KEYS + 1]).to(tl.int32)
     return k.to(tl.uint32, bitcast=True) * GOLDEN
@@ -71,7 +71,7 @@ def rate_of(draw):
 
 @triton.jit
 def threshold_of(draw):
-    """Return the number above which a hashed one is kept; NEVER where all are."""
+    """Return the hashed number above which a position is kept; NEVER if all are kept."""
     share = tl.minimum(tl.maximum(rate_of(draw), 0.0), 1.0)
     return tl.where(share > 0.0, (tl.ceil(share * 16777216.0).to(tl.int64) * 256 - 2147483649), NEVER).to(tl.int32)
 
@@ -87,7 +87,7 @@ def kept(word, steps, threshold, draw):
 
 @triton.jit
 def factor_of(draw):
-    """Return what kept values are multiplied by; 1 at a rate of 1, where there are none."""
+    """Return the factor on kept values; 1 at a rate of 1, which keeps none."""
     left = tl.cast(draw[DIVIDE], tl.float32)
     if draw[RATE + 1] is not None:
         left = 1.0 - rate_of(draw) * left

@@ -35,7 +35,7 @@ if is_interpreted():
 
 
 class Call(NamedTuple):
-    """What all kernels of a call share."""
+    """The arguments that all kernels of a call share."""
 
     masks: tuple[Mask | None, ...]  # valid, keep and bias
     draws: tuple[tuple[Any, ...] | None, ...]  # of scores, and two of weights
@@ -58,7 +58,7 @@ def prepared(
     causal: int | None,
     scale: float,
 ) -> Call:
-    """Turn the arguments of a call into those of its kernels."""
+    """Turn the arguments of a call into arguments of its kernels."""
     (batch, heads, queries, size), (shared, keys) = query.shape, key.shape[1:3]
     masks: list[Mask | None] = [None] * 3
     kinds = [0] * 3
@@ -69,7 +69,7 @@ def prepared(
             kinds[i] = PER_SCORE if strides[2] else PER_KEY
             masks[i] = mask, strides[0], strides[1], strides[2], strides[3]
     arguments = tuple(None if draw is None else draw.argument for draw in draws)
-    kinds += [kind if given else 0 for kind, given in zip(draw_kinds, arguments, strict=True)]
+    kinds += [kind if argument else 0 for kind, argument in zip(draw_kinds, arguments, strict=True)]
     single = query.dtype is torch.float32
     width = max(16, 1 << (size - 1).bit_length())
     constants = (causal is not None, *kinds, "ieee" if single else "tf32", size, width)
@@ -84,7 +84,7 @@ def prepared(
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, call: Call, counts: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the output and one number for each row, see `device.tiles`; add to the counts."""
+    """Return the output and one number per row, see `device.tiles`; add to the counts."""
     batch, heads, queries, size = query.shape
     out = torch.empty((batch, queries, heads, size), dtype=query.dtype, device=query.device).transpose(1, 2)
     sums = torch.empty((batch, heads, queries), dtype=torch.float32, device=query.device)
@@ -111,7 +111,7 @@ def backward(
     strides = tuple(x.stride()[:3] for x in (query, key, value, grad))
     shares = (*rows, words, *call.masks, *call.draws, *strides, *call.scalars)
     alike = _with((query, key, value, grad, out, sums, strides), call)
-    blocks = (CONFIGS[each.__name__, call.head_class][0] for each in (query_gradient, key_gradients))
+    blocks = (CONFIGS[kernel.__name__, call.head_class][0] for kernel in (query_gradient, key_gradients))
     assert next(blocks) % next(blocks) == 0, "a block of rows must have been written whole"
     queried = (query, key, value, out, grad, dq, sums, *shares)
     _launch(query_gradient, call, query.device, batch * heads, queries, 0, queried, alike)
@@ -121,14 +121,14 @@ def backward(
 
 
 def _with(arguments: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
-    """Return the likeness of a launch; tensors that are made here are aligned."""
+    """Return the likeness of a launch, without tensors that are allocated in this module, which are aligned."""
     alike = likeness(arguments)
     return None if alike is None or call.alike is None else (alike, call.alike)
 
 
 def _launch(kernel: Any, call: Call, device: torch.device, heads: int, length: int, side: int,
             arguments: tuple[Any, ...], alike: tuple[Any, ...] | None) -> None:  # fmt: skip
-    """Launch a kernel in blocks of queries (side 0) or keys (1): in small ones, once the others were too large."""
+    """Launch a kernel in blocks of queries (side 0) or keys (1): in small blocks, once larger ones did not fit."""
     while True:
         config = CONFIGS[kernel.__name__, call.head_class]
         grid, constants = (heads * -(-length // config[side]), 1, 1), (*call.constants, *config[:2])
@@ -137,8 +137,8 @@ def _launch(kernel: Any, call: Call, device: torch.device, heads: int, length: i
         except OutOfResources:
             if config == SMALL:
                 raise
-            for each in (attend, query_gradient, key_gradients):
-                CONFIGS[each.__name__, call.head_class] = SMALL
+            for function in (attend, query_gradient, key_gradients):
+                CONFIGS[function.__name__, call.head_class] = SMALL
 
 
 def addressable(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def keep(
     Raises:
         InputError: if `numbers` returns None.
     """
-    return _there(numbers(seed, shape, p, device, first_query, samples, first_key))
+    return _supported(numbers(seed, shape, p, device, first_query, samples, first_key))
 
 
 def uniform(
@@ -45,7 +45,7 @@ def uniform(
     first_key: Tensor | None = None,
 ) -> Tensor:
     """Return the numbers of :func:`attnreg.functional.seeded_uniform`, bit for bit; raises as :func:`keep` does."""
-    return _there(numbers(seed, shape, None, device, first_query, samples, first_key))
+    return _supported(numbers(seed, shape, None, device, first_query, samples, first_key))
 
 
 def numbers(
@@ -57,9 +57,9 @@ def numbers(
     samples: Tensor | None = None,
     first_key: Tensor | None = None,
 ) -> Tensor | None:
-    """Return decisions, or without p numbers; ``None`` if the places of the positions are none that a kernel knows.
+    """Return decisions, or without p numbers; ``None`` if no kernel supports these indices.
 
-    It knows samples of four dimensions, and first queries and keys that are one number or one for each sample,
+    A kernel supports samples of four dimensions, and first queries and keys that are one number or one per sample,
     ``(B, 1, 1)``.
     """
     count = math.prod(shape[:-3])
@@ -120,7 +120,7 @@ def _(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor |
     return torch.empty(tuple(shape), dtype=torch.float32 if rate is None else torch.bool, device=device)
 
 
-def _there(found: Tensor | None) -> Tensor:
-    if found is None:
-        raise InputError("These places of positions need `attnreg.functional.seeded_uniform`: a kernel knows others.")
-    return found
+def _supported(numbers: Tensor | None) -> Tensor:
+    if numbers is None:
+        raise InputError("No kernel supports these indices of positions: use `attnreg.functional.seeded_uniform`.")
+    return numbers

@@ -27,8 +27,8 @@ def select_keys(grad, value, out, valid, sg, sv, share, H, GROUP, QLEN, KLEN, VA
     """Write the region of a block of rows of one head: R rows, all keys, D dimensions at a time.
 
     The code of the value at the rank where the region ends is between two bounds, which are halved until as many codes
-    are at or above the lower one as the rank asks for, or, with ties, until nothing is between the bounds. Fewer steps
-    than a sort takes: 18 on average, 32 at most.
+    are at or above the lower bound as the rank needs, or, with ties, until nothing is between the bounds. This takes
+    fewer steps than a sort: 18 on average, 32 at most.
     """
     blocks = tl.cdiv(QLEN, R)
     bh = tl.program_id(0) // blocks

@@ -1,7 +1,7 @@
-"""What the kernels of attention share: loads of tiles, scores under masks, and the ends of causal loops.
+"""Code that the attention kernels share: loads of tiles, scores under masks, and the ends of causal loops.
 
-A mask is a tuple ``(pointer, stride of samples, of heads, of queries, of keys)`` or ``None``. A kind says by what
-decisions differ: PER_KEY by key alone, so that a block of keys needs them once, PER_SCORE by query and key.
+A mask is a tuple ``(pointer, stride of samples, of heads, of queries, of keys)`` or ``None``. Decisions of the kind
+PER_KEY differ by key alone, so that a block of keys loads them once, decisions of PER_SCORE by query and key.
 
 A dropped score is FILL, an invalid one -inf, and the running maximum of a row starts at START, below FILL: so a row
 whose valid keys are all dropped becomes uniform over them (AttendOut, Eq. 4), and a row without a valid key sums to 0,
