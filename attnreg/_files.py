@@ -16,34 +16,34 @@ LOCK = ".lock"  # in the folder of a run, a comparison or a search
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    new = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        new.write_text(text, encoding="utf-8", newline="\n")  # checksums assume "\n" on every system
-        new.replace(path)
+        temporary.write_text(text, encoding="utf-8", newline="\n")  # checksums assume "\n" on every system
+        temporary.replace(path)
     finally:
-        new.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that replaces ``path`` when the block ends without an error."""
-    new, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
-    for leftover in (new, old):
+    for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    new.mkdir()
+    temporary.mkdir()
     try:
-        yield new
-        mode = new.stat().st_mode & 0o666  # of new files; safetensors writes its own for their owner alone
-        for file in (each for each in new.rglob("*") if each.is_file()):
+        yield temporary
+        mode = temporary.stat().st_mode & 0o666  # of new files; safetensors makes files for their owner alone
+        for file in (entry for entry in temporary.rglob("*") if entry.is_file()):
             file.chmod(mode)
         if path.exists():
             path.rename(old)
-        new.rename(path)
+        temporary.rename(path)
     finally:
         recover_folder(path)
-        for leftover in (new, old):
+        for leftover in (temporary, old):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -63,7 +63,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def checksums_of(texts: Mapping[str, str]) -> str:
-    """Return the content of ``SHA256SUMS`` for files that will be written, given their texts by name."""
+    """Return the content of ``SHA256SUMS`` for files that will be written, from their texts by name."""
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in texts.items())
 
 

@@ -42,17 +42,17 @@ class Target:
 
     * classification and multiple choice, ``(B, C)``: :math:`\sum_b z_{b, c_b}`, the logit of each sample's class;
     * tokens, ``(B, N, C)``: :math:`\sum_{b,n} \log \mathrm{softmax}(z_{bn})_{c_{bn}}` over labelled positions;
-    * extractive question answering: the same for two classes per row, the positions where the answer begins and ends;
+    * extractive question answering: as for tokens, with two classes per row, where the answer begins and ends;
     * regression, ``(B,)`` or ``(B, 1)``, or float labels in the logits' shape: :math:`-\sum (z - y)^2`; but
-      labels of at least 0 that sum to 1 are soft labels of classes, of which the highest is the gold one.
+      labels of at least 0 that sum to 1 are soft labels of classes, and the class with the highest is the gold class.
 
-    The classes c are the predicted ones (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
-    model shifts its labels one position to the left, as causal language models do, so does the target. The model's
-    own loss tells whether it does; if it fits neither reading, the model's class.
+    The classes c are the predicted classes (pseudo-labels), fixed by the plain forward pass, or the gold labels. If the
+    model shifts its labels one position to the left, as causal language models do, so does the target. The value of
+    the model's loss tells whether it does; if this is unclear, the model's class.
 
     Args:
-        kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the score of
-            each sample, ``(B,)``, or of the batch.
+        kind: ``"predicted"``, ``"label"``, or a function of the model's output and the batch that returns the scores of
+            samples, ``(B,)``, or the score of the batch.
 
     Reference:
         AD-DROP (NeurIPS 2022), Section 2, and its official code.
@@ -66,7 +66,7 @@ class Target:
         self._model: Any = None
 
     def for_model(self, model: nn.Module) -> Target:
-        """Adapt the target to a model; one with several labels per row needs a function as ``kind``."""
+        """Adapt the target to a model; a model with several labels per row needs a function as ``kind``."""
         if callable(self.kind):
             return self
         if is_multi_label(model):
@@ -100,9 +100,9 @@ class Target:
             numbers, labels = False, labels.argmax(-1)
         if one_number or numbers:  # regression
             return None
-        gold = self.kind == "label"
-        given = needed_labels_of(batch, logits) if gold else labels
-        if isinstance(given, Tensor) and (gold or logits.dim() == 2) and labels.numel() != logits[..., 0].numel():
+        if gold := self.kind == "label":
+            needed_labels_of(batch, logits)  # raises if there are none
+        if isinstance(labels, Tensor) and (gold or logits.dim() == 2) and labels.numel() != logits[..., 0].numel():
             shapes = f"Labels {tuple(labels.shape)} are no classes of logits {tuple(logits.shape)}"
             raise InputError(f"{shapes}: {_AS_FUNCTION}")
         if gold:
@@ -115,7 +115,7 @@ class Target:
         return classes
 
     def score(self, output: Any, batch: Mapping[str, Any], classes: Tensor | None) -> Tensor:
-        """Compute the score of the batch, shape ``(1,)``, given the result of :meth:`classes`."""
+        """Compute the score of the batch, shape ``(1,)``, from the result of :meth:`classes`."""
         if callable(self.kind):
             score = self.kind(output, batch)
             if not isinstance(score, Tensor):
@@ -133,7 +133,7 @@ class Target:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return what :func:`attnreg.outputs.predictions_of` finds, or raise if it has no known shape."""
+    """Return the result of :func:`attnreg.outputs.predictions_of`, or raise if it has no known shape."""
     logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
@@ -144,23 +144,24 @@ def logits_of(output: Any) -> Tensor:
 
 
 def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
-    """Whether a model's loss compares each label with the logits one position before it; ``None`` if unclear."""
+    """Whether a model's loss compares labels with the logits one position before them; ``None`` if unclear."""
     loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
         return None
-    own, flat, distances = float(loss.detach()), logits.detach().flatten(0, 1).float(), []
-    for each in (labels, moved_labels(labels)):
-        count = (each != IGNORED).sum() if (given := batch.get("num_items_in_batch")) is None else given
-        total = F.cross_entropy(flat, each.flatten(), ignore_index=IGNORED, reduction="sum")
-        distances.append(abs(own - float(total) / max(float(count), 1.0)))
+    value, flat, distances = float(loss.detach()), logits.detach().flatten(0, 1).float(), []
+    items = batch.get("num_items_in_batch")
+    for targets in (labels, moved_labels(labels)):
+        count = (targets != IGNORED).sum() if items is None else items
+        total = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        distances.append(abs(value - float(total) / max(float(count), 1.0)))
     plain, shifted = distances
-    if plain == shifted or min(plain, shifted) > 1e-3 * abs(own) + 1e-4:
+    if plain == shifted or min(plain, shifted) > 1e-3 * abs(value) + 1e-4:
         return None
     return shifted < plain
 
 
 def _unlabelled(logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """Find the positions without a label or, if no labels are given, the padding."""
+    """Find the positions without a label or, in a batch without labels, the padding."""
     decodes = any(name.startswith("decoder_input") for name in batch)  # so `attention_mask` is the encoder's
     for name in ("labels", "decoder_attention_mask", *([] if decodes else ["attention_mask"])):
         tensor = batch.get(name)
@@ -188,8 +189,8 @@ class Attributions(UserDict[str, Tensor]):
 
     @override
     def __getitem__(self, label: str) -> Tensor:
-        found = self.data[label]
-        return functional.weights_gradient(*found) if isinstance(found, FactoredGradient) else found
+        attribution = self.data[label]
+        return functional.weights_gradient(*attribution) if isinstance(attribution, FactoredGradient) else attribution
 
     @override
     def __repr__(self) -> str:
@@ -197,23 +198,23 @@ class Attributions(UserDict[str, Tensor]):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """``(B, H, Q, K)`` of each attribution, without computing it."""
-        return {label: tuple(found.shape) for label, found in self.data.items()}
+        """``(B, H, Q, K)`` of every attribution, without computing it."""
+        return {label: tuple(attribution.shape) for label, attribution in self.data.items()}
 
     def region(self, label: str, valid: Tensor | None, p: float, region: Region) -> Tensor:
         """Return the candidate region of an attribution; see :func:`attnreg.functional.candidate_region`."""
-        found = self.data[label]
-        if isinstance(found, FactoredGradient):
-            return functional.factored_region(*found, valid, p, region)
-        return functional.candidate_region(found, valid, p, region)
+        attribution = self.data[label]
+        if isinstance(attribution, FactoredGradient):
+            return functional.factored_region(*attribution, valid, p, region)
+        return functional.candidate_region(attribution, valid, p, region)
 
 
-Found = Mapping[str, Tensor | FactoredGradient]
+ByLabel = Mapping[str, Tensor | FactoredGradient]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """What the first of the two passes runs and explains: the arguments of :func:`explain`."""
+    """The first of the two passes, by the arguments of :func:`explain`."""
 
     model: nn.Module
     batch: Mapping[str, Any]
@@ -245,11 +246,11 @@ def explain(
     The model runs uncompiled and without the masks of attached regularizers. Afterwards, even after an exception, its
     mode, its parameters' ``requires_grad`` and ``grad``, its hooks and the random state are as before.
 
-    ``handle`` is that of a regularizer attached to the model, ``labels`` name its sites, and ``method`` is a key of
+    ``handle`` attaches a regularizer to the model, ``labels`` name sites of the handle, and ``method`` is a key of
     :data:`METHODS`. ``training`` runs the model in training mode, with dropout, and ``dtype`` under autocast to it.
 
     Returns:
-        attributions ``(B, H, Q, K)``, by label; those of ``"gradient"`` under a fused kernel are computed on access.
+        attributions ``(B, H, Q, K)``, by label; under a fused kernel, ``"gradient"`` computes them on access.
     """
     for site in handle.sites:
         if site.label in labels and isinstance(site, SiteInfo) and site.in_parts:
@@ -267,10 +268,10 @@ def explain(
         if dtype is not None:
             stack.enter_context(torch.autocast(next(model.parameters()).device.type, dtype))
         try:
-            found = METHODS[method](run)
+            attributions = METHODS[method](run)
             target.for_model(model)  # raises: transformers may set the kind of labels in its first pass
         except RuntimeError as error:
-            # Torch's messages about a gradient with respect to a tensor that the score does not depend on.
+            # Torch's messages about a gradient with respect to a tensor on which the score does not depend.
             if not any(part in str(error) for part in ("not have been used in the graph", "does not require grad")):
                 raise
             raise InputError(
@@ -278,21 +279,21 @@ def explain(
                 "modules that lead to it (`modules=...`), pass another `target`, or checkpoint with "
                 "`use_reentrant=False`."
             ) from error
-    detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in found.items()}
+    detached: dict[str, Any] = {label: x.detach() if isinstance(x, Tensor) else x for label, x in attributions.items()}
     return Attributions(detached)
 
 
-def gradient(run: _Pass) -> Found:
+def gradient(run: _Pass) -> ByLabel:
     r"""GA: the signed gradient of s with respect to A, for all layers in one backward pass.
 
     Under a fused kernel, A is never computed: :math:`\partial s / \partial A = (\partial s / \partial O) V^\top`.
     """
     taps = {label: Tap(at_output=True) for label in run.labels}
-    found = _gradients(run, taps, times_tapped=False)
-    return {label: x if (v := taps[label].values) is None else FactoredGradient(x, v) for label, x in found.items()}
+    gradients = _gradients(run, taps, times_tapped=False)
+    return {label: x if (v := taps[label].values) is None else FactoredGradient(x, v) for label, x in gradients.items()}
 
 
-def gradient_times_attention(run: _Pass) -> Found:
+def gradient_times_attention(run: _Pass) -> ByLabel:
     r""":math:`A \odot \partial s / \partial A`; its sum over a head is the derivative of s by a gate on that head.
 
     At a site of hidden states h, :math:`h \odot \partial s / \partial h`.
@@ -300,7 +301,7 @@ def gradient_times_attention(run: _Pass) -> Found:
     return _gradients(run, {label: Tap() for label in run.labels}, times_tapped=True)
 
 
-def integrated_gradients(run: _Pass) -> Found:
+def integrated_gradients(run: _Pass) -> ByLabel:
     r"""IGA: :math:`A \odot \frac{1}{m} \sum_{k=1}^m \partial s(\frac{k}{m} A) / \partial A`, one layer at a time.
 
     The attributions of a layer sum to s(A) - s(0), up to the discretisation error. Captum's
@@ -310,7 +311,7 @@ def integrated_gradients(run: _Pass) -> Found:
 
     weights, output = _weights(run)
     classes = run.target.classes(output, run.batch)
-    found = {}
+    attributions = {}
     for label, a in weights.items():
         tap = Tap()
 
@@ -319,22 +320,22 @@ def integrated_gradients(run: _Pass) -> Found:
             return run.target.score(run.output(), run.batch, classes)
 
         with run.handle.tapped({label: tap}):  # backward passes too, since gradient checkpointing recomputes in them
-            found[label] = IntegratedGradients(score).attribute(
+            attributions[label] = IntegratedGradients(score).attribute(
                 a,
                 baselines=0.0,
                 n_steps=run.steps,
                 method="riemann_right",
                 internal_batch_size=len(a),  # one step per forward pass
             )
-    return found
+    return attributions
 
 
-def attention(run: _Pass) -> Found:
+def attention(run: _Pass) -> ByLabel:
     """AA: the attention weights themselves."""
     return _weights(run)[0]
 
 
-METHODS: dict[str, Callable[[_Pass], Found]] = {
+METHODS: dict[str, Callable[[_Pass], ByLabel]] = {
     "gradient": gradient,
     "gradient_times_attention": gradient_times_attention,
     "integrated_gradients": integrated_gradients,
@@ -343,7 +344,7 @@ METHODS: dict[str, Callable[[_Pass], Found]] = {
 
 
 def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> dict[str, Tensor]:
-    """Return the gradients with respect to what passes through the taps, perhaps times the latter."""
+    """Return the gradients with respect to the tensors in the taps, perhaps times these tensors."""
     from captum.attr import LayerGradientXActivation
 
     ran, skipped = set[str](), set[str]()
@@ -351,7 +352,7 @@ def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> di
     def score(unused: Tensor) -> Tensor:
         output = run.output()
         explained = run.target.score(output, run.batch, run.target.classes(output, run.batch))
-        skipped.update(taps.keys() - ran)  # layers that the model itself skipped; captum needs a pass through each
+        skipped.update(taps.keys() - ran)  # layers that the model skipped; captum needs a pass through every tap
         for label in skipped:
             explained = explained + 0 * taps[label](explained.new_zeros(1)).sum()
         return explained
@@ -360,8 +361,8 @@ def _gradients(run: _Pass, taps: Mapping[str, Tap], *, times_tapped: bool) -> di
         tap.register_forward_pre_hook(lambda tap, args, label=label: ran.add(label))
     with run.handle.tapped(taps):
         captum = LayerGradientXActivation(score, list(taps.values()), multiply_by_inputs=times_tapped)
-        found = captum.attribute(torch.zeros(1))
-    return {label: gradient for label, gradient in zip(taps, found, strict=True) if label not in skipped}
+        gradients = captum.attribute(torch.zeros(1))
+    return {label: gradient for label, gradient in zip(taps, gradients, strict=True) if label not in skipped}
 
 
 def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:

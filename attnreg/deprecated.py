@@ -1,4 +1,4 @@
-"""Names of 0.1.0, which 0.2 still has: each makes what replaces it, with a warning, and goes in 0.3."""
+"""Names of 0.1.0, which warn, make the class that replaces them, and go in 0.3."""
 
 from __future__ import annotations
 

@@ -24,19 +24,19 @@ KeepAt = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Draws:
-    """A source of random numbers, which gives the same ones again for the same seed, on any device.
+    """A source of random numbers, which gives the same numbers for the same seed, on any device.
 
-    Each draw has numbers of its own, so that two draws are independent; draw in the same order to get them again.
+    Every draw has other numbers, so that two draws are independent; draw in the same order to repeat them.
 
     Args:
         seed: the seed: an integer, or int64, 0-d, or a function that returns it at the first draw; ``None`` takes a new
-            one from torch's generator for each draw.
-        replayed: whether the numbers repeat those of an earlier pass.
-        part: index of the part, if an attention is computed in parts with other queries and keys. Each has its own
-            numbers, other than those of shape ``()`` and ``(H,)``, which hold for all.
+            seed from torch's generator for every draw.
+        replayed: whether the numbers repeat the draws of an earlier pass.
+        part: index of the part, if an attention is computed in parts with other queries and keys. Parts have different
+            numbers, except for draws of shape ``()`` and ``(H,)``, which hold for all parts.
         first_query: index of the first query in the sequence.
-        batch: the samples and tokens of the pass, if numbers are to follow from theirs.
-        traced: whether torch compiles or transforms what draws; ``None`` finds out.
+        batch: the samples and tokens of the pass, if numbers are to follow from their indices.
+        traced: whether torch compiles or transforms the code that draws; ``None`` finds out.
 
     Example:
         >>> draws, again = Draws(3), Draws(3)
@@ -68,8 +68,7 @@ class Draws:
         """The seed, an integer (int64, 0-d, while torch compiles or transforms a function)."""
         seed = self._seed() if callable(self._seed) else self._seed
         self._seed = seed if type(seed) in (int, NoneType) or is_traced() else int(seed)
-        found: int | Tensor | None = self._seed
-        return found
+        return self._seed
 
     def at(self, *, part: int = 0, first_query: int = 0) -> Draws:
         """Return the source of another part of the same attention, which has the same seed."""
@@ -79,7 +78,7 @@ class Draws:
     def place(
         self, shape: Sequence[int], by_query: bool | None = None, device: torch.device | None = None
     ) -> dict[str, Any]:
-        """Return where draws of this shape are: the first query and key, and the samples in a larger batch.
+        """Return the first indices of draws of this shape: of queries and keys, and of samples in a larger batch.
 
         Raises:
             InputError: if draws of this shape do not show their samples.
@@ -127,7 +126,7 @@ class Draws:
         return functional.seeded_keep(seed, shape, p, device=device, **self.place(shape, by_query, device))
 
     def next_seed(self, *, whole: bool = False) -> int | Tensor:
-        """Return a seed of its own for each draw, and for each part of an attention unless it is for the ``whole``."""
+        """Return another seed for every draw, and for every part of an attention unless a draw is for the ``whole``."""
         seed = self._seed if type(self._seed) is int else self.seed
         if seed is None:
             drawn = new_seed()
@@ -139,7 +138,7 @@ class Draws:
 
 
 class DrawsHere:
-    """What sites share: random numbers and decisions that follow from the seed of the forward pass."""
+    """Base of sites: random numbers and decisions that follow from the seed of the forward pass."""
 
     shape: tuple[int, ...]
     device: torch.device
@@ -150,8 +149,8 @@ class DrawsHere:
 
         Args:
             p: drop probability; a tensor must be 0-d.
-            shape: their shape (default: that of the site).
-            by_query: whether they differ by query (default: if the shape has several queries, or is that of the site).
+            shape: their shape (default: the shape of the site).
+            by_query: whether they differ by query (default: if the shape has several queries, or is the site's).
                 If so, a pass with a cache of earlier keys continues where the pass before it ended.
         """
         shape, by_query = (self.shape, True) if shape is None else (shape, by_query)
@@ -172,39 +171,39 @@ class DrawsHere:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The samples and tokens of one forward pass, by which the numbers of its tensors are told apart.
+    """The samples and tokens of one forward pass, by which its tensors get different numbers.
 
     A tensor has the dimensions ``(B, ...)``, ``(B, C)``, ``(B, T, C)``, ``(B, H, Q, K)`` or others; its numbers follow
-    from its indices, so that each sample has its own in a batch of any size and length.
+    from its indices, so that a sample keeps its numbers in a batch of any size and length.
     """
 
     size: int = 0  # B; 0 if it is not known
     tokens: int = 0  # T, without those in a cache
-    first: Tensor | None = None  # index of the first token of each sample that is not padding, (B,)
+    first: Tensor | None = None  # index of the first token of a sample that is not padding, (B,)
     cached: int = 0  # number of tokens in a cache, which come before
-    rooms: Collection[int] = ()  # numbers of keys of a static cache, by layer: all that it has room for
+    rooms: Collection[int] = ()  # numbers of keys for which the layers of a static cache have room
     rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
     has_encoder: bool = False  # whether an encoder, which has no cache, may run before a decoder
 
     def place(
         self, shape: Sequence[int], device: torch.device, *, shared: bool
     ) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
-        """Return the dimensions ``(B, H, Q, K)`` by which numbers of a tensor are told apart, and where they are."""
+        """Return the dimensions ``(B, H, Q, K)`` of a tensor and their first indices, from which its numbers follow."""
         lead, *rest = shape if len(shape) else (1,)
         middle, (keys, *_) = rest[:-1], (*rest[-1:], 1)
         heads = middle[0] if len(middle) == 2 and middle[0] <= MOST_HEADS else 1
-        four = lead, heads, math.prod(middle) // heads, keys
+        dims = lead, heads, math.prod(middle) // heads, keys
         place: dict[str, Any] = {}
         if self.rows is not None and not shared and len(shape):
             place = self._of_rows(shape)
         if lead == self.size and not shared and math.prod(rest) > 1 and (self.first is not None or self.cached):
             first = torch.zeros((), dtype=torch.long, device=device) if self.first is None else self.first.to(device)
             first = first.view(-1, 1, 1)
-            if four[2] == self.tokens:
+            if dims[2] == self.tokens:
                 place["first_query"] = self.cached - first
                 if len(shape) == 4 and keys in (self.rooms or [self.tokens + self.cached]):
                     place["first_key"] = -first
-        return four, {name: each.to(device) for name, each in place.items()}
+        return dims, {name: index.to(device) for name, index in place.items()}
 
     def _of_rows(self, shape: Sequence[int]) -> dict[str, Any]:
         rows = self.rows
@@ -229,8 +228,8 @@ def new_seed(generator: torch.Generator | None = None) -> Tensor:
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the states of the global generators, by whose they are; those of GPUs without waiting for them."""
-    on_gpu = torch.cuda.is_initialized() and [each.get_offset() for each in torch.cuda.default_generators]
+    """Return the states of the global generators, by owner; reading the state of a GPU does not wait for it."""
+    on_gpu = torch.cuda.is_initialized() and [generator.get_offset() for generator in torch.cuda.default_generators]
     numpys: Any = np.random.get_state()
     of_torch = {"torch's": torch.get_rng_state().numpy().tobytes(), "torch's CUDA": on_gpu}
     return {**of_torch, "numpy's": (numpys[1].tobytes(), numpys[2]), "Python's": random.getstate()}
@@ -240,7 +239,7 @@ _latest: dict[int, Draws | None] = {}  # by thread
 
 
 def draws_of_pass() -> Draws:
-    """Return the source of the forward pass that begins, for ``prepare``; outside of one, a new source."""
+    """Return the source of the forward pass that begins, for ``prepare``; outside of a pass, a new source."""
     return _latest.get(_thread()) or Draws()
 
 
@@ -248,11 +247,11 @@ def draws_of_pass() -> Draws:
 def draws_from(draws: Draws) -> Iterator[None]:
     """Make :func:`draws_of_pass` return a source within the block."""
     thread = _thread()
-    before, _latest[thread] = _latest.get(thread), draws
+    outer, _latest[thread] = _latest.get(thread), draws
     try:
         yield
     finally:
-        _latest[thread] = before
+        _latest[thread] = outer
 
 
 def _thread() -> int:
@@ -271,7 +270,7 @@ class Drawn:
     first_query: int | Tensor = 0  # index of the first query in the sequence
     samples: Tensor | None = None  # index of each sample in a larger batch, (B,)
     first_key: Tensor | None = None  # index of the first key
-    traced: bool | None = None  # whether torch compiles or transforms what draws; `None` finds out
+    traced: bool | None = None  # whether torch compiles or transforms the code that draws; `None` finds out
 
     def written_out(self) -> Tensor:
         """Return the decisions as a tensor, bool, in this shape."""
@@ -279,20 +278,20 @@ class Drawn:
         return functional.seeded_keep(self.seed, self.shape, self.p, device=self.device, traced=self.traced, **place)
 
     def factors(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return what attention weights are multiplied by, in this shape: bool, or with ``rescale`` of this dtype."""
+        """Return the factors on attention weights, in this shape: bool, or with ``rescale`` of this dtype."""
         keep = self.written_out()
         return keep.to(dtype) / self.divisor if self.rescale else keep
 
     @property
     def divisor(self) -> float | Tensor:
-        """What kept attention weights are divided by."""
+        """The divisor of kept attention weights."""
         return 1 - self.p + (self.p == 1) if self.rescale else 1.0  # at p = 1 nothing is kept: no 0 / 0
 
     def of_queries(self, queries: Tensor) -> Tensor:
         """Return the decisions of some queries, ``(B, H, len(queries), K)``."""
         batch, heads, rows, keys = self.shape
         shape = batch, heads, len(queries), keys
-        # Row i of the answer stands for query `queries[i]`, while `seeded_keep` counts rows from the first query on.
+        # Row i of the result is query `queries[i]`, but `seeded_keep` counts rows from the first query on.
         first = (queries if rows > 1 else 0) - torch.arange(len(queries), device=queries.device) + self.first_query
         place: Any = {"first_query": first, "samples": self.samples, "first_key": self.first_key}
         return functional.seeded_keep(self.seed, shape, self.p, device=queries.device, **place)
@@ -307,7 +306,7 @@ class Drawn:
         first = first if self.first_key is None else first + key_steps(self.first_key)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
         p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
-        # Numbers would be compiled anew for each length.
+        # Compiled code with sizes would be compiled again for every length.
         by_sample, by_head, by_query, by_key = batch > 1, heads > 1, queries > 1, keys > 1
 
         def keep(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

@@ -63,6 +63,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("colas", ["cola", "rte"]), did_you_mean("drophead", ["DropHead"]), did_you_mean("xyz", ["rte"])
         (' Did you mean cola?', ' Did you mean DropHead?', '')
     """
-    spelled = {each.lower(): each for each in known}
+    spelled = {candidate.lower(): candidate for candidate in known}
     nearest = difflib.get_close_matches(name.lower(), spelled, n=1)
     return f" Did you mean {spelled[nearest[0]]}?" if nearest else ""

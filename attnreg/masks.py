@@ -20,21 +20,21 @@ from attnreg.draws import Drawn
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    r"""What a regularizer does at one attention site. A field that is ``None`` changes nothing.
+    r"""The action of a regularizer at one attention site. A field that is ``None`` changes nothing.
 
     Args:
         scores: bool, ``True`` = kept, broadcastable to ``(B, H, Q, K)``: a dropped score becomes :math:`-\infty` before
             the softmax. A 0-d ``False`` drops the whole layer (uniform attention) without computing :math:`QK^\top`.
         weights: bool or float, broadcastable to ``(B, H, Q, K)``: multiplies the attention weights after the softmax.
             It may have a gradient.
-        normalized: like ``weights``, but applied before them, and each row is then divided by its sum, so that it sums
+        normalized: like ``weights``, but applied before them, and every row is then divided by its sum, so that it sums
             to 1 again. A row whose valid keys are all dropped becomes uniform over them.
         detach_sum: pass no gradient through that sum.
-        kept: bool, broadcastable to ``(B, H, Q, K)``: what drop rates count as kept. By default, a unit is kept if
-            ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
+        kept: bool, broadcastable to ``(B, H, Q, K)``: the units that count as kept in drop rates. By default, a unit is kept
+            if ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
         drawn: like ``scores``, but decided within the kernel; see :meth:`AttentionSite.dropping`.
         drawn_weights: like ``weights``, but decided within the kernel; see :meth:`AttentionSite.dropping_weights`.
-        relaxed: float, in ``[0, 1]``, 0-d or broadcastable to ``(B, H, Q, 1)``: the share of each row's weights that is
+        relaxed: float, in ``[0, 1]``, 0-d or broadcastable to ``(B, H, Q, 1)``: the share of a row's weights that is
             spread evenly over its valid keys, except dropped scores, before ``normalized`` and ``weights``.
 
     Raises:
@@ -57,9 +57,9 @@ class Mask:
     drawn_weights: tuple[Drawn, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        given = self.__dict__
+        fields = self.__dict__
         for name in TENSORS:
-            value, decides = given[name], name in DECISIONS
+            value, decides = fields[name], name in DECISIONS
             if value is not None and not (isinstance(value, Tensor) and (value.dtype == torch.bool or not decides)):
                 wanted = "a bool tensor (True = kept; a factor is passed as `weights`)" if decides else "a tensor"
                 raise TypeError(f"Expected `{name}` to be {wanted}, got {getattr(value, 'dtype', type(value))}.")
@@ -83,7 +83,7 @@ class Mask:
 
     @property
     def drops_in_kernel(self) -> bool:
-        """Whether a kernel that decides itself what it drops can apply the whole mask."""
+        """Whether a kernel that draws its decisions can apply the whole mask."""
         return self.weights is None and self.normalized is None and self.relaxed is None
 
     @property
@@ -94,7 +94,7 @@ class Mask:
         return self.scores is None and not self.has_factors
 
     def factored(self) -> tuple[Mask, Tensor | None]:
-        """Return the mask without the factors that all keys of a row share, and these, if there are any.
+        """Return the mask without the factors that all keys of a row share, and these factors, if there are any.
 
         Such factors, ``(B, H, Q, 1)`` or ``(B, H, 1, 1)``, multiply the output of attention: :math:`(fA)V = f(AV)`.
         """
@@ -160,7 +160,7 @@ class Mask:
         return weights * (self.weights.to(weights.dtype) if self.weights.is_floating_point() else self.weights)
 
     def __and__(self, other: Mask) -> Mask:
-        """Apply both masks: what either drops is dropped; factors multiply."""
+        """Apply both masks: drop the units that either mask drops, and multiply the factors."""
         mine, theirs = self.__dict__, other.__dict__
         both: dict[str, Any] = {}
         for name in TOGETHER:
@@ -180,25 +180,25 @@ def pack(mask: Tensor) -> list[Tensor]:
     for dim in range(mask.dim()):
         mask = mask.narrow(dim, 0, 1) if mask.stride(dim) == 0 and mask.shape[dim] else mask
     bits = mask.flatten().to(torch.uint8)
-    bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8) << _places(mask)
+    bits = F.pad(bits, (0, -len(bits) % 8)).view(-1, 8) << _bit_positions(mask)
     return [bits.sum(1, dtype=torch.uint8), torch.tensor(mask.shape)]
 
 
 def unpack(packed: list[Tensor]) -> Tensor:
-    """Unpack what :func:`pack` returned."""
+    """Unpack the result of :func:`pack`."""
     values, shape = packed
-    bits = (values[:, None] >> _places(values)) & 1
+    bits = (values[:, None] >> _bit_positions(values)) & 1
     return bits.flatten()[: int(shape.prod())].view(shape.tolist()).bool()
 
 
-def _places(like: Tensor) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=like.device)  # of the bits in a byte
+def _bit_positions(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 DECISIONS = "scores", "kept"  # the fields that are bool
 TENSORS = *DECISIONS, "weights", "normalized", "relaxed"
 
-#: how each field of two masks that both apply becomes one
+#: functions that join the fields of two masks
 TOGETHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scores": torch.logical_and,
     "weights": torch.mul,

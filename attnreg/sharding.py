@@ -21,14 +21,13 @@ def whole_state(part: Any, model: nn.Module) -> dict[str, Any]:
     must call this at the same time.
     """
     if not (is_sharded(model) and (part is model or isinstance(part, Optimizer))):
-        state: dict[str, Any] = part.state_dict()
-        return state
+        return part.state_dict()
     from torch.distributed.checkpoint import state_dict as dcp  # late: it is slow to import
 
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     if part is model:
         return dcp.get_model_state_dict(model, options=options)
-    inner: Any = getattr(part, "optimizer", part)  # accelerate wraps it
+    inner: Any = getattr(part, "optimizer", part)  # accelerate wraps the optimizer
     return dict(dcp.get_optimizer_state_dict(model, inner, options=options))
 
 

@@ -61,11 +61,11 @@ class SiteInfo(Site):
         name: as in :class:`Site`, as are ``layer``, ``num_layers`` and ``stack``.
         heads: H, or ``None`` if it is not known before attention is computed.
         head_size: D, or ``None`` if the model exposes only scores, not queries and keys.
-        shares_keys: whether all queries of a sample share their keys. If not, each query has its own keys (a local
-            layout: 2 samples with 9 queries of 5 keys each have scores of shape ``(18, H, 1, 5)``), or each part of
-            the attention has (``in_parts``).
+        shares_keys: whether all queries of a sample share their keys. If not, every query has other keys (a local
+            layout: 2 samples with 9 queries of 5 keys per query have scores of shape ``(18, H, 1, 5)``), or every part
+            of the attention has (``in_parts``).
         in_parts: whether a forward pass may compute the site in several calls, such as one per image of a batch; the
-            regularizer is then asked for a mask in each.
+            regularizer then makes a mask in every call.
 
     Example:
         >>> SiteInfo(name="bert.encoder.layer.3.attention.self", layer=3, num_layers=12).label
@@ -79,11 +79,11 @@ class SiteInfo(Site):
 
 
 S = TypeVar("S", bound=Site)
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def layer_indices(layers: Sequence[int], where: str) -> list[int]:
-    """Return layer indices as a list, or raise if they are not one; messages name the regularizer ``where``."""
+    """Return layer indices as a list, or raise if they are none; messages name the regularizer ``where``."""
     if not isinstance(layers, Collection) or isinstance(layers, (str, Mapping)) or not len(layers):
         write = f": write [{layers!r}]" if isinstance(layers, int) else ""
         raise InputError(f"Expected `layers` of {where} to be a list with at least one index, got {layers!r}{write}.")
@@ -105,7 +105,7 @@ def on_layers(sites: Sequence[S], layers: Collection[int], where: str) -> list[S
 
 
 def check_shared_keys(does: str, sites: Sequence[SiteInfo], *, in_parts: bool = False) -> None:
-    """Raise if queries do not share their keys; parts of an attention need not with ``in_parts``."""
+    """Raise if queries do not share their keys; with ``in_parts``, parts of an attention need not share them."""
     for site in sites:
         if not site.shares_keys and not (in_parts and site.in_parts):
             raise InputError(
@@ -170,8 +170,8 @@ class AttentionSite(SiteInfo, DrawsHere):
         rows = None if self.queries is None else self.queries[:, None, :, None]
         if self.valid is None:
             return rows
-        found = functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
-        return found if rows is None else found & rows
+        units = functional.units(self.valid, self.shape, self_attention=self.stack != "cross")
+        return units if rows is None else units & rows
 
     def rows(self) -> Tensor | None:
         """Return the real query rows, bool, broadcastable to ``(B, H, Q, 1)``; ``None`` means every row."""
@@ -181,8 +181,8 @@ class AttentionSite(SiteInfo, DrawsHere):
         """Return the number of units, 0-d."""
         return summed(self.units, self.shape, ())
 
-    def once(self, name: Hashable, find: Callable[[], Found]) -> Found:
-        """Return what a function finds in ``valid`` and ``shape`` alone, which layers of a pass may share."""
+    def once(self, name: Hashable, find: Callable[[], Result]) -> Result:
+        """Return the result of a function of ``valid`` and ``shape`` alone, which layers of a pass may share."""
         return find()
 
     def valid_of(self, queries: Tensor) -> Tensor | None:
@@ -215,7 +215,7 @@ class AttentionSite(SiteInfo, DrawsHere):
         """Return factors that drop whole heads of a sample, as :class:`attnreg.DropHead` does; on a GPU in one launch.
 
         Returns:
-            ``(B, H)``; those of a sample sum to H.
+            ``(B, H)``; the factors of a sample sum to H.
         """
         batch, heads = self.shape[:2]
         place, seed = self.draws.place((batch, heads), False, self.device), self.draws.next_seed()
@@ -253,10 +253,10 @@ class HiddenInfo(Site):
 
     Args:
         where: ``"embeddings"`` (the states that enter the first block of a list of blocks), ``"input"`` or ``"output"``
-            of a Transformer block, ``"residual"`` (what each residual connection of a block adds to its states), or
+            of a Transformer block, ``"residual"`` (the updates that the residual connections of a block add), or
             ``"pooled"`` (the one vector per sample that the last linear layer takes).
         name: qualified name of the block or linear layer, as in :class:`Site`, as are ``layer``, ``num_layers`` and
-            ``stack``. Embeddings have the layer of the block that they enter, the pooled state that of the last block.
+            ``stack``. Embeddings have the layer of the block that they enter, the pooled state the layer of the last.
 
     Example:
         >>> HiddenInfo(where="output", layer=3, num_layers=12).label
@@ -269,7 +269,7 @@ class HiddenInfo(Site):
     @property
     def label(self) -> str:
         """Short unique name, ``"<stack>.<layer>.<where>"``, or ``"pooled"``."""
-        # Spelled out: torch.compile does not find a dict entry again whose key was made with `super()`.
+        # Without `super()`, because torch.compile would not recognize the label as the key of a dict.
         return self.where if self.where == "pooled" else f"{self.stack}.{self.layer}.{self.where}"
 
 
@@ -285,7 +285,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
         draws: the source of randomness; see :meth:`keep`, :meth:`uniform`, :meth:`normal` and :meth:`dropout`.
         device: device of the states.
         dtype: dtype of the states.
-        counter: makes a place, int64, ``(2,)``, where :meth:`dropout` counts in a kernel; ``None`` counts nothing.
+        counter: allocates int64, ``(2,)``, where :meth:`dropout` counts in a kernel; ``None`` counts nothing.
 
     Example:
         >>> site = HiddenSite(shape=(2, 3, 8), valid=torch.tensor([[True, True, False], [True, True, True]]))
@@ -323,7 +323,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
 
     @property
     def lengths(self) -> Tensor:
-        """The number of tokens of each sample without padding, ``(B,)``, at least 1; raises as :attr:`tokens`."""
+        """The numbers of tokens of samples without padding, ``(B,)``, at least 1; raises as :attr:`tokens`."""
         return self.tokens.sum(1).clamp(min=1)
 
     def dropout(self, states: Tensor, p: float | Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -332,7 +332,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
         Args:
             states: the states, of the shape of the site.
             p: drop probability; a tensor must be 0-d.
-            shape: the shape of the decisions (default: that of the site), with 1 for tokens that share them.
+            shape: the shape of the decisions (default: the site's), with 1 for tokens that share them.
         """
         by_query = shape is None or len(shape) < 3 or shape[1] > 1
         shape = self.shape if shape is None else shape
@@ -340,10 +340,10 @@ class HiddenSite(HiddenInfo, DrawsHere):
         is_plain = isinstance(place["first_query"], int) and place.get("samples") is None and "first_key" not in place
         if is_plain and kernels.drops(states):
             counts = None if self.counter is None else self.counter()
-            wide, four = states.view(*[1] * (4 - states.dim()), *states.shape), (*[1] * (4 - len(shape)), *shape)
+            states_4d, dims = states.view(*[1] * (4 - states.dim()), *states.shape), (*[1] * (4 - len(shape)), *shape)
             seed = self.draws.next_seed()
             out = kernels.dropout(
-                wide, seed, p, shape=four, first_query=place["first_query"], valid=self.valid, counts=counts
+                states_4d, seed, p, shape=dims, first_query=place["first_query"], valid=self.valid, counts=counts
             )
             if counts is not None:
                 self._counts.append(counts)

@@ -23,10 +23,8 @@ def dropped_weights(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor, closed: Tensor | None, scale: float, share: float
 ) -> Tensor:
     """Compute :func:`weights_dropout` on a CPU, outside of transforms; ``closed`` is the result of :func:`closed`."""
-    arguments = query, key, value, keep, closed, scale, share
     # This is `apply` without its checks for function transforms.
-    out: Tensor = super(torch.autograd.Function, _WeightsDropout).apply(*arguments)
-    return out
+    return super(torch.autograd.Function, _WeightsDropout).apply(query, key, value, keep, closed, scale, share)
 
 
 def closed(valid: Tensor | None, like: Tensor) -> Tensor | None:

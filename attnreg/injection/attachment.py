@@ -110,8 +110,7 @@ def attach(
     provider.check(infos, model)
     if provider.may_skip_blocks:
         check_blocks("A provider that skips blocks", chosen)
-    seeds = own_dropout == "seeded"
-    handle = AttachHandle(model, provider, discovery, chosen, states, seeded=seeds)
+    handle = AttachHandle(model, provider, discovery, chosen, states, seeded=own_dropout == "seeded")
     for part in provider.parts():
         _ATTACHED[part] = ref(handle)
     return handle

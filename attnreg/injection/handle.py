@@ -298,8 +298,7 @@ class AttachHandle:
         if id(self._passes.model) not in memo:
             copy.deepcopy(self._passes.model, memo)
             if id(self) in memo:
-                copied: AttachHandle = memo[id(self)]
-                return copied
+                return memo[id(self)]
         copied = memo[id(self)] = object.__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         for replaced, replaced_copy in zip(self._replaced, copied._replaced, strict=True):

@@ -202,8 +202,7 @@ def _call(
         return None
     infos = {where: (hidden.info, hidden.axes) for where, hidden in states.items()}
     changed = (info for where, (info, _) in infos.items() if where != "embeddings")
-    parts = (part for site in sites for part in (site.attention, *site.others))
-    called = {(part.caller.module, part.caller.index) for part in parts}
+    called = {(part.caller.module, part.caller.index) for site in sites for part in (site.attention, *site.others)}
     attached = tuple(modules[module] for module, _ in called if module in modules)
     info = None if self_attention is None else self_attention.info
     acted_on = (*(site.info for site in chosen_here), *changed)

@@ -218,8 +218,7 @@ class Passes(Repeatable):
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or the present part of a pass that may go on in another part of the model."""
         now = self.latest
-        original = now.original
-        moves = now.seed is not None and (original is None or now.generator_hash == original.generator_hash)
+        moves = now.seed is not None and (now.original is None or now.generator_hash == now.original.generator_hash)
         if moves and now.whole and self._acts() and (torch.compiler.is_compiling() or not transformed()):
             # This moves the generator before later draws. Without the attribute, compiled code would leave it out.
             self._drawn_at_end = seed_of_pass()

@@ -50,7 +50,7 @@ def query_gradient(q, k, v, out, grad, dq, sums, deltas, lses, fills, words, val
                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     """Compute the gradient of a block of queries, and store numbers of its rows for the other kernel.
 
-    These are delta, the sum of the output times its gradient, the log2 of the sum of the row, what a dropped score is,
+    These are delta, the sum of the output times its gradient, the log2 of the sum of the row, the score where it drops,
     and the words of the hash: the other kernel would compute them again in every thread that holds a row.
     """
     blocks = tl.cdiv(QLEN, BLOCK_M)

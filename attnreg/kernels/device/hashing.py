@@ -1,7 +1,7 @@
 """The hash of `attnreg.functional.seeded`, bit for bit, and the argument of a kernel for a draw.
 
 A draw is a tuple: three parts of its mixed seed, to which the index of the first query is added; its drop rate, and a
-pointer to the rate if it is in memory; the divisor of kept values, or for a rate in memory whether there is one; 0 where
+pointer to the rate if it is in memory; the divisor of kept values, or for a rate in memory whether it has one; 0 where
 samples share decisions, and 0 where heads do; and pointers to the indices of samples, of their first queries and of
 their first keys, the last two with their strides. A pointer may be ``None``.
 """
