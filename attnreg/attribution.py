@@ -137,8 +137,7 @@ def logits_of(output: Any) -> Tensor:
     logits = predictions_of(output)
     if not isinstance(logits, Tensor) or logits.dim() not in (1, 2, 3):
         shape = f" with logits of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
-        name = type(output).__name__
-        text = f"The model's output, {name}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C)"
+        text = f"The model's output, {type(output).__name__}{shape}, has no `logits` of shape (B,), (B, C) or (B, N, C)"
         raise InputError(f"{text}: {_AS_FUNCTION}")
     return logits
 

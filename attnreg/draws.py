@@ -91,12 +91,12 @@ class Draws:
         if samples is not None and (shape[0] != len(samples) or len(shape) > 4 or self._part):
             shown = f"Draws of shape {tuple(shape)} do not show {len(samples)} samples"
             raise InputError(f"{shown}: replay the whole batch, without `rows`.")
-        before = batch.cached if len(shape) == 3 else self.first_query
-        place: dict[str, Any] = {"first_query": before if by_query else 0, "samples": samples, "traced": self._traced}
+        offset = batch.cached if len(shape) == 3 else self.first_query
+        place: dict[str, Any] = {"first_query": offset if by_query else 0, "samples": samples, "traced": self._traced}
         if (first := batch.first) is not None and len(shape) > 2 and shape[0] == len(first) and not self._part:
             first = first.to(device=device).view(-1, *[1] * (len(shape) - 2))  # padding on the left does not count
             if by_query:
-                place["first_query"] = before - first
+                place["first_query"] = offset - first
             if len(shape) == 4 and shape[3] > 1:
                 place["first_key"] = -first
         return place
@@ -178,9 +178,9 @@ class Batch:
     """
 
     size: int = 0  # B; 0 if it is not known
-    tokens: int = 0  # T, without those in a cache
+    tokens: int = 0  # T, without tokens in a cache
     first: Tensor | None = None  # index of the first token of a sample that is not padding, (B,)
-    cached: int = 0  # number of tokens in a cache, which come before
+    cached: int = 0  # number of earlier tokens, in a cache
     rooms: Collection[int] = ()  # numbers of keys for which the layers of a static cache have room
     rows: Tensor | None = None  # index of each sample in a larger batch, (B,)
     has_encoder: bool = False  # whether an encoder, which has no cache, may run before a decoder

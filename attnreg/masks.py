@@ -30,8 +30,8 @@ class Mask:
         normalized: like ``weights``, but applied before them, and every row is then divided by its sum, so that it sums
             to 1 again. A row whose valid keys are all dropped becomes uniform over them.
         detach_sum: pass no gradient through that sum.
-        kept: bool, broadcastable to ``(B, H, Q, K)``: the units that count as kept in drop rates. By default, a unit is kept
-            if ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
+        kept: bool, broadcastable to ``(B, H, Q, K)``: the units that count as kept in drop rates. By default, a unit is
+            kept if ``scores`` keeps it and no factor on it is 0; a relaxed mask, with no factor of exactly 0, sets it.
         drawn: like ``scores``, but decided within the kernel; see :meth:`AttentionSite.dropping`.
         drawn_weights: like ``weights``, but decided within the kernel; see :meth:`AttentionSite.dropping_weights`.
         relaxed: float, in ``[0, 1]``, 0-d or broadcastable to ``(B, H, Q, 1)``: the share of a row's weights that is

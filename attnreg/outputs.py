@@ -175,7 +175,7 @@ def aligned_labels(model: nn.Module, labels: Tensor, logits: Tensor | None = Non
 def rows_of(batch: Mapping[str, Any]) -> int:
     """Return the number of rows of a batch: the length of its labels, else of its first tensor."""
     labels = batch.get("labels")
-    tensors = (each for each in batch.values() if isinstance(each, Tensor) and each.dim())
+    tensors = (value for value in batch.values() if isinstance(value, Tensor) and value.dim())
     return len(labels if isinstance(labels, Tensor) else next(tensors))
 
 

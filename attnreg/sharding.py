@@ -1,4 +1,4 @@
-"""States of models that FSDP2 shards over processes, as those of whole models."""
+"""Whole state dicts of models that FSDP2 shards over processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def whole_state(part: Any, model: nn.Module) -> dict[str, Any]:
 
 
 def load_whole_state(part: Any, model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what :func:`whole_state` returned; of a sharded model, what it returned in the first process counts."""
+    """Load what :func:`whole_state` returned; of a sharded model, the state of the first process counts."""
     if not (is_sharded(model) and (part is model or isinstance(part, Optimizer))):
         part.load_state_dict(state)
         return

@@ -280,7 +280,7 @@ class HiddenSite(HiddenInfo, DrawsHere):
     Args:
         shape: ``(B, T, C)``; ``(B, C)`` for the pooled state.
         valid: bool, ``(B, T)``, ``True`` = a token that is not padding; ``None`` means all.
-        padding_unknown: whether the model was given a mask whose tokens are not those of the hidden states, so that
+        padding_unknown: whether the model got a mask, but for other tokens than these hidden states, so that
             ``valid`` is ``None`` although there may be padding.
         draws: the source of randomness; see :meth:`keep`, :meth:`uniform`, :meth:`normal` and :meth:`dropout`.
         device: device of the states.

@@ -28,7 +28,7 @@ class Kernel:
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(launching, "_known", {})
+    monkeypatch.setattr(launching, "_compiled", {})
 
 
 def launched(kernel, *arguments, constants=(True, 16), warps=4):
@@ -67,10 +67,10 @@ def test_others_are_looked_up(arguments, options):
 
 
 def test_no_more_than_so_many_are_kept(monkeypatch):
-    monkeypatch.setattr(launching, "MOST_KNOWN", 2)
+    monkeypatch.setattr(launching, "MOST_COMPILED", 2)
     for length in range(5):
         launched(Kernel(), length)
-    assert len(launching._known) <= 2
+    assert len(launching._compiled) <= 2
 
 
 def test_a_device_without_kernels():

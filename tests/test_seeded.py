@@ -53,9 +53,9 @@ def test_in_parts_or_at_once_it_is_the_same(monkeypatch):
     shape = 5, 3, 7, 11
     whole = functional.seeded_keep(4, shape, 0.4)
     monkeypatch.setattr(seeded, "CHUNK", 30)
-    seeded._places.cache_clear()
+    seeded._rows_and_steps.cache_clear()
     assert torch.equal(functional.seeded_keep(4, shape, 0.4), whole)
-    seeded._places.cache_clear()
+    seeded._rows_and_steps.cache_clear()
     monkeypatch.setattr(seeded, "is_traced", lambda: True)
     assert torch.equal(functional.seeded_keep(4, shape, 0.4), whole)
     assert torch.equal(functional.seeded_keep(4, shape, torch.tensor(0.4)), whole)

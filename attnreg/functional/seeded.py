@@ -89,7 +89,7 @@ def seeded_keep(seed: int | Tensor, shape: Sequence[int], p: float | Tensor, **p
 
 
 def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
-    """Derive a seed from a seed and a number, such as a layer's index: an integer of 64 bits or, of a tensor, a tensor.
+    """Derive a seed from a seed and a number, such as a layer's index: of 64 bits, or int64, 0-d, like the seed.
 
     Example:
         >>> fold_seed(7, 0) == int(fold_seed(torch.tensor(7), 0)) != fold_seed(7, 1)

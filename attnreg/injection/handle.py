@@ -150,7 +150,7 @@ class AttachHandle:
             batch: the inputs of the model, with ``input_ids``, and ``labels`` if the provider needs them.
             tokenizer: names the tokens (default: their numbers).
             row: the sample in the batch.
-            seed: chooses the masks (default: those of the latest pass with this provider, or of seed 0).
+            seed: chooses the masks (default: the seed of the latest pass with this provider, or 0).
 
         Raises:
             InputError: if the provider drops nothing of tokens, or the batch has no ``input_ids``.

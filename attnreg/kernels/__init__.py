@@ -1,4 +1,4 @@
-"""What must be fast on a GPU: Triton kernels, and the operators of torch that launch them."""
+"""Code that must be fast on a GPU: Triton kernels, and the operators of torch that launch them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What acts while an attached model runs: replaced forwards, the pass, its seeds, padding and rates."""
+"""Code that acts while an attached model runs: replaced forwards, the pass, its seeds, padding and rates."""

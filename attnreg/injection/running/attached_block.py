@@ -36,8 +36,8 @@ NORMS = {F.layer_norm, F.rms_norm, torch.layer_norm, torch.rms_norm}
 class BlockCall:
     """One call of a block, or of a classifier, in a forward pass."""
 
-    first: str  # name of the first argument
-    alone: bool  # whether it returns only hidden states
+    input_name: str  # name of the first argument
+    only_states: bool  # whether it returns only hidden states
     info: SiteInfo | None  # of its self-attention, by which the provider decides; None if it cannot be skipped
     chosen: tuple[Site, ...]  # all chosen attention in the block, and its hidden states
     modules: tuple[AttachedModule, ...]  # one for every call in the block
@@ -72,7 +72,7 @@ class AttachedBlock(ReplacedForward[BlockCall]):
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
         hidden = _input_states(call, args, kwargs)
-        if call.alone and not compiling:
+        if call.only_states and not compiling:
             for module in call.modules:
                 module.calls.done += 1
             output: Any = hidden
@@ -108,7 +108,7 @@ class AttachedBlock(ReplacedForward[BlockCall]):
         if where not in call.states:
             return args, kwargs
         states = self._changed(call, where, _input_states(call, args, kwargs), args, kwargs)
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.first: states})
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, call.input_name: states})
 
     def _changed(
         self,
@@ -165,7 +165,7 @@ def _count(site: HiddenSite, before: Tensor, after: Tensor) -> Count:
 
 def attached_blocks(
     passes: Passes,
-    found: Discovery,
+    discovery: Discovery,
     chosen: Sequence[ModelSite],
     states: Sequence[HiddenModelSite],
     modules: Mapping[nn.Module, AttachedModule],
@@ -173,7 +173,7 @@ def attached_blocks(
     """Return the attached blocks of these hidden states and, if the provider skips blocks, of chosen self-attention."""
     skips = chosen if passes.provider.may_skip_blocks else ()
     sites_in: dict[tuple[nn.Module, int], list[ModelSite]] = defaultdict(list)
-    for site in found.sites:
+    for site in discovery.sites:
         if site.block is not None:
             sites_in[site.block.module, site.block.index].append(site)
     states_at: dict[tuple[nn.Module, int], dict[Where, HiddenModelSite]] = defaultdict(dict)
@@ -181,12 +181,12 @@ def attached_blocks(
         states_at[hidden.module, hidden.call.index][hidden.info.where] = hidden
     calls: dict[nn.Module, list[BlockCall | None]] = {module: [] for module, _ in (*sites_in, *states_at)}
     last: dict[nn.Module, int] = defaultdict(int)
-    for module, index in (*sites_in, *((call.module, call.index) for call in found.entries)):
+    for module, index in (*sites_in, *((call.module, call.index) for call in discovery.entries)):
         last[module] = max(index, last[module])
     for module, records in calls.items():
         for call in ((module, index) for index in range(last[module] + 1)):
             records.append(_call(sites_in.get(call, ()), states_at.get(call, {}), skips, modules))
-    return [AttachedBlock(passes, block, calls[block], found.names[block]) for block in calls if any(calls[block])]
+    return [AttachedBlock(passes, block, calls[block], discovery.names[block]) for block in calls if any(calls[block])]
 
 
 def _call(
@@ -217,7 +217,7 @@ def _foreign(states: HiddenModelSite) -> frozenset[str]:
 
 
 def _input_states(call: BlockCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    return args[0] if args else kwargs[call.first]
+    return args[0] if args else kwargs[call.input_name]
 
 
 def _with_states(output: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -75,13 +75,15 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
             return self.plain(*args, **kwargs)
 
 
-def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[ModelSite]) -> dict[nn.Module, AttachedModule]:
+def attached_modules(
+    passes: Passes, discovery: Discovery, chosen: Sequence[ModelSite]
+) -> dict[nn.Module, AttachedModule]:
     """Return the attached modules of chosen attention, which expect in their calls the attention of the dry run."""
     sites = {part: site for site in chosen for part in (site.attention, *site.others)}
-    later_parts = {part for site in found.sites if site.parts != "blocks" for part in site.others}
+    later_parts = {part for site in discovery.sites if site.parts != "blocks" for part in site.others}
     modules = dict.fromkeys(attention.caller.module for attention in sites)  # in running order
     plans: dict[nn.Module, dict[int, list[Planned]]] = {module: defaultdict(list) for module in modules}
-    for attention in found.attentions:
+    for attention in discovery.attentions:
         if attention in later_parts:
             continue
         call = next((call for call in reversed(attention.running) if call.module in modules), None)
@@ -89,11 +91,10 @@ def attached_modules(passes: Passes, found: Discovery, chosen: Sequence[ModelSit
             layout = Layout() if attention.structure is None else attention.structure.layout
             site = sites.get(attention)
             info, parts = (None, None) if site is None else (site.info, site.parts)
-            planned = Planned(attention.backend, attention.rank, info, layout, parts)
-            plans[call.module][call.index].append(planned)
+            plans[call.module][call.index].append(Planned(attention.backend, attention.rank, info, layout, parts))
     attached = {}
     for module, calls in plans.items():
         plans_of_module = [tuple(calls.get(index, ())) for index in range(max(calls) + 1)]
         records = [plan if any(planned.info for planned in plan) else None for plan in plans_of_module]
-        attached[module] = AttachedModule(passes, module, records, found.names[module])
+        attached[module] = AttachedModule(passes, module, records, discovery.names[module])
     return attached

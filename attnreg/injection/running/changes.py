@@ -44,8 +44,7 @@ class Changes:
             if key not in parent._modules or parent._modules[key] is not child:
                 raise NoAttentionError(f"{self._names[child]} was replaced after it was attached. {AGAIN}.")
         for blocks, (name, count) in self._lists.items():
-            if len(blocks._modules) != count:
-                now = len(blocks._modules)
+            if (now := len(blocks._modules)) != count:
                 raise NoAttentionError(f"{name} had {count} entries when it was attached, and has {now} now. {AGAIN}.")
 
     def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:

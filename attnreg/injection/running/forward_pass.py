@@ -102,14 +102,14 @@ def seed_of_pass(replayed: Tensor | None = None) -> Tensor:
 def without_global_draws(provider: Regularizer) -> Iterator[None]:
     """Raise if a global generator moves within the block, except by the one seed that a pass or a site draws."""
     with _untransformed():
-        before, generator = generator_states(), torch.Generator()
+        states, generator = generator_states(), torch.Generator()
         generator.set_state(torch.get_rng_state())
         new_seed(generator)
-        advanced = {**before, "torch's": generator.get_state().numpy().tobytes()}
+        advanced = {**states, "torch's": generator.get_state().numpy().tobytes()}
     yield
     with _untransformed():
         after = generator_states()
-    if after not in (before, advanced):
+    if after not in (states, advanced):
         raise RuntimeError(
             f"The masks of {type(provider).__name__} cannot be repeated, because it draws from a global generator"
             f"{', or another thread does' if threading.active_count() > 1 else ''}. "

@@ -33,7 +33,7 @@ BITS = {torch.bfloat16: 8, torch.float16: 11}  # of numbers in [0, 1) that are n
 
 
 class OwnDraws(Watching):
-    """Draws each random number of the model from the seed of the pass, the running module, and the number of the draw.
+    """Draws every random number of the model from the seed of the pass, the running module, and the number of the draw.
 
     So numbers do not depend on other modules. While it is active, it is ``own_draws`` of the ``passes``.
     """
@@ -176,7 +176,7 @@ class OwnDraws(Watching):
             )
 
 
-SHARED = "_attnreg_shared"  # marks tensors made of parameters alone, which are the same for all samples
+SHARED = "_attnreg_shared"  # marks tensors computed from parameters alone, which are the same for all samples
 
 
 def _is_shared(tensor: Tensor) -> bool:

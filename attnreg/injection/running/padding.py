@@ -55,17 +55,17 @@ class Padding:
         self,
         stack: Stack,
         shape: tuple[int, ...],
-        own: Mapping[str, Any] | None = None,
+        block_masks: Mapping[str, Any] | None = None,
         foreign: Collection[str] = (),
     ) -> tuple[Tensor | None, bool]:
-        """Return which tokens of hidden states of this shape are not padding; ``own`` has the block's masks by name.
+        """Return which tokens of hidden states of this shape are not padding; ``block_masks`` are by name.
 
         The model's masks of the ``foreign`` names are for other tokens, even if their number is equal. The result is
         bool, ``(B, T)``, or ``None`` without a mask, and whether there is a mask, but for other tokens.
         """
         names = DECODER_MASKS if stack == "decoder" and self.has_two else ENCODER_MASKS
         masks = [(name, self.masks[name]) for name in names if name in self.masks]
-        of_block = list((own or {}).items())
+        of_block = list((block_masks or {}).items())
         # A block's attention mask comes last: if it lets padding attend to everything, it does not show the padding.
         certain = [(name, mask) for name, mask in of_block if "padding" in name]
         for name, mask in (*certain, *((name, mask) for name, mask in masks if name not in foreign), *of_block):

@@ -189,7 +189,7 @@ class Passes(Repeatable):
                 self.provider.prepare(inputs)
 
     def _check_trace(self) -> None:
-        """Raise if the pass is recorded, and each run of the record would have the same masks."""
+        """Raise if the pass is recorded, and all runs of the record would have the same masks."""
         if torch.compiler.is_exporting() and (parts := that_look_at_batches(self.provider)):
             raise RuntimeError(
                 f"{type(parts[0]).__name__} makes its masks for one batch, so torch.export cannot export them. "

@@ -18,7 +18,7 @@ from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
 
 POSITIONS = 2**22  # on which rates are measured, if decisions are not in memory
-MOST_GROUPS = 8  # sets of sites with sums of their own
+MOST_GROUPS = 8  # sets of sites whose sums are one tensor
 Number = Tensor | int | float
 Sums = dict[str, tuple[Tensor, int]]  # by site: the sum of its rates, and their number
 Groups = dict[tuple[str, ...], tuple[Tensor, int]]  # the same for sites whose rates are added as one tensor
@@ -26,7 +26,7 @@ Groups = dict[tuple[str, ...], tuple[Tensor, int]]  # the same for sites whose r
 
 @dataclass(frozen=True, eq=False)
 class Count:
-    """The number of units at a site, and of dropped ones; those that ``kept`` drops are counted when a rate is read."""
+    """The number of units at a site, and of dropped ones; units that ``kept`` drops are counted when a rate is read."""
 
     units: Number  # number of units, 0-d
     dropped: Number = 0  # number of units that are dropped, besides those that `kept` drops, 0-d
@@ -82,7 +82,7 @@ class DropRates:
     def note(self, site: AttentionSite, kept: Tensor | None, factor: Tensor | None = None, *, quiet: bool) -> None:
         """Record the drop rate of a site: units are dropped where ``kept``, or a factor of the output, is 0."""
         compiles = not quiet and torch.compiler.is_compiling()
-        if not (quiet or compiles) and transformed():  # a tensor made under vmap must not outlive it
+        if not (quiet or compiles) and transformed():  # a tensor from within vmap must not outlive it
             self.are_hidden = True
             return
         if factor is not None:
@@ -98,7 +98,7 @@ class DropRates:
             self.note_count(site, _on_some_rows(mask, site), adds=site.in_parts)
 
     def note_count(self, site: Site, count: Count, *, adds: bool = False) -> None:
-        """Record the dropped units of a site; with ``adds``, they are those of one more part of its attention."""
+        """Record the dropped units of a site; with ``adds``, of one more part of its attention."""
         label = site.label
         self._latest[label] = self._latest[label] + count if adds and label in self._latest else count
 
@@ -154,7 +154,8 @@ def _summed(sums: Groups, counts: Mapping[str, Count]) -> Groups:
 def _rates(counts: Collection[Count]) -> Tensor:
     """Return the rates of sites, with as few operations as possible."""
     dropped, units = _dropped([*counts]), [count.units for count in counts]
-    device = next((number.device for number in (*dropped, *units) if isinstance(number, Tensor)), None)
+    numbers = {*map(type, dropped), *map(type, units)} <= {int, float}
+    device = None if numbers else next(number.device for number in (*dropped, *units) if isinstance(number, Tensor))
     return _stacked(dropped, device) / _stacked(units, device).clamp(min=1)
 
 
