@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.errors import AttnRegWarning
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.regularizers import attribution
 from attnreg.training import FineTuning, adamw
 from tests.helpers.formulas import slow_region
@@ -113,6 +113,17 @@ def test_a_first_pass_of_another_model_masks_nothing(make):
         pytest.raises(RuntimeError, match=r"needs `provider.attribute\(model, batch"),
     ):
         second(**BATCH)
+
+
+@pytest.mark.parametrize("make", [make for make, _ in LOOKING.values()], ids=LOOKING)
+def test_a_batch_that_is_changed_in_place_after_the_first_pass_is_noticed(make):
+    model, provider = bert(0.0), make()
+    batch = {name: tensor.clone() for name, tensor in BATCH.items()}
+    with attnreg.attach(model, provider):
+        provider.attribute(model, batch)
+        batch["input_ids"][0, 0] = 6
+        with pytest.raises(InputError, match=r"not on the batch .* looked at \('input_ids' differs"):
+            model(**batch)
 
 
 def test_random_regions_need_no_first_pass():

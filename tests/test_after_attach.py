@@ -3,6 +3,7 @@
 import copy
 import functools
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -139,6 +140,19 @@ def test_tensor_parallelism_is_refused(warm, tmp_path):
 def llama(device="cpu", **options):
     with torch.device(device):
         return hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, **SMALL, **options)).train()
+
+
+def test_threads_share_a_model_in_eval_mode():
+    model = small()
+    handle = attnreg.attach(model, attnreg.DropHead(0.5) & attnreg.LayerDrop(0.5))
+    model(input_ids=IDS)
+    model.eval()
+    with handle.disabled(), torch.no_grad():
+        plain = model(input_ids=IDS).last_hidden_state
+    with ThreadPoolExecutor(4) as threads:
+        outputs = [*threads.map(lambda _: model(input_ids=IDS).last_hidden_state, range(40))]
+    assert all(torch.equal(output, plain) for output in outputs)
+    assert not torch.equal(model.train()(input_ids=IDS).last_hidden_state, plain)
 
 
 def test_a_model_on_the_meta_device():

@@ -104,6 +104,22 @@ def test_what_is_frozen_at_first_is_not_said_to_stand_still(patience):
         assert not [*messages, *train(model, patience + 5, after=optimizer.step)]
 
 
+def test_a_generator_that_nobody_trains(patience):
+    model = BERT.build()
+    for known in (False, "learns", "loaded", "frozen"):
+        net = attnreg.GNetProvider.for_model(model)
+        if known == "learns":
+            net.sample(BERT.batch())
+            net.prepare(BERT.batch())
+        elif known == "loaded":
+            net.load_state_dict(attnreg.GNetProvider.for_model(model).state_dict())
+        elif known == "frozen":
+            net.requires_grad_(False)
+        with attnreg.attach(model, net):
+            messages = train(model, patience + 5)
+        assert [message[:28] for message in messages] == ["GNetProvider has not learned"] * (not known)
+
+
 class Priced(attnreg.MaskProvider):
     """Drops nothing, at a price."""
 
@@ -186,6 +202,18 @@ def test_a_report_says_what_was_dropped_and_what_the_model_drops_itself():
         assert lines[0].split() == ["site", "drop", "rate", "module"]
         assert lines[1].split() == ["encoder.0", "0.250", "bert.encoder.layer.0.attention.self"]
         assert len(lines) == 3
+
+
+def test_a_masked_part_in_eval_mode_within_a_model_that_trains():
+    model = BERT.build()
+    handle = attnreg.attach(model, attnreg.DropHead(0.5))
+    model.bert.eval()
+    for _ in range(PATIENCE - 1):
+        one_pass(model, handle)
+        handle.step()
+    one_pass(model, handle)
+    with pytest.warns(AsleepWarning, match=r"no training pass in 100 optimizer steps. The model is in eval mode"):
+        handle.step()
 
 
 def one_pass(model, handle):

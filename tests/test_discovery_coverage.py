@@ -175,8 +175,63 @@ def test_more_attention_than_when_it_was_attached_is_an_error():
         with pytest.raises(NoAttentionError, match=r"0 computes more attention in this forward pass"):
             inside(x)
         inside[0].form = handwritten.sigmoid
-        with pytest.raises(NoAttentionError, match=r"0 hides its attention in this forward pass: 0 of 1"):
+        with pytest.raises(NoAttentionError, match=r"0 computes less attention in this forward pass than when"):
             inside(x)
+
+
+class TwoInOneCall(nn.Module):
+    """Attends to an image, if there is one, and then to itself, in one forward of its own."""
+
+    def forward(self, x, image=None):
+        for memory in (image, x):
+            if memory is not None:
+                q, k, v = (part[:, None] for part in (x, memory, memory))
+                x = x + nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x
+
+
+class OneModuleTwice(nn.Module):
+    """Attends by one module to an image, if there is one, and then to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(handwritten.C, 2, batch_first=True)
+
+    def forward(self, x, image=None):
+        for memory in (image, x):
+            if memory is not None:
+                x = x + self.attention(x, memory, memory, need_weights=False)[0]
+        return x
+
+
+@pytest.mark.parametrize("stacks", [["cross"], ["encoder"], None])
+@pytest.mark.parametrize("make", [TwoInOneCall, OneModuleTwice])
+def test_an_attention_does_not_get_the_mask_of_one_that_is_skipped(make, stacks):
+    model, x, image = make().train(), torch.randn(2, 5, handwritten.C), torch.randn(2, 7, handwritten.C)
+    x.requires_grad_()
+    inputs = {"x": x, "image": image}
+    with attnreg.attach(model, attnreg.DropKey(0.5), stacks=stacks, example_inputs=inputs) as handle:
+        model(x, image)
+        assert handle.drop_rates()
+        with pytest.raises(NoAttentionError, match=r"computes less attention|is called 1 times"):
+            model(x)
+        with torch.no_grad():
+            model(x)
+
+
+def test_a_block_that_runs_less_often_is_masked_unless_its_calls_differ():
+    x = torch.randn(2, 5, 16)
+    for chosen in (None, [-1]):
+        model = Counting().train()
+        model.times = 3
+        with attnreg.attach(model, attnreg.DropKey(0.5), layers=chosen, example_inputs=(x,)) as handle:
+            model.times = 2
+            if chosen is None:
+                model(x)
+                assert list(handle.drop_rates()) == ["encoder.0", "encoder.1"]
+            else:
+                with pytest.raises(NoAttentionError, match=r"attention is called 2 times .* 3 times when"):
+                    model(x)
 
 
 def test_an_attention_inside_another_is_masked_once():

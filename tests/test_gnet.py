@@ -10,6 +10,7 @@ from torch import nn
 
 import attnreg
 from attnreg.attendout.sizes import embedding_tables
+from attnreg.errors import InputError
 from tests.helpers.cases import BERT, bert_in_float64, model_case, output
 from tests.helpers.regularizers import Watch
 
@@ -87,6 +88,13 @@ def test_sampled_masks_are_those_of_the_next_forward_pass_alone(masks, heads):
     net.prepare(inputs)
     net.prepare(inputs)
     assert torch.equal(net.keep, again)  # the same draw, whichever way
+
+
+def test_sampled_masks_are_not_of_other_inputs():
+    net = small()
+    net.sample({"input_ids": torch.tensor([[1, 5, 2, 4]])})
+    with pytest.raises(InputError, match="has other inputs than `sample`, which drew its masks"):
+        net.prepare({"input_ids": torch.tensor([[1, 5, 2, 3]])})
 
 
 def test_padding_is_told_by_the_pad_token_where_there_is_no_attention_mask():

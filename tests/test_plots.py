@@ -219,7 +219,7 @@ def test_a_plot_that_cannot_be_drawn_is_left_out(cli, tmp_path):
     result = ran(cli("plot", "run"))
     assert result.stdout.split() == ["run/plots/drop_rates.png", "run/plots/convergence.png"]
     assert result.stderr.startswith("No attention.png: Cannot load a provider")
-    assert "got 'own.Own'; pass your own class" in result.stderr
+    assert "got 'own.Own'; pass your class" in result.stderr
 
 
 def test_attention_of_an_untrained_model_is_not_black(tmp_path, figures):

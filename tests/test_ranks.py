@@ -64,7 +64,7 @@ def test_attention_by_hand_in_another_rank_is_masked_or_refused(first):
     model = ByHand().train()
     attnreg.attach(model, attnreg.DropKey(0.4), example_inputs={"x": X, "written": first})
     model(X, first)
-    with pytest.raises(NoAttentionError, match="ByHand hides its attention in this forward pass"):
+    with pytest.raises(NoAttentionError, match="ByHand computes less attention in this forward pass"):
         model(X, not first)
 
 

@@ -17,6 +17,7 @@ from attnreg.attendout.network import GeneratorNetwork, TokenInputs, read_tokens
 from attnreg.attendout.sizes import measure_model
 from attnreg.errors import InputError
 from attnreg.masks import Mask
+from attnreg.regularizer import abilities
 from attnreg.regularizer.providers import MaskProvider
 from attnreg.sites import AttentionSite, SiteInfo
 
@@ -122,6 +123,8 @@ class GNetProvider(MaskProvider):
         )
         self.keep: Tensor | None = None
         self._presampled = PresampledMasks()
+        self._sampled: Tensor | None = None  # ids of the inputs that `sample` drew masks for, until they have run
+        self._has_learned = False  # whether logits with gradients were computed, or the weights were loaded
         #: whether the biases have been set to ``initial_keep``, or there are none
         self.calibrated = initial_keep is None
 
@@ -203,6 +206,15 @@ class GNetProvider(MaskProvider):
             if site.heads is not None and number not in (1, site.heads):
                 raise InputError(f"Expected `{name}` to be 1 or {site.heads}, the heads of {site.name}, got {number}.")
 
+    @override
+    def why_asleep(self, passes: int) -> str | None:
+        if passes < abilities.PATIENCE or self._has_learned or not any(p.requires_grad for p in self.parameters()):
+            return None
+        return (
+            f"{type(self).__name__} has not learned in {passes} training passes: train it by `AttackerDefender`, load "
+            "a trained one, or say that it is random by `requires_grad_(False)`."
+        )
+
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return none: masks have no gradient, and AttendOut has a separate optimizer for the G-Net."""
         return []
@@ -212,11 +224,15 @@ class GNetProvider(MaskProvider):
         """Draw the masks of all layers for one forward pass of the main model, and store them in ``keep``."""
         if not self._presampled.begin_pass():
             self.keep = self._calibrated_decisions(inputs).draw()
+        elif self._sampled is not None and not torch.compiler.is_compiling():
+            if not torch.equal(self._read(inputs).ids, self._sampled):
+                raise InputError("This forward pass has other inputs than `sample`, which drew its masks.")
+            self._sampled = None
 
     def sample(self, inputs: Mapping[str, Any]) -> Tensor:
         """Draw the masks of the model's next forward pass, on the same inputs, and return their :meth:`log_prob`."""
         decisions = self._calibrated_decisions(inputs)
-        self.keep = decisions.draw()
+        self.keep, self._sampled = decisions.draw(), self._read(inputs).ids
         self._presampled.offer()
         return decisions.log_prob(self.keep)
 
@@ -262,7 +278,7 @@ class GNetProvider(MaskProvider):
 
     @override
     def set_extra_state(self, state: Tensor) -> None:
-        self.calibrated = bool(state)
+        self.calibrated, self._has_learned = bool(state), True
 
     def logits(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the logits of keeping the units, ``(B, L, G, N, N)``.
@@ -272,6 +288,7 @@ class GNetProvider(MaskProvider):
                 dimensions) and, optionally, ``attention_mask`` ``(B, N)``.
         """
         tokens = self._read(inputs)
+        self._has_learned |= torch.is_grad_enabled()
         try:
             return self.network(tokens.ids, tokens.allowed)
         except IndexError as error:

@@ -211,8 +211,8 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
     def mask_at(self, site: AttentionSite) -> Mask | None:
         """Return the mask of the regularizers inside this one at a site; ``None`` keeps everything."""
         mask = None
-        for part in self._acting(site):
-            if (answer := part.mask_at(site)) is not None:
+        for part in self.inner(site):  # not `_acting`, which costs two calls in every layer
+            if part.training and part.active and (answer := part.mask_at(site)) is not None:
                 mask = answer if mask is None else mask & answer
         return mask
 

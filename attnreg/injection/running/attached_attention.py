@@ -62,7 +62,7 @@ class AttentionMode(Masking):
         self.passes = passes
         self.name = name
         self._plan = plan
-        self._index = 0  # of the next computation in the plan
+        self.index = 0  # of the next computation in the plan
         self.seen: set[int] = set()  # indices of the chosen computations that have run
         self._latest: Mask | None = None
         self._site: AttentionSite | None = None  # of the latest mask, unless an earlier part had this mask, too
@@ -104,9 +104,15 @@ class AttentionMode(Masking):
         with self:
             return forward(*args, **kwargs)
 
+    def lacks_alike(self) -> bool:
+        """Whether a computation has not run that is not chosen, and that a masked one may have been instead."""
+        missing = [planned for planned in self._plan[self.index :] if planned.info is None]
+        masked = [self._plan[index] for index in self.seen]
+        return any(planned.fits(other.backend, other.rank) for planned in missing for other in masked)
+
     @override
     def expect(self, backend: str, shape: tuple[int, ...]) -> Asked | None:
-        rank, heads, index = len(shape), self.heads, self._index
+        rank, heads, index = len(shape), self.heads, self.index
         for planned in self._plan[index:]:
             if heads is not None or planned.fits(backend, rank):
                 break
@@ -115,10 +121,11 @@ class AttentionMode(Masking):
             if any(planned.info is not None and planned.fits(backend, rank) for planned in self._plan):
                 raise NoAttentionError(
                     f"{self.name} computes more attention in this forward pass than when it was attached "
-                    f"(computations then: {len(self.seen)}). Attach with `example_inputs` like these inputs."
+                    f"(computations then: {len(self.seen)}). Attach with `example_inputs` like these inputs; if it "
+                    "computes more only in training mode, leave it out with `modules=...`."
                 )
             return None
-        self._index = index if planned.parts in ("rows", "values") else index + 1
+        self.index = index if planned.parts in ("rows", "values") else index + 1
         if planned.info is None:
             return None
         is_later = planned.parts == "values" and index in self.seen

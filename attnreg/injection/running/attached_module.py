@@ -20,23 +20,29 @@ from attnreg.injection.running.replaced_forward import ReplacedForward
 from attnreg.sharding import is_sharded
 
 
-class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
-    """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act."""
+class AttachedModule(ReplacedForward[tuple[tuple[Planned, ...], set[int]]]):
+    """Runs an attention module's forward under an :class:`AttentionMode` while the provider may act.
+
+    A record has the plan of a call, and the indices of the chosen sites in it.
+    """
 
     def __init__(
         self, passes: Passes, module: nn.Module, plans: Sequence[tuple[Planned, ...] | None], name: str
     ) -> None:
-        super().__init__(passes, module, plans, name)
-        self._numbers = [sum(planned.info is not None for planned in plan or ()) for plan in plans]  # of sites, by call
+        chosen = [{i for i, planned in enumerate(plan or ()) if planned.info} for plan in plans]
+        records = [None if plan is None else (plan, sites) for plan, sites in zip(plans, chosen, strict=True)]
+        super().__init__(passes, module, records, name)
+        stacks = {tuple(planned.info and planned.info.stack for planned in plan or ()) for plan in plans}
+        self.calls_differ = len(stacks) > 1
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
         self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""
-        plan, passes, number = self.next(), self.passes, self._numbers[self.calls.done - 1]
+        passes, (plan, chosen) = self.passes, self.next() or ((), set())
         mode = None
-        if plan is not None and ((passes.taps and self._is_tapped(plan)) or passes.acts_at(self.name, self.module)):
+        if plan and ((passes.taps and self._is_tapped(plan)) or passes.acts_at(self.name, self.module)):
             if not passes.latest.whole:
                 passes.check_entry(self.name)
             if self._folds_heads and is_sharded(self.module):
@@ -52,10 +58,10 @@ class AttachedModule(ReplacedForward[tuple[Planned, ...]]):
             output = mode.run(self._under_patches if self._patched else self.plain, *args, **kwargs)
         finally:
             passes.mode = outer
-        if len(mode.seen) != number:
+        if mode.seen != chosen or (mode.index < len(plan) and mode.lacks_alike()):
             raise NoAttentionError(
-                f"{self.name} hides its attention in this forward pass: {len(mode.seen)} of {number} computations "
-                f"were seen; {passes.why_hidden}"
+                f"{self.name} computes less attention in this forward pass than when it was attached. If it skips "
+                f"some, leave it out with `modules=...`; otherwise, some is hidden: {passes.why_hidden}"
             )
         return output
 

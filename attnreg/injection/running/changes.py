@@ -48,13 +48,22 @@ class Changes:
                 raise NoAttentionError(f"{name} had {count} entries when it was attached, and has {now} now. {AGAIN}.")
 
     def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:
-        """Raise if a module did not run in the present pass, because its forward was replaced.
+        """Raise if a module did not run in the present pass, because its forward was replaced, or not often enough.
 
         Warn of modules that have not run in the latest passes, as after a change of adapters. ``acts_on`` tells whether
         a module would have been masked.
         """
         for masked in self._masked:
-            if masked.calls.done or not acts_on(masked.module):
+            calls = masked.calls
+            if calls.done >= calls.number or not acts_on(masked.module):
+                continue
+            if calls.done:
+                if masked.calls_differ:
+                    raise NoAttentionError(
+                        f"{masked.name} is called {calls.done} times in this forward pass, but was called "
+                        f"{calls.number} times when it was attached, so it is unknown which of these calls to mask. "
+                        "Attach with `example_inputs` like these inputs, or to all layers and stacks."
+                    )
                 continue
             forward = masked.module.__dict__.get("forward")
             if forward is not masked.installed and not _leads_to(forward, masked):

@@ -175,7 +175,8 @@ class Passes(Repeatable):
             self.rates.clear()
         if training and self.enabled:
             self._watch.training_pass()
-            self._steps_without_pass = 0
+            if any(masked.training for masked in self.modules):  # not only other parts of the model
+                self._steps_without_pass = 0
 
     def _prepare(self, now: Pass, inputs: Mapping[str, Any]) -> None:
         """Check that the model has not changed, and let the provider prepare."""

@@ -64,6 +64,7 @@ class ReplacedForward(Generic[Record]):
         self.records = tuple(records)
         self.name = name
         self.calls = passes.counted(len(self.records))
+        self.calls_differ = len({record is None for record in records}) > 1  # so that one cannot stand for another
         self.inside: tuple[Calls, ...] = ()  # counters of the replaced forwards in this module, and of this one
         self.installed: Any = None
         self._instance_forward: Any = None
@@ -114,9 +115,11 @@ class ReplacedForward(Generic[Record]):
 
     def next(self) -> Record | None:
         """Return the record of the call that begins now; raise if there are more calls than when it was attached."""
-        calls = self.calls
+        calls, passes = self.calls, self.passes
         call, calls.done = calls.done, calls.done + 1
         if call >= calls.number:
+            if not (self.module.training or passes.probing or passes.taps):
+                return None  # nothing is masked: in eval mode, threads may share a model
             raise NoAttentionError(
                 f"{self.name} is called more often in this forward pass than when it was attached "
                 f"(calls then: {calls.number}). Attach with `example_inputs` like these inputs, and do not call the "

@@ -26,7 +26,7 @@ class TwoPasses(Regularizer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pending: dict[str, Tensor] | None = None  # inputs of the pass to mask
+        self._pending: dict[str, tuple[Tensor, int]] | None = None  # inputs of the pass to mask, with their versions
         self._masking: bool | None = None  # whether the present pass is masked; `None` before any first pass
         self._seed: int | Tensor | None = None  # seed of the masked pass
         self._labels: list[str] = []  # labels of the attributed sites
@@ -61,7 +61,8 @@ class TwoPasses(Regularizer):
 
     def _mask_next_pass(self, inputs: dict[str, Tensor]) -> None:
         """Mask the next forward pass, which must have these inputs."""
-        self._pending, self._masking = inputs, False
+        self._pending = {name: (value, _version(value)) for name, value in inputs.items()}
+        self._masking = False
 
     @override
     def prepare(self, inputs: Mapping[str, Any]) -> None:
@@ -102,18 +103,23 @@ def check_shape(site: Site, first: Sequence[int], present: Sequence[int]) -> Non
 def never_attributed(provider: Regularizer) -> RuntimeError:
     """Return the error for a training pass without any first pass."""
     return RuntimeError(
-        f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call it, or "
-        "train with `attnreg.training.FineTuning` or `attnreg.integrations.RegularizedTrainer`, which do."
+        f"{type(provider).__name__} needs `provider.attribute(model, batch)` before each training step: call it, "
+        "train with `attnreg.training.FineTuning`, or compute the loss by `compute_loss` of "
+        "`attnreg.integrations.RegularizedTrainer`; these do it."
     )
 
 
-def _check_same_batch(batch: Mapping[str, Tensor], inputs: Mapping[str, Any]) -> None:
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; 0 if torch does not count that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _check_same_batch(batch: Mapping[str, tuple[Tensor, int]], inputs: Mapping[str, Any]) -> None:
     shared = [name for name, value in inputs.items() if isinstance(value, Tensor) and name in batch]
     for name in shared:
-        first, present = batch[name], inputs[name]
-        if first is not present and not (
-            first.shape == present.shape and torch.equal(first.to(present.device), present)
-        ):
+        (first, version), present = batch[name], inputs[name]
+        is_same = first is present or (first.shape == present.shape and torch.equal(first.to(present.device), present))
+        if not is_same or _version(first) != version:
             raise InputError(
                 f"This forward pass is not on the batch that `attribute` looked at ({name!r} differs): call "
                 "`attribute` on every batch right before the training step on it."
