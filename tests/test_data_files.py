@@ -81,6 +81,7 @@ REFUSED = [
     ("train.csv", "text,label\na,neg\n".encode("utf-16"), "Line 1 of .*train.csv is not UTF-8"),
     ("train.csv.bz2", bz2.compress(b"text,label\n\xe9,neg\n"), "Line 2 of .*train.csv.bz2 is not UTF-8"),
     ("train.csv", "text;label\na b;neg\n", "The only column of .*train.csv is 'text;label': separate columns by commas, not by ';'"),
+    ("train.csv", "text;label\na, b;neg\n", "Cannot read .*: Expected 1 fields .*: separate columns by commas, not by ';'"),
     ("train.csv", '"text"\t"label"\na b\tneg\n', "The only column of .*train.csv is .*: separate columns by commas, not by"),
     ("train.tsv", "text,label\na b,neg\n", "The only column of .*train.tsv is .*: separate columns by tabs, not by"),
     ("train.csv", "text,label\na, b,neg\nc,pos\n", "Cannot read .*train.csv: Expected 2 fields in line 2, saw 3: put texts with commas in double quotes"),

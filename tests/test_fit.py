@@ -71,8 +71,8 @@ def test_transformers_loads_the_model_alone(fitted, rows):
     )
     logits = model.eval()(**tokenizer(texts, padding=True, return_tensors="pt")).logits
     loaded = attnreg.TextClassifier.load(place / "out")
-    expected = (logits / loaded.temperature_).softmax(-1).detach().numpy()
-    np.testing.assert_allclose(loaded.predict_proba(texts), expected, atol=1e-5)
+    np.testing.assert_allclose(loaded.predict_proba(texts), logits.softmax(-1).detach().numpy(), atol=1e-5)
+    assert tokenizer.model_max_length == 64
     assert model.config.id2label == {0: "no", 1: "the"}
 
 
@@ -100,7 +100,11 @@ def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     ("table", "options", "says"),
     [
         ([["id", "n"], [1, 2]], [], "Which column holds the texts.*none of 'id', 'n' seems to"),
-        ([["title", "body"], ["a b c", "d e f"]], [], "Which column holds the texts.*title, body could"),
+        (
+            [["title", "body"], ["a b c", "d e f"]],
+            [],
+            "Which column holds the texts.*title, body could: use .* NAME, or --text-columns NAME,NAME for pairs",
+        ),
         ([["text", "prediction"], ["a b c", "x"]], [], "have a column 'prediction', which the predictions would have"),
         ([["text"]], [], "has no rows"),
         ([["text"], ["a b c"]], ["--output", "rows.csv"], "would change .*rows.csv: choose another place"),
@@ -118,6 +122,13 @@ def test_rows_that_cannot_be_predicted(table, options, says, fitted, cli, tmp_pa
     assert not [*tmp_path.glob("*predicted*")]
 
 
+def test_predict_keeps_empty_lines_of_a_single_column(fitted, cli, tmp_path):
+    (tmp_path / "rows.csv").write_text('text\nthe boy\n\n   \n""\nthe girl\n\n')
+    output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.csv")).output
+    assert "Predictions of 5 rows" in output
+    assert [row["cannot_judge"] for row in read_csv(tmp_path / "rows.predicted.csv")] == ["", *["no text"] * 3, ""]
+
+
 def test_predict_says_which_other_column_it_read(fitted, cli, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"n": 1, "text": null}\n{"n": 2, "text": "the boy"}\n')
     output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.jsonl")).output
@@ -129,6 +140,7 @@ def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     place, _ = fitted
     out, command = place / "out", ("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s")
     assert "This fit has ended" in ran(cli(*command, "--output-dir", out)).output
+    assert "This fit has ended" in ran(cli(*command, "--output-dir", out, "--budget", "2s")).output
     (out / "result.json").unlink()
     files = sorted((out / "folds").glob("*.npz"))
     files.pop().unlink()

@@ -112,6 +112,14 @@ def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch)
     assert not found.best.is_probe
 
 
+def test_the_promise_of_a_probe_rests_on_all_of_its_folds(monkeypatch):
+    found, _ = raced(28, lambda which: 0.8 if which.is_probe else 0.72, monkeypatch)
+    assert found.best.is_probe
+    assert len(found.rows) == 200
+    assert all(each.is_probe for each in found.tries)
+    assert found.ended.startswith("Time ended the race after 3 of")
+
+
 def test_of_many_rows_some_are_scored():
     rows = Rows.checked([f"text {number}" for number in range(12_000)], [number % 2 for number in range(12_000)])
     (folds,) = rows.repeats(0)

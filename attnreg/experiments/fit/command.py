@@ -11,6 +11,7 @@ import torch
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, StoppedError, UsageError
+from attnreg.experiments.fit.clock import seconds_of
 from attnreg.experiments.fit.estimators import SETUP, TextClassifier, TextModel, TextRegressor
 from attnreg.experiments.fit.report import Report
 from attnreg.experiments.fit.table import FittedRows, named_columns, read_table, text_column, texts_of_rows, with_labels
@@ -34,7 +35,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
     result_file, reader = folder / "result.json", RunReader(folder)
     with OutputFolder(folder, "fit", SETUP).locked():
         earlier = reader.result if reader.finished else {}
-        if earlier.get("budget") == options["budget"]:
+        if earlier and seconds_of(options["budget"]) <= seconds_of(earlier["budget"]):
             print(f"{earlier['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
             return
         result_file.unlink(missing_ok=True)

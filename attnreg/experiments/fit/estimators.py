@@ -49,7 +49,6 @@ class TextModel(BaseEstimator):
     columns_: list[str]
     network_: Any
     outcome_: Outcome
-    temperature_: float
     answers_: Answers
     _numbers: ClassVar[bool]  #: whether labels are numbers
     _kind: Kind
@@ -103,12 +102,13 @@ class TextModel(BaseEstimator):
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
             self.network_ = race.final(self.outcome_.best)
-            if self._numbers:
-                bench.rescale(self.network_, self.answers_)
+            if self._numbers:  # it was trained on standardized numbers
+                bench.rescale(self.network_, self.answers_.scale, self.answers_.center)
+            else:  # transformers alone then predicts calibrated probabilities, too
+                bench.rescale(self.network_, 1 / self.outcome_.temperature)
             if self._pools:
                 self.network_ = with_mean_layer(self.network_)
         self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
-        self.temperature_ = self.outcome_.temperature
         return self
 
     def checked(self, X: Any, y: Any, groups: Any = None) -> Rows:  # noqa: N803
@@ -141,11 +141,12 @@ class TextModel(BaseEstimator):
         """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
         check_is_fitted(self, "network_")
         classes = None if self.answers_.classes is None else self.answers_.classes.tolist()
-        saved = {"classes": classes, "columns": self.columns_, "temperature": self.temperature_}
+        saved = {"classes": classes, "columns": self.columns_}
         saved |= {"metric": self.answers_.metric, "max_length": self._kind.max_length}
         setattr(self.network_.config, _KEY, saved)
         with replaced_folder(Path(folder)) as target:
             self.network_.save_pretrained(target)
+            self._kind.tokenizer.model_max_length = self._kind.max_length  # at which pipelines cut texts
             self._kind.tokenizer.save_pretrained(target)
 
     @classmethod
@@ -168,7 +169,7 @@ class TextModel(BaseEstimator):
         model = kind(str(path), max_length=saved["max_length"], device=device)
         classes = None if saved["classes"] is None else np.array(saved["classes"])
         model.answers_ = Answers(saved.get("metric", ""), classes)
-        model.columns_, model.temperature_ = saved["columns"], saved["temperature"]
+        model.columns_ = saved["columns"]
         model._load(str(path))
         model.network_.to(model._device)
         return model
@@ -271,8 +272,7 @@ class TextClassifier(ClassifierMixin, TextModel):
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the probabilities of classes, ``(n, classes)``, calibrated on held-out rows."""
-        logits = self.outputs(X)  # first: a classifier that is not fitted has no temperature
-        return special.softmax(logits / self.temperature_, axis=1)
+        return special.softmax(self.outputs(X), axis=1)
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the most probable class of every row."""

@@ -28,6 +28,7 @@ from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.rows import Numbers, Rows
 from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Bench, Logits, Try
+from attnreg.experiments.results.document import duration
 
 PENALTIES = (0.01, 0.1, 1.0)  # of linear probes
 LOSING = 0.05  # a try is dropped if its probability of being the best is lower
@@ -107,6 +108,7 @@ class Race:
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.fold_count, self.trainings = len(self.repeats[0]), 0
+        self._least = 0.0  # seconds, the least budget in which fine-tuning enters the race
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
@@ -136,9 +138,9 @@ class Race:
                 followers = [candidate for candidate in self.tuned if candidate != leader]
                 self.drop(followers[int(np.argmin(self.scores(followers)))])
             if not self.tuned:
-                ended = (
-                    "A linear probe was better than all fine-tuning." if entrants else "Time was short for fine-tuning."
-                )
+                ended = "A linear probe was better than all fine-tuning."
+                if not entrants:
+                    ended = f"Time was short for fine-tuning, which needs a budget of {duration(self._least)} here."
                 break
             if not self.is_time_for(itertools.product(self.tuned, needed)):
                 ended = f"Time ended the race after {number} of at most {len(self.all_folds)} folds."
@@ -194,6 +196,7 @@ class Race:
         entrants = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
             entrants.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
+        self._least = self.clock.spent + self._seconds_for([(with_head, self.all_folds[0])])
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
@@ -202,12 +205,14 @@ class Race:
 
     def is_time_for(self, jobs: Iterable[Job]) -> bool:
         """Whether there is time for trainings and then for the longest of them on all rows; always if all are done."""
-        jobs, (train, held) = [*jobs], self.repeats[0][0]
-        if all(self.is_done(*job) for job in jobs):
-            return True
+        jobs = [*jobs]
+        return all(self.is_done(*job) for job in jobs) or self._seconds_for(jobs) <= self.clock.left
+
+    def _seconds_for(self, jobs: Sequence[Job]) -> float:
+        train, held = self.repeats[0][0]
         passes = [candidate.passes for candidate, _ in jobs]
         rows = self.processes.longest([count * len(train) + len(held) / 3 for count in passes])
-        return self.bench.seconds * (rows + 1.2 * max(passes) * len(self.rows)) + 2.0 <= self.clock.left
+        return self.bench.seconds * (rows + 1.2 * max(passes) * len(self.rows)) + 2.0
 
     def is_done(self, candidate: Try, fold: Fold) -> bool:
         """Whether a try was trained on a fold, perhaps by an earlier process."""
@@ -294,6 +299,10 @@ class Race:
 
     def _conclude(self, probe: Try, ended: str) -> Outcome:
         """Choose the best try, and estimate its score on new rows."""
+        leader = self.leader(self.alive)
+        # The promise of a probe rests on all of its folds, not only on those that fine-tuning has done.
+        for other in [other for other in self.tuned if self.done[leader].keys() - self.done[other].keys()]:
+            self.drop(other)
         tries = self.alive
         predictions, rows, logits = self.table(tries)
         labels, scores = self.rows.labels[rows], self.scores(tries)

@@ -53,7 +53,9 @@ class Report:
             beside = f"plain fine-tuning, on {outcome.trained_on:.0%} of the rows, {self.shown(scores[plain])}{early}"
         simplest, predictions = self.answers.trivial(self.all_labels)
         trivial = self.answers(self.all_labels, predictions)
-        no_more = ", no less: nothing was learned that this metric shows" * (trivial >= score)
+        no_more = ", no less: nothing was learned that this metric shows" * bool(trivial >= score - 1e-9)
+        if no_more and self.answers.metric == "accuracy":
+            no_more += " (for rare classes, use --metric macro_f1)"
         return (
             f"Chosen: **{outcome.best}**. On new rows like these it will score **{self.shown(score)}** "
             f"{self.answers.in_words} (95 % interval {self.shown(low)} to {self.shown(high)}). The {simplest} scores "
@@ -130,9 +132,10 @@ class Report:
         gained = f"ways that were first tried in the second half of {duration(outcome.seconds)} gained {points}. "
         advice.append(f"**More time:** {gained * bool(early)}{outcome.ended}")
         if self.names and (doubtful := int(((self.predicted != self.labels) & (self.sure > _SURE)).sum())):
+            have = "have" if doubtful > 1 else "has"
             advice.append(
-                f"**Labels:** {doubtful} of {len(self.labels)} rows have another label than the class predicted with "
-                f"more than {_SURE:.0%} probability: check the rows shown below."
+                f"**Labels:** of {len(self.labels)} rows, {doubtful} {have} another label than the class predicted "
+                f"with more than {_SURE:.0%} probability: check the rows shown below."
             )
         return advice
 
@@ -146,7 +149,7 @@ class Report:
     def _classes(self) -> Table:
         numbers = range(len(self.names))
         scores = sk.precision_recall_fscore_support(self.labels, self.predicted, labels=numbers, zero_division=0.0)
-        counts = np.bincount(self.all_labels, minlength=len(self.names))
+        counts = np.bincount(self.labels, minlength=len(self.names))  # as for the scores
         return Table(
             ["class", "rows", "precision", "recall", "F1"],
             [[self.names[n], str(counts[n]), *(f"{score[n]:.1%}" for score in scores[:3])] for n in numbers],
@@ -189,7 +192,7 @@ class Report:
             axes.set(xlabel="probability of the predicted class", ylabel="share that is right")
         return [
             Paragraph(
-                f"Logits are divided by the temperature {self.outcome.temperature:.2f}, fitted to held-out rows. The "
+                f"The head is divided by the temperature {self.outcome.temperature:.2f}, fitted to held-out rows. The "
                 f"mean gap between probability and the share that is right is {gaps[1]:.1%}; without it, {gaps[0]:.1%}."
             ),
             Picture(path, "Where the line is below the diagonal, predictions are less often right than they say."),

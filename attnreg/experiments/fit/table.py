@@ -164,7 +164,8 @@ def _only(content: str, flag: str, candidates: list[str], usual: Sequence[str], 
         if len(names) == 1:
             return names[0]
     choice = f"{listed(candidates, 5)} could" if candidates else f"none of {listed([*map(repr, columns)], 8)} seems to"
-    raise UsageError(f"Which column holds the {content}? Of the data's columns, {choice}: use {flag} NAME.")
+    pair = f", or {flag} NAME,NAME for pairs" if content == "texts" else ""
+    raise UsageError(f"Which column holds the {content}? Of the data's columns, {choice}: use {flag} NAME{pair}.")
 
 
 def _is_label(values: Sequence[Any]) -> bool:

@@ -20,7 +20,6 @@ from torch.utils.benchmark import Timer
 
 from attnreg import ADDrop
 from attnreg.errors import InputError
-from attnreg.experiments.fit.answers import Answers
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
@@ -238,10 +237,10 @@ class Bench:
         weight = fitted.coef_ / scale
         put_into_head(head, weight, fitted.intercept_ - weight @ center, getattr(fitted, "classes_", None))
 
-    def rescale(self, network: nn.Module, answers: Answers) -> None:
-        """Let a network that was trained on standardized numbers predict numbers in the units of the data."""
+    def rescale(self, network: nn.Module, scale: float, center: float = 0.0) -> None:
+        """Multiply the outputs of a network, and add a number to them, by its head."""
         head = self._head_inputs(network, self.rows.select(range(2)))[0]
-        put_into_head(head, head.weight * answers.scale, head.bias * answers.scale + answers.center)
+        put_into_head(head, head.weight * scale, 0.0 if head.bias is None else head.bias * scale + center)
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:

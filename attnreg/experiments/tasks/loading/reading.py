@@ -153,11 +153,16 @@ def _table_in(file: Path) -> Columns:
     quoting: Any = csv.QUOTE_NONE if form == "tsv" else csv.QUOTE_MINIMAL  # GLUE's .tsv has no quotes
     options: dict[str, Any] = {"sep": "\t" if form == "tsv" else ",", "quoting": quoting, "lineterminator": "\n"}
     try:  # without a header, pandas renames no column and takes none for an index
+        text = text.strip("\n")
+        # An empty line within a single column is a row, whose text is empty.
+        options["skip_blank_lines"] = options["sep"] in text.partition("\n")[0]
         lines = pandas.read_csv(io.StringIO(text), dtype=str, header=None, keep_default_na=False, **options).fillna("")
     except pandas.errors.EmptyDataError:
         lines = pandas.DataFrame()
     except pandas.errors.ParserError as error:
         advice = "replace tabs in texts by spaces" if form == "tsv" else "put texts with commas in double quotes"
+        if form == "csv" and ";" in (header := text.partition("\n")[0]) and "," not in header:
+            advice = "separate columns by commas, not by ';'"
         raise InputError(f"Cannot read {file}: {one_line(error).rpartition('error: ')[2]}: {advice}.") from error
     if len(lines) < 2:
         raise InputError(f"{file} has no rows.")
