@@ -4,11 +4,13 @@ import copy
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import attnreg
 from attnreg.injection import NoAttentionError
 from tests.helpers import handwritten
+from tests.helpers.cases import NO_DROPOUT, SMALL, TEXT
 from tests.helpers.handwritten import INPUTS, Layers, first, ids, layers
 from tests.sweep.checks import Answer
 
@@ -217,6 +219,15 @@ def test_an_attention_does_not_get_the_mask_of_one_that_is_skipped(make, stacks)
             model(x)
         with torch.no_grad():
             model(x)
+
+
+def test_a_shared_block_that_is_called_less_often_is_refused_if_few_of_its_calls_are_chosen():
+    model = hf.AlbertModel(hf.AlbertConfig(**{**TEXT, **SMALL, **NO_DROPOUT, "num_hidden_layers": 3})).train()
+    attnreg.attach(model, attnreg.HiddenDropout(0.5), layers=[-1])
+    model(input_ids=ids())
+    model.encoder.config.num_hidden_layers = 2
+    with pytest.raises(NoAttentionError, match=r"is called 2 times .* 3 times when"):
+        model(input_ids=ids())
 
 
 def test_a_block_that_runs_less_often_is_masked_unless_its_calls_differ():

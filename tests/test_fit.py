@@ -16,6 +16,7 @@ from accelerate.state import GradientState
 
 import attnreg
 from attnreg.errors import InputError
+from attnreg.experiments.fit import race
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -74,6 +75,16 @@ def test_transformers_loads_the_model_alone(fitted, rows):
     np.testing.assert_allclose(loaded.predict_proba(texts), logits.softmax(-1).detach().numpy(), atol=1e-5)
     assert tokenizer.model_max_length == 64
     assert model.config.id2label == {0: "no", 1: "the"}
+
+
+def test_probabilities_are_softened_by_the_temperature(tiny, rows, monkeypatch):
+    logits = []
+    for temperature in (1.0, 4.0):
+        monkeypatch.setattr(race, "temperature_of", lambda *_, fixed=temperature: fixed)
+        classifier = attnreg.TextClassifier(tiny, budget="1s").fit(*rows)
+        assert classifier.best_.startswith("linear probe")
+        logits.append(np.diff(np.log(classifier.predict_proba(rows[0][:5])))[:, 0])
+    np.testing.assert_allclose(logits[1], logits[0] / 4, atol=1e-4)
 
 
 def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):

@@ -1,6 +1,7 @@
 """The race of a fit: its promise against a slow loop and simulations, its time, and whom it drops."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -145,6 +146,13 @@ def test_a_race_leaves_time_to_train_the_best_on_all_rows(budget, monkeypatch):
     assert spent + MadeUp.seconds * 200 * found.best.passes <= budget
     assert found.best.is_probe == (budget < 15)
     assert found.ended.startswith("Time was short" if budget < 15 else "All 15" if budget == 4000 else "Time ended")
+
+
+def test_the_budget_that_fine_tuning_needs_is_told(monkeypatch):
+    found, _ = raced(5, lambda which: 0.6, monkeypatch)
+    needed = int(re.fullmatch(r"Time was short .* needs a budget above (\d+) s here\.", found.ended)[1])
+    assert not raced(needed + 1, lambda which: 0.6, monkeypatch)[0].ended.startswith("Time was short")
+    assert raced(needed - 1, lambda which: 0.6, monkeypatch)[0].ended.startswith("Time was short")
 
 
 def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):

@@ -31,6 +31,19 @@ def test_a_probe_as_a_model_says_what_its_regression_says(biased, bench):
             np.testing.assert_allclose(np.diff(found)[:, 0], expected, atol=1e-2)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_outputs_are_rescaled_by_the_head(biased, bench):
+    if not biased:
+        bench.head.bias = None
+    network, held = (
+        bench.trained(Try(penalty=0.1), np.arange(0, 80), 0, lambda: None),
+        bench.rows.select(range(80, 120)),
+    )
+    plain = bench.logits(network, held)
+    bench.rescale(network, 0.5, 3.0 * biased)
+    np.testing.assert_allclose(bench.logits(network, held), plain / 2 + 3.0 * biased, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"fits_head": True}, {"contrasts": True}, {"ad_drop": True}, {"r_drop": True}], ids=str
 )

@@ -108,7 +108,7 @@ class Race:
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.fold_count, self.trainings = len(self.repeats[0]), 0
-        self._least = 0.0  # seconds, the least budget in which fine-tuning enters the race
+        self._least = 0.0  # seconds; with a larger budget, fine-tuning enters the race
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
@@ -140,7 +140,7 @@ class Race:
             if not self.tuned:
                 ended = "A linear probe was better than all fine-tuning."
                 if not entrants:
-                    ended = f"Time was short for fine-tuning, which needs a budget of {duration(self._least)} here."
+                    ended = f"Time was short for fine-tuning, which needs a budget above {duration(self._least)} here."
                 break
             if not self.is_time_for(itertools.product(self.tuned, needed)):
                 ended = f"Time ended the race after {number} of at most {len(self.all_folds)} folds."
@@ -196,7 +196,7 @@ class Race:
         entrants = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
             entrants.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
-        self._least = self.clock.spent + self._seconds_for([(with_head, self.all_folds[0])])
+        self._least = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
@@ -209,6 +209,7 @@ class Race:
         return all(self.is_done(*job) for job in jobs) or self._seconds_for(jobs) <= self.clock.left
 
     def _seconds_for(self, jobs: Sequence[Job]) -> float:
+        """Return the seconds that trainings take, and then the longest of them on all rows, with two to spare."""
         train, held = self.repeats[0][0]
         passes = [candidate.passes for candidate, _ in jobs]
         rows = self.processes.longest([count * len(train) + len(held) / 3 for count in passes])
