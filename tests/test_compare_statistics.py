@@ -16,6 +16,7 @@ from attnreg.experiments.compare.statistics import (
     paired_difference,
     power,
 )
+from attnreg.experiments.fit.answers import OF_CLASSES, score_of
 from attnreg.experiments.tasks import metrics
 
 
@@ -45,15 +46,13 @@ def test_unequal_numbers_of_seeds_are_refused():
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("name", metrics.CONFUSION)
-def test_metrics_of_counts_are_those_of_predictions(name, classes):
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_scores_of_a_fit_are_those_of_metrics(name, classes):
     rng = np.random.default_rng(classes)
     for _ in range(20):
         labels, predictions = rng.integers(0, classes, 12), rng.integers(0, max(1, classes - 1), 12)
-        counts = np.zeros((4, 4), int)
-        np.add.at(counts, (labels, predictions), 1)
         expected = metrics.METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=labels)[name]
-        assert float(metrics.CONFUSION[name](counts)) == pytest.approx(expected)
+        assert score_of(name, labels, predictions, 4) == pytest.approx(expected)
 
 
 def stepwise(p_values, alpha):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import click
@@ -17,7 +16,8 @@ from attnreg.experiments.options.option import GroupedCommand, names_like
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks.built_in import TASKS
 
-_BASES = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose"}  # `&` makes the last one
+# `&` makes a `Compose`.
+_NO_PROVIDERS = {"Regularizer", "MaskProvider", "HiddenProvider", "Compose", "parse_provider"}
 _EDIT = "Example: attnreg copy attendout mine.py && attnreg recipe mine.py --epochs 5"
 
 
@@ -32,7 +32,7 @@ class _Recipes(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Recipes"):
-            formatter.write_dl([(name, summary(path)) for name, path in recipe_files().items()])
+            formatter.write_dl([*_recipes().items()])
 
 
 @click.command(
@@ -55,23 +55,23 @@ def _studies() -> dict[str, str]:
     return {name: yaml.safe_load(text)["summary"] for name, text in texts.items()}
 
 
-def _tasks() -> dict[str, str]:
-    return {name: task.summary for name, task in TASKS.items()}
-
-
 def _providers() -> dict[str, str]:
     """Read names and summaries from the source files, because importing the providers would import torch."""
-    summaries: dict[str, str] = {}
-    for name, module in listed_names(attnreg.__file__).items():
-        if module.startswith(REGULARIZERS) and name not in _BASES:
-            source = Path(attnreg.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-            for node in ast.parse(source.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef) and node.name == name:
-                    summaries[name] = (ast.get_docstring(node) or "").partition("\n")[0]
-    return summaries
+    modules = {name: module for name, module in listed_names(attnreg.__file__).items() if name not in _NO_PROVIDERS}
+    folder = Path(attnreg.__file__).parent
+    return {
+        name: summary(folder.joinpath(*module.split(".")[1:]).with_suffix(".py"), name)
+        for name, module in modules.items()
+        if module.startswith(REGULARIZERS)
+    }
 
 
-_LISTS = {"recipes": _recipes, "studies": _studies, "tasks": _tasks, "providers": _providers}
+_LISTS = {
+    "recipes": _recipes,
+    "studies": _studies,
+    "tasks": lambda: {name: task.summary for name, task in TASKS.items()},
+    "providers": _providers,
+}
 
 
 @click.command("list", cls=GroupedCommand, epilog="Example: attnreg list tasks")

@@ -15,7 +15,7 @@ from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
-from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, Trial, best
+from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, State, Trial, best
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import COMPARE, check_pairs, flag_of
@@ -114,7 +114,12 @@ class Comparison:
 
     def trials(self, method: Method) -> list[Trial]:
         """Return a trial per combination of a method's values in braces; none if there are no braces."""
-        return self._held_out.grid(method.candidates)
+        trials = []
+        for number, variant in enumerate(method.candidates):
+            scores = [run.score for run in self._held_out.runs(variant) if run.finished]
+            state: State = "complete" if len(scores) == self._held_out.seeds else "running"
+            trials.append(Trial(number, variant, scores, state))
+        return trials
 
     def chosen(self, method: Method) -> Method | None:
         """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""

@@ -48,7 +48,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
                     progress = f"{count} runs to start, {len(pending) - count} running."
                     click.echo(f"{progress} Repeat this command when they have finished.", err=True)
                     continue
-            elif (failure := _make_runs(comparison, launcher, jobs, threads, console)) is not None:
+            elif (failure := _make_runs(comparison, jobs, threads, console)) is not None:
                 failures.append(failure)
             for run in comparison.runs():
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
@@ -68,7 +68,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
         raise InputError(" ".join(failures))
 
 
-def _make_runs(comparison: Comparison, launcher: str, jobs: int | None, threads: int, console: Console) -> str | None:
+def _make_runs(comparison: Comparison, jobs: int | None, threads: int, console: Console) -> str | None:
     """Make the runs of a comparison that have not finished; return the reason if a run still has no result."""
     on_cpu, tried = comparison.options.get("device") == "cpu", set[Path]()
     start = local(jobs or usual_jobs(threads, on_cpu), threads)

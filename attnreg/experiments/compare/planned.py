@@ -199,9 +199,3 @@ class HeldOut:
         folder, options = self.folder / "search" / method.slug, {**self.options, "validation_rows": self.rows}
         seeds = range(FIRST_SEED, FIRST_SEED + self.seeds)
         return [PlannedRun(method, "search", seed, options, folder / f"seed{seed}") for seed in seeds]
-
-    def grid(self, methods: Sequence[Method]) -> list[Trial]:
-        """Return the trials of these methods, from their finished runs."""
-        scores = [[run.score for run in self.runs(method) if run.finished] for method in methods]
-        states: list[State] = ["complete" if len(score) == self.seeds else "running" for score in scores]
-        return list(map(Trial, range(len(methods)), methods, scores, states))

@@ -83,7 +83,8 @@ class TextModel(BaseEstimator):
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Fit to texts, or pairs of texts, and their labels; all rows of one of the ``groups`` are in one fold."""
         seconds = seconds_of(self.budget)
-        rows = X if isinstance(X, Rows) else self.checked(X, y, groups)  # rows of a file are checked already
+        # Rows of a file are checked already.
+        rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
         self.answers_, self.columns_ = rows.answers, [*rows.columns]
@@ -110,10 +111,6 @@ class TextModel(BaseEstimator):
                 self.network_ = with_mean_layer(self.network_)
         self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
         return self
-
-    def checked(self, X: Any, y: Any, groups: Any = None) -> Rows:  # noqa: N803
-        """Check texts and their labels, and return rows to fit."""
-        return Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
 
     def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the outputs of the network for texts, ``(n, outputs)``: logits of classes, or one number."""
@@ -304,7 +301,3 @@ class TextRegressor(RegressorMixin, TextModel):
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return a number per row, ``(n,)``."""
         return self.outputs(X)[:, 0]
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return R², the share of the variance of labels that predictions explain, as regressors of scikit-learn do."""
-        return float(super().score(X, y, sample_weight))

@@ -44,12 +44,16 @@ def is_built_in(file: str) -> bool:
     return Path(file).resolve().parent == _folder().resolve()
 
 
-def summary(path: Path) -> str:
-    """Read the first line of the docstring of a recipe, which is a decorated function, without running its file."""
-    functions = (node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef))
-    return (ast.get_docstring(next(function for function in functions if function.decorator_list)) or "").partition(
-        "\n"
-    )[0]
+def summary(path: Path, class_name: str | None = None) -> str:
+    """Read the first line of the docstring of a class or, without its name, of a recipe, without running the file.
+
+    A recipe is the first decorated function of its file.
+    """
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    classes = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == class_name)
+    recipes = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list)
+    documented = next(recipes) if class_name is None else next(classes)
+    return (ast.get_docstring(documented) or "").partition("\n")[0]
 
 
 def find_recipe(name: str) -> Path:

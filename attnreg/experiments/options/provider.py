@@ -102,13 +102,8 @@ def own_classes(values: Iterable[object]) -> list[type[Regularizer]]:
         classes = inspect.getmembers(module, lambda member: inspect.isclass(member) and issubclass(member, Regularizer))
         regularizers = {key: cls for key, cls in classes if cls.__module__ == module.__name__}
         if name not in regularizers:
-            raise InputError(
-                f"{file} has no regularizer {name}, "
-                + (
-                    f"only {', '.join(sorted(regularizers))}."
-                    if regularizers
-                    else "nor any other: derive one from attnreg.MaskProvider."
-                )
-            )
+            known = f"only {', '.join(sorted(regularizers))}" if regularizers else ""
+            other = known or "nor any other: derive one from attnreg.MaskProvider"
+            raise InputError(f"{file} has no regularizer {name}, {other}.")
         loaded[name] = file, regularizers[name]
     return [cls for _, cls in loaded.values()]

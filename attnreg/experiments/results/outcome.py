@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,6 @@ from attnreg.experiments.setup.device import cpu_name, device_name
 from attnreg.experiments.setup.setup import Setup
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
 from attnreg.training.method import TrainingMethod
-
-if TYPE_CHECKING:
-    from attnreg.experiments.setup.setup import Setup
-
 
 _OF_HISTORY = (
     *("trivial", "drop_rates", "active_steps", "events"),

@@ -99,10 +99,10 @@ def recipe(
             if note is not None and os.environ.get("RANK", "0") == "0":
                 click.echo(note, err=True)
             try:
-                if (report := RunFolder(settings.output_dir).last_report(settings)) is not None:
+                folder = RunFolder(settings.output_dir)
+                if (report := folder.last_report(settings)) is not None:
                     click.echo(report)
                     return
-                folder = RunFolder(settings.output_dir)
                 if (folder.path / "config.json").is_file():
                     folder.check(settings)  # a run with the same options has read these data
                 from attnreg.experiments.setup.rows import read_data  # late: these are slow to import
@@ -207,12 +207,12 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     flags = {str(param.name): "/".join((param.opts[0], *param.secondary_opts[:1])) for param in command.params}
     source = inspect.unwrap(command.callback or _settings).__code__.co_filename
     settings = Settings(recipe=str(command.name), own=recipe_options, flags=flags, recipe_file=source, **shared)
-    if isinstance(command, RecipeCommand):
-        values = {**vars(settings), **recipe_options}
-        for name, reason in (row for row in command.excludes if len(row) == 2):
-            if is_set(name, values):
-                raise UsageError(f"Recipe {command.name} {reason}: remove {settings.flag(name)}.")
-        check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
-        if command.check is not None:
-            command.check(settings)
+    assert isinstance(command, RecipeCommand)
+    values = {**vars(settings), **recipe_options}
+    for name, reason in (row for row in command.excludes if len(row) == 2):
+        if is_set(name, values):
+            raise UsageError(f"Recipe {command.name} {reason}: remove {settings.flag(name)}.")
+    check_pairs(values, [row for row in command.excludes if len(row) == 3], settings.flag)
+    if command.check is not None:
+        command.check(settings)
     return settings

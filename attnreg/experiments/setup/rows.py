@@ -38,11 +38,6 @@ def read_data(settings: Settings) -> RunData:
     task, splits = load_data(
         settings.chosen_task(), settings.data_dir, needs_validation=on_dev, check_rows=settings.check_rows
     )
-    return RunData(task, splits, *choose_rows(splits, settings, task))
-
-
-def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tuple[Any, Any]:
-    """Shuffle train; return the rows to train on, and the rows of dev or of train to score on."""
     rows, dev = splits["train"], splits.get("validation")
     if (folds := settings.folds) is not None:
         order, fold = rows.shuffle(seed=_OF_FOLDS), settings.seed % folds
@@ -55,7 +50,7 @@ def choose_rows(splits: Mapping[str, Any], settings: Settings, task: Task) -> tu
     if settings.shots is not None or settings.stratified:
         labels = [plain_label(label) for label in column_of(train, task.label)]
         chosen = stratified(labels, len(chosen)) if settings.shots is None else _shots(labels, settings.shots)
-    return train.select(chosen), dev
+    return RunData(task, splits, train.select(chosen), dev)
 
 
 def split_off(rows: Dataset, size: int, left: int, flag: str | None = None) -> tuple[Dataset, Dataset]:

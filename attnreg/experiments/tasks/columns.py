@@ -26,8 +26,10 @@ def top_column(column: str, names: Iterable[str]) -> str:
     return column if column in names else column.partition(".")[0]
 
 
-def check_names(task: Task, names: Sequence[str], place: str) -> None:
-    """Raise if one of the columns that a task needs is missing among these names."""
+def check_columns(task: Task, names: Sequence[str], count: int, place: str) -> None:
+    """Raise if data have no rows, or lack one of the columns that a task needs."""
+    if not count:
+        raise InputError(f"There are no rows in {place}.")
     wanted = dict.fromkeys(top_column(name, names) for name in (*task.columns, *task.choices, task.label))
     if missing := [column for column in wanted if column not in names]:
         raise InputError(

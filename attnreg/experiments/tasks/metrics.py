@@ -12,7 +12,6 @@ from typing import Any
 import datasets
 import evaluate
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as sk
 from torch import Tensor
@@ -105,21 +104,6 @@ METRICS = {metric.__name__: metric for metric in (
 )}  # fmt: skip
 
 
-def accuracy_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Accuracy from confusion matrices, ``(..., C, C)``, as ``(...)``, such as one per bootstrap sample.
-
-    A confusion matrix has the number of rows by class (first) and predicted class (second).
-    """
-    return np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
-
-
-def macro_f1_of(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean F1 over the classes that occur in the labels or the predictions, in the form of :func:`accuracy_of`."""
-    totals = confusion.sum(-1) + confusion.sum(-2)
-    scores = 2 * np.diagonal(confusion, axis1=-2, axis2=-1) / np.maximum(totals, 1)
-    return scores.sum(-1) / (totals > 0).sum(-1)
-
-
 def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     """Expected calibration error: mean gap between confidence and accuracy over 15 bins of confidence, by their size.
 
@@ -134,7 +118,3 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
     number = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
     sums = gap.new_zeros(BINS).index_add(0, number, gap)
     return float(sums.abs().sum() / len(labels))
-
-
-#: metrics from confusion matrices, which many bootstrap samples give at once
-CONFUSION = {"accuracy": accuracy_of, "macro_f1": macro_f1_of}

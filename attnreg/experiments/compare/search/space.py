@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.yaml_file import check_switches, load_yaml, mapping
-from attnreg.experiments.options.option import as_typed
+from attnreg.experiments.options.option import as_typed, flag_of
 from attnreg.experiments.runs.command import load_command
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def read_space(text: str | None) -> Space:
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
     recipe = content.get("recipe", "regularize" if providers else _PLAIN)
-    flags = {f"--{name.lstrip('-').replace('_', '-')}": value for name, value in options.items()}
+    flags = {flag_of(name.lstrip("-")): value for name, value in options.items()}
     params = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
     switches = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}
     check_switches(flags, switches, "the search space")

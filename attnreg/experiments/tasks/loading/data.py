@@ -14,9 +14,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.loading.files import (
     WHOLE,
-    check_splits,
     choose_names,
-    choose_splits,
     find_files,
     folder_with_data,
     missing_split,
@@ -24,6 +22,7 @@ from attnreg.experiments.tasks.loading.files import (
     not_on_hub,
     parts_of,
     spellings,
+    wanted_names,
 )
 from attnreg.experiments.tasks.loading.reading import import_datasets, read_files, read_images, read_saved
 from attnreg.experiments.tasks.models.place import offline_if_unreachable
@@ -73,7 +72,7 @@ def load_data(
 
     def check(split: str, names: Sequence[str], count: int) -> None:
         if split != "test":  # which may have no labels
-            _check_columns(task, names, count, f"split {split} of {where}")
+            columns.check_columns(task, names, count, f"split {split} of {where}")
         if check_rows is not None and split == "train":
             check_rows(count)
 
@@ -84,7 +83,7 @@ def load_data(
         if task.label not in task.columns and not columns.has_labels(splits["test"], task.label):
             del splits["test"]  # GLUE's test labels are not public
         else:
-            _check_columns(task, splits["test"].column_names, len(splits["test"]), places["test"])
+            columns.check_columns(task, splits["test"].column_names, len(splits["test"]), places["test"])
     if classes:
         splits = _renamed(task, splits, classes)
     splits = dict(kind.plain(splits, places))
@@ -105,7 +104,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
         raise missing_split(split, sources, where)
 
     def check(names: Sequence[str], count: int) -> None:
-        _check_columns(task, [*dict.fromkeys([*names, task.label])], count, place)
+        columns.check_columns(task, [*dict.fromkeys([*names, task.label])], count, place)
 
     rows = _read(name, sources[name], check)
     if task.label in rows.column_names:
@@ -123,7 +122,9 @@ def names_in(task: Task, folder: Path) -> dict[str, str]:
 def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Sources, dict[str, str]]:
     """Return where the data is, its sources, and the names that splits have there."""
     where, sources = _find(task, data_dir, names_of(task))
-    return where, sources, choose_splits(task, sources, where)
+    if WHOLE in sources:
+        return where, sources, {"validation" if task.evaluation_only else "train": WHOLE}
+    return where, sources, choose_names(wanted_names(task), sources, where)
 
 
 def _find(task: Task, data_dir: str | Path | None, names: Collection[str]) -> tuple[Path | str, _Sources]:
@@ -171,14 +172,12 @@ def _splits(
     task: Task, data_dir: str | Path | None, needs_validation: bool, check: _Check
 ) -> dict[str, datasets.Dataset]:
     where, sources, chosen = _named(task, data_dir)
-    check_splits(task, sources, chosen, where, needs_validation=needs_validation)
+    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
+        if is_needed and split not in chosen:
+            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
+            has_train = split != "train" and not task.evaluation_only
+            raise missing_split(split, sources, where, hint if has_train else "")
     return {split: _read(name, sources[name], partial(check, split)) for split, name in chosen.items()}
-
-
-def _check_columns(task: Task, names: Sequence[str], count: int, place: str) -> None:
-    if not count:
-        raise InputError(f"There are no rows in {place}.")
-    columns.check_names(task, names, place)
 
 
 def _check_classes(kind: Kind, splits: Mapping[str, datasets.Dataset], places: Mapping[str, str]) -> None:

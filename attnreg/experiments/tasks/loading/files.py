@@ -54,29 +54,6 @@ def names_of(task: Task) -> set[str]:
     return {name for groups in wanted_names(task).values() for group in groups for name in group}
 
 
-def choose_splits(task: Task, names: Collection[str], where: Path | str) -> dict[str, str]:
-    """Return the names of splits, by split, among those in the data."""
-    if WHOLE in names:
-        return {"validation" if task.evaluation_only else "train": WHOLE}
-    return choose_names(wanted_names(task), names, where)
-
-
-def check_splits(
-    task: Task,
-    sources: Mapping[str, object],
-    chosen: Collection[str],
-    where: Path | str,
-    *,
-    needs_validation: bool,
-) -> None:
-    """Raise if a split that is needed is missing."""
-    for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
-        if is_needed and split not in chosen:
-            hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
-            has_train = split != "train" and not task.evaluation_only
-            raise missing_split(split, sources, where, hint if has_train else "")
-
-
 def choose_names(
     wanted: Mapping[str, Iterable[Collection[str]]], names: Collection[str], where: Path | str
 ) -> dict[str, str]:
