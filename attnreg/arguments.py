@@ -30,16 +30,6 @@ def probability(name: str, value: float, interval: str = "[0, 1]") -> float:
     return value
 
 
-def probability_below_one(name: str, value: float) -> float:
-    """Return ``value`` if it is a number in ``[0, 1)``."""
-    return probability(name, value, "[0, 1)")
-
-
-def inner_probability(name: str, value: float) -> float:
-    """Return ``value`` if it is a number in ``(0, 1)``."""
-    return probability(name, value, "(0, 1)")
-
-
 def positive(name: str, value: float) -> float:
     """Return ``value`` if it is a number in ``[SMALLEST, LARGEST]``."""
     if not _is_number(value) or not value > 0:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -261,7 +261,9 @@ def explain(
         stack.enter_context(undisturbed(model, training=training))
         if training:
             torch.manual_seed(int(torch.randint(2**31, ())))  # not the dropout of the training step
-        stack.enter_context(_without_weight_gradients(model))
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            stack.callback(parameter.requires_grad_)
+            parameter.requires_grad_(False)  # gradients of weights take time and memory
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if dtype is not None:
@@ -373,16 +375,3 @@ def _weights(run: _Pass) -> tuple[dict[str, Tensor], Any]:
     with torch.no_grad(), run.handle.tapped(taps):
         output = run.output()
     return weights, output
-
-
-@contextmanager
-def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Switch off the gradients of parameters, which saves memory and time."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)

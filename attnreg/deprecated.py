@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
-from typing_extensions import Unpack, deprecated
+from typing_extensions import deprecated
 
 from attnreg.injection import AttachHandle
 from attnreg.integrations.trainer import RegularizedTrainer
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizers.ad_drop import ADDrop
 from attnreg.training.cross_entropy import CrossEntropy
-from attnreg.training.fine_tuning import FineTuning, Provided, Shared
+from attnreg.training.fine_tuning import FineTuning
 from attnreg.training.several_passes import NoiseKind, R3FLoss, RDropLoss
 
 
@@ -51,17 +50,8 @@ class TwoPass(FineTuning):
 class RDrop(FineTuning):
     """:class:`attnreg.training.FineTuning` with the loss of R-Drop."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Provided = None,
-        *,
-        alpha: float = 1.0,
-        **shared: Unpack[Shared],
-    ) -> None:
-        shared["objective"] = RDropLoss(alpha)
-        super().__init__(model, optimizer, provider, **shared)
+    def __init__(self, *args: Any, alpha: float = 1.0, **shared: Any) -> None:
+        super().__init__(*args, **{**shared, "objective": RDropLoss(alpha)})
 
 
 @deprecated("R3F goes in 0.3: use FineTuning(..., objective=R3FLoss(weight, eps, noise)).")
@@ -69,18 +59,9 @@ class R3F(FineTuning):
     """:class:`attnreg.training.FineTuning` with the loss of R3F."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        provider: Provided = None,
-        *,
-        weight: float = 1.0,
-        eps: float = 1e-5,
-        noise: NoiseKind = "uniform",
-        **shared: Unpack[Shared],
+        self, *args: Any, weight: float = 1.0, eps: float = 1e-5, noise: NoiseKind = "uniform", **shared: Any
     ) -> None:
-        shared["objective"] = R3FLoss(weight, eps, noise)
-        super().__init__(model, optimizer, provider, **shared)
+        super().__init__(*args, **{**shared, "objective": R3FLoss(weight, eps, noise)})
 
 
 @deprecated("WeightedCrossEntropy goes in 0.3: use CrossEntropy(model, weights=weights).")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attnreg.errors import InputError, did_you_mean
 
@@ -29,26 +30,23 @@ def a_batch(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     """Return a copy of a batch and its caches, if it is a dict of arguments of the model's forward; else raise."""
     arguments = inspect.signature(model.forward).parameters
     known = [name for name, arg in arguments.items() if arg.kind is not arg.VAR_KEYWORD]
-    takes_any = len(known) < len(arguments)
-    names = batch if isinstance(batch, Mapping) else ()
-    unknown = next((name for name in names if not (takes_any or name in known)), None)
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    wanted = f"Expected the batch to be a dict of arguments of {type(model).__name__}.forward({', '.join(known)}), got"
+    if not isinstance(batch, Mapping):
+        raise InputError(f"{wanted} a {type(batch).__name__}.")
+    ids = batch.get("input_ids")
     if not isinstance(ids[0] if isinstance(ids, list) and ids else ids, (Tensor, NoneType)):
         raise InputError(
             f"Expected tensors in the batch, got a {type(ids).__name__} as 'input_ids': collate its rows, as with "
             "`transformers.DataCollatorWithPadding`."
         )
-    needed = (name for name, arg in arguments.items() if arg.kind in _NAMED and arg.default is arg.empty)
-    absent = next((name for name in needed if name not in names), None)
-    missing = None if model._forward_pre_hooks_with_kwargs else absent  # a hook may add it
-    if isinstance(batch, Mapping) and unknown is None and missing is None:
-        return own_caches(batch)
-    problem = f"{unknown!r} in it" if unknown is not None else f"no {missing!r}"
-    got = problem if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-    raise InputError(
-        f"Expected the batch to be a dict of arguments of {type(model).__name__}.forward({', '.join(known)}), got "
-        f"{got}.{did_you_mean(str(unknown), known)}"
-    )
+    unknown = [name for name in batch if name not in known]
+    if unknown and len(known) == len(arguments):
+        raise InputError(f"{wanted} {unknown[0]!r} in it.{did_you_mean(str(unknown[0]), known)}")
+    needed = [name for name, arg in arguments.items() if arg.kind in _NAMED and arg.default is arg.empty]
+    missing = [name for name in needed if name not in batch]
+    if missing and not model._forward_pre_hooks_with_kwargs:  # a hook may add it
+        raise InputError(f"{wanted} no {missing[0]!r}.")
+    return own_caches(batch)
 
 
 def own_caches(batch: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -132,15 +130,8 @@ def shifts_labels(model: nn.Module) -> bool:
     outermost = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if outermost is None or getattr(outermost.config, "is_encoder_decoder", False):
         return False
-    shifting = {
-        name
-        for names in (
-            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-        )
-        for classes in names.values()
-        for name in ([classes] if isinstance(classes, str) else classes)
-    }
+    tables = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    shifting = {*tree_leaves([[*table.values()] for table in tables])}  # some values are tuples of names
     return any(cls.__name__ in shifting for cls in type(outermost).__mro__)
 
 

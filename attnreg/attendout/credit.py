@@ -13,7 +13,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from attnreg.arguments import NotNegative, ProbabilityBelowOne, a_function, not_negative, one_of, probability_below_one
+from attnreg.arguments import NotNegative, ProbabilityBelowOne, a_function, not_negative, one_of, probability
 from attnreg.attendout.rewards import Rewards, standardized_gap
 from attnreg.errors import InputError
 from attnreg.masks import pack, unpack
@@ -103,7 +103,7 @@ class Reinforce:
         one_of("reward", self.reward, get_args(Reward))
         one_of("per", self.per, get_args(RewardPer))
         one_of("baseline", self.baseline, get_args(Baseline))
-        probability_below_one("momentum", self.momentum)
+        probability("momentum", self.momentum, "[0, 1)")
         if self.reward == "standardized" and self.per != "round":
             raise InputError(f"Expected `per` 'round' with reward 'standardized', got {self.per!r}.")
         if self.baseline == "leave-one-out" and self.per != "sample":

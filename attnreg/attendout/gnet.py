@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg import functional
-from attnreg.arguments import InnerProbability, inner_probability, one_of, true_or_false, whole_number
+from attnreg.arguments import InnerProbability, one_of, probability, true_or_false, whole_number
 from attnreg.attendout.decisions import Decisions, Granularity, PresampledMasks, shift_to
 from attnreg.attendout.network import GeneratorNetwork, TokenInputs, read_tokens
 from attnreg.attendout.sizes import measure_model
@@ -100,7 +100,7 @@ class GNetProvider(MaskProvider):
         self.max_length = whole_number("max_length", max_length)
         self.masks_per_layer = whole_number("masks_per_layer", masks_per_layer)
         self.num_heads = whole_number("num_heads", num_heads)
-        self.initial_keep = None if initial_keep is None else inner_probability("initial_keep", initial_keep)
+        self.initial_keep = None if initial_keep is None else probability("initial_keep", initial_keep, "(0, 1)")
         self.decisions = one_of("decisions", decisions, get_args(Granularity))
         self.decides_for_batch = decisions not in ("unit", "key")
         if masks_per_layer > 1 < num_heads:

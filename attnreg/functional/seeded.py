@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -112,7 +111,8 @@ def transformed() -> bool:
 
 def row_words(seed: int | Tensor, b: Tensor, h: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Return the two int32 words from which the numbers of a row follow, in the shape of the indices."""
-    mixed = _mix_tensor((b << B_SHIFT) + (h << H_SHIFT) + q + _mix_64(seed))
+    mixed_seed = _mix_tensor(seed) if isinstance(seed, Tensor) else mix_64(seed)
+    mixed = _mix_tensor((b << B_SHIFT) + (h << H_SHIFT) + q + mixed_seed)
     return mixed.to(torch.int32), (mixed >> 32).to(torch.int32)
 
 
@@ -239,16 +239,11 @@ def _as_float(hashed: Tensor) -> Tensor:
 @functools.lru_cache
 def _threshold(p: float) -> int:
     """Return the lowest of the hashed numbers, without their low bits, at which a position is kept."""
-    (single,) = struct.unpack("f", struct.pack("f", p))
-    return math.ceil(single * 2**BITS) - 2 ** (BITS - 1)
-
-
-def _mix_64(x: int | Tensor) -> int | Tensor:
-    """Apply the finalizer of splitmix64, in arithmetic modulo 2^64."""
-    return _mix_tensor(x) if isinstance(x, Tensor) else mix_64(x)
+    return math.ceil(float(np.float32(p)) * 2**BITS) - 2 ** (BITS - 1)
 
 
 def _mix_tensor(x: Tensor) -> Tensor:
+    """Apply the finalizer of splitmix64, in arithmetic modulo 2^64."""
     # The masks after right shifts make signed integers behave like unsigned ones.
     for shift, multiplier in zip(SHIFTS_64, MULTIPLIERS_64, strict=True):
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * (multiplier - 2**64)

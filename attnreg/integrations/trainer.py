@@ -184,7 +184,8 @@ class RegularizedTrainer(Trainer):
             look_at(handle, model, inputs)
             if handle is not None and not self._has_checked_loss:
                 compute = functools.partial(self._checked_loss, handle.provider, compute)
-            return self._regularized_loss(handle, compute, model, inputs, *args, **kwargs)
+            options = {**dict(zip(("return_outputs", "num_items_in_batch"), args, strict=False)), **kwargs}
+            return self._regularized_loss(handle, compute, model, inputs, options)
         finally:
             self._is_computing = False
 
@@ -194,10 +195,8 @@ class RegularizedTrainer(Trainer):
         compute: Method,
         model: nn.Module,
         inputs: dict[str, Any],
-        *args: Any,
-        **kwargs: Any,
+        options: dict[str, Any],
     ) -> Any:
-        options = {**dict(zip(("return_outputs", "num_items_in_batch"), args, strict=False)), **kwargs}
         parts, outputs = self._divisor(options.get("num_items_in_batch")), []
         if self._objective is None:
             result = compute(model, inputs, **options)
@@ -235,11 +234,8 @@ class RegularizedTrainer(Trainer):
     ) -> Any:
         """Compute the loss of one pass; if it is not the model's loss, refuse a provider that learns by that loss."""
         outputs: list[Any] = []
-        hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        try:
+        with model.register_forward_hook(lambda module, inputs, output: outputs.append(output)):
             result = compute(model, inputs, **options)
-        finally:
-            hook.remove()
         loss = result[0] if isinstance(result, tuple) else result
         losses = [output.get("loss") for output in outputs if isinstance(output, Mapping)]
         if not any(model_loss is not None and torch.equal(model_loss, loss) for model_loss in losses):

@@ -15,19 +15,15 @@ if TYPE_CHECKING:
     from attnreg.kernels.device.attention import attention as attention
     from attnreg.kernels.device.dropping import dropout as dropout
     from attnreg.kernels.device.dropping import head_factors as head_factors
-    from attnreg.kernels.device.numbers import keep as keep
     from attnreg.kernels.device.numbers import numbers as numbers
-    from attnreg.kernels.device.numbers import uniform as uniform
     from attnreg.kernels.device.region import region as region
 
 _MODULES = {
     "attention": "attention",
     "dropout": "dropping",
     "head_factors": "dropping",
-    "keep": "numbers",
     "numbers": "numbers",
     "region": "region",
-    "uniform": "numbers",
 }
 _DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
 DROPPED = torch.float16, torch.bfloat16, torch.float32

@@ -13,7 +13,7 @@ from torch.compiler import set_stance
 from typing_extensions import override
 
 from attnreg import AttentionSite, Mask, SiteInfo, functional
-from attnreg.arguments import a_function, inner_probability, not_negative, one_of, positive, whole_number
+from attnreg.arguments import a_function, not_negative, one_of, positive, probability, whole_number
 from attnreg.errors import InputError
 from attnreg.injection import draws_repeated, handle_of, undisturbed
 from attnreg.outputs import LossFunction, a_batch, loss_of
@@ -30,7 +30,7 @@ class LearnedRates(LayerwiseProvider):
 
     def __init__(self, num_layers: Depth, p: float, per: Per, num_heads: int | None, regularizer: float) -> None:
         super().__init__(num_layers)
-        p = inner_probability("p", p)
+        p = probability("p", p, "(0, 1)")
         if (one_of("per", per, get_args(Per)) == "head") is (num_heads is None):
             raise InputError(f"Expected `num_heads` with `per` 'head', and only then, got {num_heads} with {per!r}.")
         shape = self._total_layers, 1 if num_heads is None else whole_number("num_heads", num_heads)

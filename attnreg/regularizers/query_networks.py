@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from attnreg import AttentionSite, Mask, SiteInfo, functional
-from attnreg.arguments import LARGEST_SIZE, inner_probability, not_negative, positive, true_or_false, whole_number
+from attnreg.arguments import LARGEST_SIZE, not_negative, positive, probability, true_or_false, whole_number
 from attnreg.functional.attention import per_head
 from attnreg.functional.validity import mean_over
 from attnreg.regularizers._parts.layers import LARGEST_LOGIT, Depth, LayerwiseProvider, hidden_queries, relaxed_mask
@@ -106,7 +106,7 @@ class AdversarialAttention(SeesQueries):
         super().__init__(num_layers, head_size)
         self.num_heads = whole_number("num_heads", num_heads, most=LARGEST_SIZE)
         self.generator_size = generator_size
-        self.initial_keep = inner_probability("initial_keep", initial_keep)
+        self.initial_keep = probability("initial_keep", initial_keep, "(0, 1)")
         self.price = not_negative("price", price)
         self.sampled = true_or_false("sampled", sampled)
         size = projected = num_heads * head_size
@@ -208,8 +208,8 @@ class ContextualDropout(SeesQueries):
         regularizer: float = 0.1,
     ) -> None:
         super().__init__(num_layers, head_size)
-        self.p = inner_probability("p", p)
-        self.prior = prior if prior is None else inner_probability("prior", prior)
+        self.p = probability("p", p, "(0, 1)")
+        self.prior = prior if prior is None else probability("prior", prior, "(0, 1)")
         self.hidden_size = whole_number("hidden_size", hidden_size, most=LARGEST_SIZE)
         self.temperature = positive("temperature", temperature)
         self.regularizer = not_negative("regularizer", regularizer)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
-from attnreg.arguments import Probability, ProbabilityBelowOne, probability, probability_below_one
+from attnreg.arguments import Probability, ProbabilityBelowOne, probability
 from attnreg.errors import InputError
 from attnreg.injection import detach, is_attached
 from attnreg.training.method import Batch, StepResult, TrainingMethod
@@ -62,7 +62,7 @@ class Averaged(TrainingMethod):
         if len({id(member.model) for member in self.methods}) < max(1, len(self.methods)):
             raise InputError("Expected methods to average, with separate networks.")
         self.method = method = self.methods[0]
-        self.ema = probability_below_one("ema", ema)
+        self.ema = probability("ema", ema, "[0, 1)")
         self.wise = probability("wise", wise)
         self.provider, self.accelerator = method.provider, method.accelerator
         self.loss_function, self.micro_batches = method.loss_function, method.micro_batches

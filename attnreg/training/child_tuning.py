@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
-from attnreg.arguments import InnerProbability, inner_probability, one_of
+from attnreg.arguments import InnerProbability, one_of, probability
 from attnreg.errors import InputError
 from attnreg.injection import undisturbed
 from attnreg.masks import pack, unpack
@@ -78,7 +78,7 @@ class ChildTuning(FineTuning):
         **shared: Unpack[Shared],
     ) -> None:
         self.mode = one_of("mode", mode, get_args(Mode))
-        self.p = inner_probability("p", p)
+        self.p = probability("p", p, "(0, 1)")
         if (mode == "D") != (data is not None):
             raise InputError('ChildTuning needs `data`, batches of the training data, for mode "D", and only for it.')
         if mode == "D" and hasattr(model, "peft_config"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, probability_below_one
+from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, probability
 from attnreg.errors import InputError
 from attnreg.outputs import IGNORED, aligned_labels, moved_labels, needed_labels_of, predictions_of, shifts_labels
 from attnreg.training.method import Batch
@@ -57,7 +57,7 @@ class CrossEntropy:
         weights: Sequence[float] | None = None,
     ) -> None:
         self.model = model
-        self.smoothing = probability_below_one("smoothing", smoothing)
+        self.smoothing = probability("smoothing", smoothing, "[0, 1)")
         self.prompt = not_negative("prompt", prompt)
         self.weights = weights
         if prompt and not shifts_labels(model):

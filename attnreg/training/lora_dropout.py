@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from attnreg.arguments import ProbabilityBelowOne, probability_below_one
+from attnreg.arguments import ProbabilityBelowOne, probability
 from attnreg.errors import InputError
 from attnreg.training.linear import check_free, use_own_weights, use_weights
 
@@ -75,7 +75,7 @@ def _rates(argument: str, rates: Rates, adapters: Mapping[str, tuple[nn.Linear, 
     """Return the rates of adapters; raise if a rate is out of range, or a pattern gives no trained adapter its rate."""
     chosen: dict[str, float] = {}
     for pattern, rate in (rates if isinstance(rates, Mapping) else {".*": rates}).items():
-        probability_below_one(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate)
+        probability(f"{argument}[{pattern!r}]" if isinstance(rates, Mapping) else argument, rate, "[0, 1)")
         try:
             matches = re.compile(rf"(.*\.)?({pattern})\.[^.]+").fullmatch  # the adapter's name follows the module's
         except re.error as error:

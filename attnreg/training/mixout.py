@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack, override
 
-from attnreg.arguments import ProbabilityBelowOne, probability_below_one
+from attnreg.arguments import ProbabilityBelowOne, probability
 from attnreg.errors import InputError
 from attnreg.training.fine_tuning import FineTuning, Provided, Shared
 from attnreg.training.levels import base_of
@@ -65,7 +65,7 @@ class Mixout(FineTuning):
         p: ProbabilityBelowOne = 0.7,
         **shared: Unpack[Shared],
     ) -> None:
-        self.p = probability_below_one("p", p)
+        self.p = probability("p", p, "[0, 1)")
         self._layers = _layers(model)
         super().__init__(model, optimizer, provider, **shared)
         # Copied after the accelerator has moved the model to its device.

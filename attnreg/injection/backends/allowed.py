@@ -20,37 +20,28 @@ from attnreg.sites import AttentionSite, SiteInfo
 FindValid = Callable[[Tensor | None], Tensor | None]
 
 
+@dataclass(eq=False)
 class Allowed:
     """The positions that a model allows, and values that are computed from them once (:meth:`once`)."""
 
-    def __init__(self, find: FindValid | None = None, bias: Tensor | None = None, mask: Tensor | None = None) -> None:
-        self.bias = bias  #: float, which the model adds to the scores
-        self.by_mask: Tensor | None = None  #: what a mask allows, bool, broadcastable to ``(B, H, Q, K)``
-        self.causal: tuple[int, int] | None = None  #: ``(Q, K)``, if query i attends only to the keys up to i
-        self._mask = mask  # held, so that no other tensor gets its memory and its id
-        self._find = find
-        self._known: dict[Hashable, Any] = {}
-
-    @classmethod
-    def of(cls, valid: Tensor | None, bias: Tensor | None = None) -> Allowed:
-        """Return what a tensor allows, bool, broadcastable to ``(B, H, Q, K)``."""
-        positions = cls(None, bias)
-        positions.by_mask = valid
-        return positions
+    by_mask: Tensor | None = None  #: what a mask allows, bool, broadcastable to ``(B, H, Q, K)``
+    bias: Tensor | None = None  #: float, which the model adds to the scores
+    causal: tuple[int, int] | None = None  #: ``(Q, K)``, if query i attends only to the keys up to i
+    find: FindValid | None = None  #: instead of the others
+    mask: Tensor | None = None  # held, so that no other tensor gets its memory and its id
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False)
 
     @classmethod
     def of_sdpa(cls, mask: Tensor | None, is_causal: bool, queries: int, keys: int) -> Allowed:
         """Read the mask arguments of torch's fused attention."""
         bias = None if mask is None or mask.dtype == torch.bool else mask
-        positions = cls(None, bias, mask)
-        positions.by_mask = _one_row(mask if bias is None else allowed(bias))
-        positions.causal = (queries, keys) if is_causal else None
-        return positions
+        by_mask = _one_row(mask if bias is None else allowed(bias))
+        return cls(by_mask, bias, (queries, keys) if is_causal else None, mask=mask)
 
     def of_rows(self, device: torch.device, rows: Tensor | None = None) -> Tensor | None:
         """Return the valid positions of query rows, or of all (``None``)."""
-        if self._find is not None:
-            return self._find(rows)
+        if self.find is not None:
+            return self.find(rows)
         valid = self.by_mask
         if rows is not None and valid is not None and valid.dim() > 1 and valid.shape[-2] > 1:
             valid = valid[..., rows, :]

@@ -109,7 +109,7 @@ class FlexAttention(Backend):
                 return mode.tap.output(out, values)
         find_valid = functools.partial(_valid, score_mod, block_mask, shape, query)
         fields: Any = {"query": query, "key": key, "scale": scale, "score_mod": score_mod, "in_kernel": True}
-        mask, factor = mode.ask(site, shape, Allowed(find_valid), like=query, **fields), None
+        mask, factor = mode.ask(site, shape, Allowed(find=find_valid), like=query, **fields), None
         mode.note(mask)
         if mask is not None and mode.tap is None:
             mask, factor = mask.factored()

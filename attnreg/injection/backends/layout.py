@@ -92,10 +92,6 @@ class Layout:
         """Convert queries, keys or values ``(..., N, D)`` of fused attention to ``(B, H, N, D)``."""
         return self.canonical(rows) if rows.dim() == len(self.dims) else rows
 
-    def restored_rows(self, rows: Tensor, lead: tuple[int, ...]) -> Tensor:
-        """Undo :meth:`canonical_rows` for rows of shape ``(*lead, D)``."""
-        return self.restored(rows, (*lead, rows.shape[-1]))
-
     def canonical_mask(self, mask: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Convert a mask that broadcasts to scores of this shape to one that broadcasts to ``(B, H, Q, K)``."""
         return mask if self.dims == STANDARD else self.canonical(mask.expand(shape))

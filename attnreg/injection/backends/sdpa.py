@@ -80,7 +80,7 @@ class FusedAttention(Backend):
             site_shape = (*queries.shape[:-1], keys.shape[-2])
             fields: Any = {"query": queries, "key": keys, "bias": allowed.bias, "scale": scale, "in_kernel": True}
             out = attention.under(mode.ask(site, site_shape, allowed, like=query, **fields), mode, run)
-        return out if layout.dims == STANDARD else layout.restored_rows(out, shape[:-1])
+        return out if layout.dims == STANDARD else layout.restored(out, (*shape[:-1], out.shape[-1]))
 
 
 def note_packed(x: Tensor, reshaped: Tensor) -> None:
@@ -122,7 +122,7 @@ def _canonical(
     masks = (allowed.valid(device), allowed.bias)
     valid, bias = (None if mask is None else layout.canonical_mask(mask, shape) for mask in masks)
     key_valid, key_bias = (None if mask is None else layout.of_keys(mask) for mask in (valid, bias))
-    return Allowed.of(valid, bias), Allowed.of(key_valid, key_bias)
+    return Allowed(valid, bias), Allowed(key_valid, key_bias)
 
 
 def materialized(attn_mask: Tensor | None) -> Tensor | None:

@@ -39,7 +39,7 @@ class Softmax(Backend):
         scores = layout.canonical(call.scores)
         key_scores = layout.of_keys(scores)
         valid = mode.allowed(key_scores)
-        mask = mode.ask(site, tuple(key_scores.shape), Allowed.of(valid), like=scores, written_scores=key_scores)
+        mask = mode.ask(site, tuple(key_scores.shape), Allowed(valid), like=scores, written_scores=key_scores)
         mode.note(mask)
         if mask is None and mode.tap is None:
             return func(*args, **kwargs)

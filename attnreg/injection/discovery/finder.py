@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -93,26 +94,14 @@ class Finder(Noting):
         with ExitStack() as stack:
             for module in self.names:
                 if not isinstance(module, torch.jit.ScriptModule):
-                    stack.enter_context(self._followed(module))
+                    forward = functools.partial(self._forward, module, module.forward)
+                    replaced = functools.wraps(module.forward)(forward)
+                    stack.enter_context(mock.patch.object(module, "forward", replaced))
             for backend in BACKENDS.values():
                 stack.enter_context(backend.patched())
             stack.enter_context(self._tracer)
             stack.enter_context(self)
             yield
-
-    @contextmanager
-    def _followed(self, module: nn.Module) -> Iterator[None]:
-        """Run the module's forward through :meth:`_forward` within the block, however the forward is called."""
-        attribute = module.__dict__.get("forward")
-        plain = module.forward
-        module.forward = functools.wraps(plain)(functools.partial(self._forward, module, plain))
-        try:
-            yield
-        finally:
-            if attribute is None:
-                del module.forward
-            else:
-                module.forward = attribute
 
     @property
     def called(self) -> Set[nn.Module]:

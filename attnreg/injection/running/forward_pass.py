@@ -74,12 +74,7 @@ class Calls:
     """Counts the calls of a module in a pass."""
 
     number: int  # of calls in a whole pass
-    done: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all calls of a pass have begun."""
-        return self.done >= self.number
+    done: int = 0  # that have begun
 
 
 def seed_of_pass(replayed: Tensor | None = None) -> Tensor:

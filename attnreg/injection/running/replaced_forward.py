@@ -75,7 +75,7 @@ class ReplacedForward(Generic[Record]):
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Go on with a forward pass that consists of parts, or begin one, because none is running."""
-        self.passes.go_on({}, self.module, (), begins=any(calls.is_done for calls in self.inside))
+        self.passes.go_on({}, self.module, (), begins=any(calls.done >= calls.number for calls in self.inside))
 
     def install(self, handle: object) -> None:
         """Replace the module's forward, which may already be replaced, and mark the module with the handle."""

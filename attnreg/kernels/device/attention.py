@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +16,6 @@ MOST_DIMENSIONS = 256
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 
 
-class Decisions(Protocol):
-    """Decisions that follow from a seed: the attributes of :class:`attnreg.draws.Drawn`."""
-
-    seed: Any
-    p: Any
-    shape: Any
-    rescale: Any
-    first_query: Any
-    samples: Any
-    first_key: Any
-
-
 def attention(
     query: Tensor,
     key: Tensor,
@@ -38,8 +26,8 @@ def attention(
     bias: Tensor | None = None,
     keep: Tensor | None = None,
     scale: float | None = None,
-    scores: Decisions | None = None,
-    weights: Sequence[Decisions | None] = (),
+    scores: Any = None,
+    weights: Sequence[Any] = (),
     rows: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> Tensor:
@@ -123,7 +111,7 @@ def _refuse_twice(*_: Any) -> None:
     raise RuntimeError("Attention in a kernel has no second derivative; use attnreg.functional instead.")
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weights: Sequence[Decisions | None]) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weights: Sequence[Any]) -> None:
     if not (query.ndim == key.ndim == 4 and key.shape == value.shape and len(query) == len(key)
             and query.shape[3] == key.shape[3] and query.shape[1] % max(1, key.shape[1]) == 0):  # fmt: skip
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
@@ -139,7 +127,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, weigh
         raise InputError(f"Expected at most two draws of weights, got {len(weights)}.")
 
 
-def _draw(drawn: Decisions, shape: tuple[int, int, int, int], device: torch.device) -> tuple[Draw, int]:
+def _draw(drawn: Any, shape: tuple[int, int, int, int], device: torch.device) -> tuple[Draw, int]:
     if drawn.shape[3] != shape[3] or any(a not in (1, b) for a, b in zip(drawn.shape, shape, strict=True)):
         raise InputError(f"Expected decisions for {shape}, got {tuple(drawn.shape)}.")
     size, samples = drawn.shape[0], drawn.samples

@@ -1,4 +1,4 @@
-"""Kernels that drop values of a tensor, and that scale heads."""
+"""Kernels that drop values of a tensor, scale heads, and write the numbers of a draw, or its decisions, to memory."""
 
 import triton
 import triton.language as tl
@@ -45,3 +45,16 @@ def scale_heads(out, draw, samples, batch, heads, R: tl.constexpr, HEADS: tl.con
     left = tl.maximum(tl.sum(keep.to(tl.float32), 1), 1.0)
     share = tl.div_rn(tl.cast(1.0, tl.float32), left) * tl.cast(heads, tl.float32)  # as torch divides H by a tensor
     tl.store(out + row[:, None] * heads + k[None, :], tl.where(keep, share[:, None], 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["draw", "rows", "heads", "queries", "keys"])
+def write_numbers(out, draw, rows, heads, queries, keys, KEEP: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
+    """Write one block of rows and keys: bool decisions, or float32 in [0, 1)."""
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    k = tl.program_id(1) * K + tl.arange(0, K)
+    inside = row < rows
+    b, h, q = tl.where(inside, row // queries // heads, 0), row // queries % heads, row % queries
+    word = row_word(draw, b, h, q)[:, None]
+    steps = key_steps(draw, b[:, None], k[None, :])
+    value = kept(word, steps, threshold_of(draw), draw) if KEEP else as_float(hashed(word, steps))
+    tl.store(out + row[:, None] * keys + k[None, :], value, mask=inside[:, None] & (k < keys)[None, :])

@@ -8,44 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attnreg.errors import InputError
-from attnreg.kernels.device.decisions import write_numbers
 from attnreg.kernels.device.draws import Draw, table_of
+from attnreg.kernels.device.drop import write_numbers
 from attnreg.kernels.launching import launch, likeness
 
 BLOCK = 2048  # numbers in a block
 KEYS = 16, 128, 512  # keys in a block: the fewest that hold all
-
-
-def keep(
-    seed: int | Tensor,
-    shape: Sequence[int],
-    p: float | Tensor,
-    *,
-    device: torch.device,
-    first_query: int | Tensor = 0,
-    samples: Tensor | None = None,
-    first_key: Tensor | None = None,
-) -> Tensor:
-    """Return the decisions of :func:`attnreg.functional.seeded_keep`, bit for bit.
-
-    Raises:
-        InputError: if `numbers` returns None.
-    """
-    return _supported(numbers(seed, shape, p, device, first_query, samples, first_key))
-
-
-def uniform(
-    seed: int | Tensor,
-    shape: Sequence[int],
-    *,
-    device: torch.device,
-    first_query: int | Tensor = 0,
-    samples: Tensor | None = None,
-    first_key: Tensor | None = None,
-) -> Tensor:
-    """Return the numbers of :func:`attnreg.functional.seeded_uniform`, bit for bit; raises as :func:`keep` does."""
-    return _supported(numbers(seed, shape, None, device, first_query, samples, first_key))
 
 
 def numbers(
@@ -118,9 +86,3 @@ def numbers_op(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples:
 def _(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor | None, queries: Tensor | None,
       keys: Tensor | None, first_query: int, device: torch.device) -> Tensor:  # fmt: skip
     return torch.empty(tuple(shape), dtype=torch.float32 if rate is None else torch.bool, device=device)
-
-
-def _supported(numbers: Tensor | None) -> Tensor:
-    if numbers is None:
-        raise InputError("No kernel supports these indices of positions: use `attnreg.functional.seeded_uniform`.")
-    return numbers
