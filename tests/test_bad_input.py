@@ -58,7 +58,7 @@ BAD = [
     bad("recipe", "finetune", "--batch-size", 10**26, code=2, says="Expected at most 2147483647 for --batch-size"),
     bad("recipe", "attendout", "--round-steps", 10**20, code=2, says="Expected at most 2147483647 for --round-steps"),
     bad("recipe", "finetune", "--validation-rows", 2000, says="Holding out 2000 rows needs at least 2001 training rows, got 2000"),
-    bad("recipe", "finetune", "--validation-rows", 1900, "--train-size", 200, says="Expected --train-size of at most 100, got 200"),
+    bad("recipe", "finetune", "--validation-rows", 1900, "--train-size", 200, says="Expected --train-size of at most 100, because 1900 of 2000 rows are held out"),
     bad("recipe", "finetune", "--mixed-precision", "fp16", "--device", "cpu", says="Precision fp16 is not available here: "),
     bad("recipe", "finetune", "--output-dir", "/proc/x", says="Cannot write to --output-dir"),
     bad("recipe", "finetune", "--data-dir", "", code=2, says="got an empty text: is a variable of the shell not set"),

@@ -151,7 +151,7 @@ def test_the_majority_class_is_a_line_of_the_scores_and_collapsed_networks_are_n
         write(run, 0.5, trivial=TRIVIAL)
     write_rows(final[1].folder / "predictions.jsonl", [{"label": label, "prediction": 1} for label in LABELS])
     report = reported(comparison, trivial=TRIVIAL)
-    assert "Collapsed: ad-drop --q {0.1,0.3} predicts the same class for all dev rows (seeds: 1)." in report
+    assert "Collapsed: ad-drop --q {0.1,0.3} predicts the same class for all scored rows (seeds: 1)." in report
     assert [*table(report, "Scores")[-1].values()] == ["majority class", "0.5500", "0.0000", "0.550  0.550"]
 
 

@@ -15,8 +15,10 @@ from attnreg.experiments.runs import run as runs
 from tests.helpers.cases import sample
 from tests.helpers.commands import ran
 from tests.helpers.comparisons import comparison_of, file_of, reported, reported_study, table, write, written
+from tests.helpers.task_data import write_rows
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+TRIVIAL = {"predictor": "majority class", "dev": {"accuracy": 0.55}}
 TIMES = {"finetune": 10.0, "ad-drop": 20.0, "sam": 20.0}
 
 
@@ -39,6 +41,45 @@ def test_a_gain_that_the_same_time_loses_is_told(tmp_path, longer, says):
     report = reported(comparison, lambda run: longer + 0.01 * (run.seed % 2))
     assert re.search(r"ad-drop scores 0\.\d+ above finetune", report)
     assert re.search(f"Given the same training time, {says}", report)
+
+
+@pytest.mark.parametrize(("longer", "is_told"), [(0.72, True), (0.5, False)])
+def test_a_longer_baseline_that_scores_more_is_told_where_no_method_does(tmp_path, longer, is_told):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", options={"epochs": 10}, seeds=3)
+    with comparison.begun():
+        for run in comparison.runs():
+            write(run, 0.6 + 0.02 * run.seed * (-1) ** len(run.method.name), TIMES[run.method.name])
+        comparison.decide()
+    report = reported(comparison, lambda run: longer + 0.01 * run.seed)
+    says = r"More epochs may help: finetune --epochs 20 scores \+0\.1\d+ \(\[\+0\.\d+, \+0\.\d+\]\) against finetune\."
+    assert bool(re.search(says, report)) == is_told
+    assert "To use finetune, train" in report
+
+
+def test_methods_without_a_run_get_no_verdict(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", seeds=2, equal_time=False)
+    with comparison.begun():
+        write(comparison.runs()[0], 0.5, trivial=TRIVIAL)
+    said = " ".join(map(str, write_report(comparison)))
+    assert "Incomplete: 1 of 4 runs" in (comparison.folder / "report.md").read_text()
+    assert "No method learned" not in said
+    assert "To use" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, r"train the model of its best seed, 1: `attnreg recipe finetune --seed 1`"),
+        ({"validation_rows": 9}, "train a model, such as of seed 1: `.* --validation-rows 9 --seed 1`"),
+        ({"folds": 3}, "train it once more, with --validation-rows or a validation split instead of --folds"),
+    ],
+)
+def test_the_model_to_use_has_not_collapsed(tmp_path, options, says):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", options=options, seeds=3, equal_time=False)
+    written(comparison, lambda run: 0.7 - 0.01 * run.seed)
+    collapsed = comparison.final_runs(comparison.methods[0])[0].folder / "predictions.jsonl"
+    write_rows(collapsed, [{"label": row % 2, "prediction": 1} for row in range(100)])
+    assert re.search(f"To use finetune, {says}", reported(comparison))
 
 
 def test_a_run_that_fails_costs_no_other_method_its_same_time(tmp_path):

@@ -61,7 +61,7 @@ MISTAKES = {
         ["recipe", "finetune", "--train-size", "4000"], "Expected --train-size of at most 2000, got 4000."
     ),
     "rows that are also held out": (
-        [*OWN, "--validation-rows", "20", "--train-size", "41"], "Expected --train-size of at most 40, got 41."
+        [*OWN, "--validation-rows", "20", "--train-size", "41"], "Expected --train-size of at most 40, because 20 of 60 rows are held out to score on, got 41."
     ),
     "more rows than there are, of all": (
         ["compare", "finetune", *OWN[2:], "--train-size", "4000"], "Expected --train-size of at most 60, got 4000."

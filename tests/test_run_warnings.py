@@ -125,7 +125,7 @@ def test_a_run_warns_on_stderr_and_in_its_report_and_its_baseline_does_not_repea
     assert sorted(warnings) == sorted(line for line in report if line.startswith("Warning: "))
     assert sum("no training row has the class" in line for line in warnings) == 1
     predicted = [json.loads(line)["prediction"] for line in (home / "out/predictions.jsonl").read_text().splitlines()]
-    said = "Collapsed: the network predicts the same class for all dev rows." in report
+    said = "Collapsed: the network predicts the same class for all scored rows." in report
     assert said == (len({*predicted}) == 1)
 
 

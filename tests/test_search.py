@@ -100,9 +100,9 @@ def test_first_come_plain_fine_tuning_and_each_provider_alone(search, runs):
     assert ["DropHead" in text for text in alone] == [True, False]
     assert ["DropAttention" in text for text in alone] == [False, True]
     assert len({*drawn(output)}) == 6
-    space = "{options: {epochs: 1..3}, providers: {DropHead: {p: 0.1..0.5}}, layers: [all]}"
+    space = "{options: {batch-size: 2..4}, providers: {DropHead: {p: 0.1..0.5}}, layers: [all]}"
     plain, alone = drawn(ran(search("--space", space, "--runs", 2, "--seeds", 1, "--output-dir", "options")).output)
-    assert re.fullmatch(r"finetune --epochs \d", plain)
+    assert re.fullmatch(r"finetune --batch-size \d", plain)
     assert alone.startswith('regularize --provider "DropHead(')
 
 
@@ -265,12 +265,24 @@ def test_options_without_providers(search, runs):
 
 
 def test_options_with_providers(search, runs):
-    space = "{options: {provider-lr: 0.01..0.1, epochs: 1..3}, providers: {ConcreteDropout: {}}}"
+    space = "{options: {provider-lr: 0.01..0.1, batch-size: 2..4}, providers: {ConcreteDropout: {}}}"
     ran(search("--runs", 8, "--seeds", 1, "--space", space))
     recipes = {run.settings.recipe: run for run in runs.made}
     plain, other = recipes["finetune"], recipes["regularize"]
-    assert plain.settings.epochs in (1, 2, 3)  # and it has no --provider-lr
+    assert plain.settings.batch_size in (2, 3, 4)  # and it has no --provider-lr
     assert 0.01 <= other.settings.own["provider_lr"] <= 0.1
+
+
+def test_an_option_is_not_fixed_and_varied(search):
+    says = "The search space varies --epochs: remove it from the command line, or from --space"
+    assert_sentence(search("--space", "{options: {epochs: 1..3}}"), 2, says)
+
+
+def test_plain_fine_tuning_as_the_winner_is_told(search, runs, tmp_path):
+    runs.score = lambda text, seed: 0.5 if text == "finetune" else 0.4
+    output = ran(search("--runs", 6, "--seeds", 1)).output
+    assert "No trial scored above plain fine-tuning." in output
+    assert "Compare the winner" not in output + report(tmp_path)
 
 
 def test_the_default_space(search, runs, tmp_path, cli):

@@ -202,7 +202,11 @@ def test_all_data_is_read_before_the_first_run(cli, tmp_path):
     write_rows(tmp_path / "good" / "train.jsonl", load_data(get_task("agreement"))[1]["train"].to_list()[:200])
     tasks = [{"data_dir": "good", "name": "a"}, {"data_dir": "good", "name": "b", "train_size": 181}]
     path = file_of(tmp_path, tasks=tasks, options={"folds": 10})
-    assert_sentence(cli("compare", "--study", path), 1, "Expected --train-size of at most 180, got 181")
+    assert_sentence(
+        cli("compare", "--study", path),
+        1,
+        "Expected --train-size of at most 180, because 20 of 200 rows are held out to score on, got 181",
+    )
     search = {"methods": {"plain": "finetune", "high": "ad-drop --p {0.1,0.3}"}, "primary": None}
     path = file_of(tmp_path, tasks=tasks[:1], options={"folds": 2}, **search)
     assert_sentence(cli("compare", "--study", path), 1, "Holding out 500 rows needs at least 501 training")

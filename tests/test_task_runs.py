@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from attnreg.experiments.tasks import get_task, load_model
+from attnreg.experiments.tasks import agreement, get_task, load_model
 from tests.helpers import task_data as made
 from tests.helpers.cases import sample
 from tests.helpers.commands import assert_sentence, ran, read_csv, read_lines
@@ -130,6 +130,13 @@ CUSTOM = {
 }  # fmt: skip
 
 
+def test_predictions_of_the_embedded_task_are_of_its_test_rows(cli, tmp_path):
+    ran(cli("recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"))
+    rows = agreement.rows("test")
+    assert f"Predictions of {len(rows)} rows" in ran(cli("predict", "out")).output
+    assert [row["sentence"] for row in read_csv(tmp_path / "out.predicted.csv")] == [row["sentence"] for row in rows]
+
+
 @pytest.mark.parametrize("kind", CUSTOM)
 def test_a_set_of_ones_own(cli, home, tmp_path, kind):
     rows, options, metrics = CUSTOM[kind]
@@ -141,6 +148,12 @@ def test_a_set_of_ones_own(cli, home, tmp_path, kind):
     assert metrics <= got["dev"].keys()
     ran(cli("evaluate", "out", "--data-dir", "mine"))
     assert (tmp_path / "out" / "evaluations" / "custom.json").is_file()
+    if kind == "classification":
+        made.write_rows(tmp_path / "new.jsonl", [{"note": "", "id": 7}, {"note": "red a", "id": 8}])
+        assert "Warning: row 1 of inputs has no text: remove it." in ran(cli("predict", "out", "new.jsonl")).stderr
+        made.write_rows(tmp_path / "other.jsonl", [{"text": "red"}])
+        says = "Missing columns in split test of other.jsonl: note. Task 'custom' needs note; the data has 'text'."
+        assert_sentence(cli("predict", "out", "other.jsonl"), 1, says)
     if kind == "regression":
         assert f"Predictions of {6 * len(rows)} rows" in ran(cli("predict", "out", "mine/validation.jsonl")).output
         assert all(float(row["prediction"]) for row in read_csv(tmp_path / "mine" / "validation.predicted.csv"))

@@ -101,7 +101,7 @@ def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Se
     significant = [contrast for contrast in acted if contrast.holds]
     better = [contrast for contrast in significant if contrast.difference.mean > 0]
     names = [contrast.mine.name for contrast in better]
-    same_time = [contrast for contrast in same_time if contrast.mine.name in names]
+    all_same_time, same_time = same_time, [contrast for contrast in same_time if contrast.mine.name in names]
     lost = {contrast.mine.name for contrast in same_time if not contrast.keeps}
     won = [contrast for contrast in better if contrast.mine.name not in lost]
     baseline = compared[0].other if compared else groups[0]
@@ -109,15 +109,24 @@ def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Se
     sentences = [*map(_significant, significant), *_with_the_same_time(same_time), *_without_a_test(acted)]
     if unclear := [contrast for contrast in acted if not contrast.holds and not contrast.is_alike]:
         sentences.append(_not_significant(unclear, alone=len(compared) == 1))
+    if best is baseline:
+        sentences += _longer_is_higher(baseline, all_same_time)
     return [*([" ".join(sentences)] if sentences else []), to_use(best)]
 
 
 def to_use(group: Group) -> str:
     """Say which run of a method to use, and how to get its model."""
     run = group.returned
+    if group.config("folds") is not None:
+        return (
+            f"To use {group.name}, train it once more, with --validation-rows or a validation split instead of "
+            "--folds: a seed's score is that of its fold, so none is the best."
+        )
+    best = "best " if group.seed_rows is None else ""  # scores on other rows do not tell which seed is better
     if (run.folder / "model").is_dir():
-        return f"To use {group.name}: its best model is in {run.folder / 'model'} (seed {run.seed})."
-    return f"To use {group.name}, train the model of its best seed, {run.seed}: `{run.alone}`"
+        return f"To use {group.name}: its {best}model is in {run.folder / 'model'} (seed {run.seed})."
+    of_seed = f"the model of its {best}seed, {run.seed}" if best else f"a model, such as of seed {run.seed}"
+    return f"To use {group.name}, train {of_seed}: `{run.alone}`"
 
 
 def _significant(contrast: Contrast) -> str:
@@ -135,6 +144,17 @@ def _with_the_same_time(compared: Sequence[Contrast]) -> Iterator[str]:
     for contrast in compared:
         if contrast.mine.name not in lost and contrast.difference.mean < 0:
             yield f"Given the same training time, {contrast.mine.name} scores {-contrast.difference.mean:.4f} below it."
+
+
+def _longer_is_higher(baseline: Group, same_time: Sequence[Contrast]) -> Iterator[str]:
+    """Say how much higher the baseline scores that trained longest, if it does."""
+    if not same_time:
+        return
+    longest = max((contrast.other for contrast in same_time), key=lambda group: group.training_time)
+    pair = contrasts({"": (longest, baseline)}).get("")
+    if pair is not None and pair.difference.mean > 0:
+        mean, interval, *_ = difference_cells(pair.difference, pair.p, len(pair.gaps))
+        yield f"More epochs may help: {longest.name} scores {mean} ({interval}) against {baseline.name}."
 
 
 def _without_a_test(compared: Sequence[Contrast]) -> Iterator[str]:

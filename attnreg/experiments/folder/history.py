@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # comparisons read histories, and do not wait for torch
     from torch import Tensor, nn
 
 Record = Mapping[str, Any]
-COLLAPSED = "Collapsed: {} predicts the same class for all dev rows"
+COLLAPSED = "Collapsed: {} predicts the same class for all scored rows"
 
 
 @dataclass

@@ -221,7 +221,8 @@ class Settings:
                 raise too_few_rows(self.validation_rows, left, "--validation-rows")
             left -= self.validation_rows
         if self.train_size is not None and self.train_size > left:
-            raise InputError(f"Expected --train-size of at most {left}, got {self.train_size}.")
+            held_out = f", because {rows - left} of {rows} rows are held out to score on" * (left < rows)
+            raise InputError(f"Expected --train-size of at most {left}{held_out}, got {self.train_size}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""

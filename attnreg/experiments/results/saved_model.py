@@ -22,7 +22,7 @@ from attnreg.experiments.results.document import with_predictions
 from attnreg.experiments.results.evaluation import evaluate_all, predict
 from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.device import choose_device
-from attnreg.experiments.setup.rows import input_warnings
+from attnreg.experiments.setup.rows import input_warnings, without_text
 from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.columns import WITHOUT_LABELS
 from attnreg.experiments.tasks.kinds import kind_class
@@ -140,7 +140,7 @@ class SavedModel:
 
     def _batches(self, kind: Kind, rows: Dataset, name: str) -> Labelled:
         """Encode rows; warn, with this name of the rows, of inputs that the model does not see in full."""
-        for sentence in input_warnings(kind, rows, name):
+        for sentence in (*without_text(kind, name, rows), *input_warnings(kind, rows, name)):
             warnings.warn(sentence, AttnRegWarning, stacklevel=3)
         return to_score(kind.encode(rows), self.batch_size, kind, self._device)
 

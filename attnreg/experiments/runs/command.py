@@ -49,7 +49,7 @@ class RecipeCommand(GroupedCommand):
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
-        with self.make_context(self.name, list(args)) as context:
+        with self.make_context(f"attnreg recipe {self.name}", list(args)) as context:
             return _settings(context.params)
 
     def typed(self, args: Sequence[str]) -> set[str]:

@@ -54,7 +54,9 @@ def write_report(comparison: Comparison) -> list[str | Table]:
     if baseline.has_classes:
         check_rows([*groups, *longer.values()])
     _write_csv(comparison)
-    folder, opening = comparison.folder / "plots", [*warnings_of(groups), *verdict(groups, compared, equal)]
+    folder, opening = comparison.folder / "plots", [*warnings_of(groups)]
+    if len(groups) == len(comparison.methods):
+        opening += verdict(groups, compared, equal)
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
     difference_tables = [tables.differences(compared)] if compared else []
     rate_pictures = figures.drop_rates(groups, folder)

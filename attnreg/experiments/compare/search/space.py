@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LAYERS = ("all", "lower half", "upper half", "first", "last")
 _KEYS = ("recipe", "options", "providers", "layers", "most")
-_PLAIN = "finetune"
+PLAIN = "finetune"
 _RANGE = re.compile(r"([^\s/]+?)\.\.([^\s/]+)(?:\s+(\S+))?")
 DEFAULT = """
 providers:
@@ -119,7 +119,7 @@ class Space:
     def _method(self, options: Mapping[str, Any], parts: Sequence[str]) -> str:
         recipe = self.recipe
         if self.providers and not parts:
-            recipe, flags = _PLAIN, {param.opts[0] for param in load_command(_PLAIN).params}
+            recipe, flags = PLAIN, {param.opts[0] for param in load_command(PLAIN).params}
             options = {flag: value for flag, value in options.items() if flag in flags}
         # In double quotes, so that a shell needs only single quotes.
         quoted = " & ".join(parts).replace("\\", "\\\\").replace('"', '\\"')
@@ -164,7 +164,7 @@ def read_space(text: str | None) -> Space:
     most = content.get("most", max(1, len(providers)))
     if not isinstance(most, int) or most < 1:
         raise InputError(f"Expected `most` in the search space as a number of providers of at least 1, got {most!r}.")
-    recipe = content.get("recipe", "regularize" if providers else _PLAIN)
+    recipe = content.get("recipe", "regularize" if providers else PLAIN)
     flags = {flag_of(name.lstrip("-")): value for name, value in options.items()}
     params = (param for param in load_command(str(recipe)).params if getattr(param, "is_flag", False))
     switches = {flag for param in params for flag in (*param.opts, *param.secondary_opts)}

@@ -30,7 +30,7 @@ from attnreg.experiments.compare.planned import (
     best,
     score_cells,
 )
-from attnreg.experiments.compare.search.space import Space
+from attnreg.experiments.compare.search.space import PLAIN, Space
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import flag_of
@@ -47,6 +47,7 @@ except ImportError as error:
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
 REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
+NOTHING = "No trial scored above plain fine-tuning."
 
 
 class Trials:
@@ -237,6 +238,8 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     ranked = sorted(trials.all, key=lambda trial: -rank(trial.mean) if trial.state == "complete" else math.inf)
     metric = str(run.reader.result["metric"])
     compare = shlex.join(["attnreg", "compare", "finetune", f"best=@{folder}", *typed_words(held_out.options)])
+    too_high = "The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"
+    advice: list[Block] = [Paragraph(NOTHING)] if winner.method == PLAIN else [Paragraph(too_high), Code(compare)]
     blocks: list[Block] = [
         Heading(f"Search on {winner.task}: {metric} on held-out rows"),
         Code(shlex.join(command)),
@@ -247,15 +250,15 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
         ),
         Heading("Winner"),
         Code(winner.method),
-        Paragraph("The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"),
-        Code(compare),
+        *advice,
         Heading("All trials"),
         _table(ranked),
         *map(Paragraph, failures),
     ]
     document.save(blocks, folder)
     saved = f"Report saved to {folder}/report.md and report.html."
-    return [_table(ranked[:5]), summary, "Compare the winner:", compare, saved]
+    said = [NOTHING] if winner.method == PLAIN else ["Compare the winner:", compare]
+    return [_table(ranked[:5]), summary, *said, saved]
 
 
 def _summary(search: Search, trials: Trials, ended: Sequence[PlannedRun]) -> str:

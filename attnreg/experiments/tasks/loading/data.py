@@ -97,16 +97,18 @@ def load_data(
 
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
     """Load a split, from where :func:`load_data` would, or from a single file; all rows get the same label."""
-    place = f"split {split} of {data_dir or task.hub}"
-    where, sources = _find(task, data_dir, spellings(split))
+    place = f"split {split} of {data_dir or task.hub or task.name}"
+    where: Path | str = task.name
+    if data_dir is None and task.embedded is not None:
+        sources: _Sources = _built_in(task, lambda *_: None)
+    else:
+        where, sources = _find(task, data_dir, spellings(split))
     name = WHOLE if WHOLE in sources else choose_names({split: [spellings(split)]}, sources, where).get(split, split)
     if name not in sources:
         raise missing_split(split, sources, where)
 
-    def check(names: Sequence[str], count: int) -> None:
-        columns.check_columns(task, [*dict.fromkeys([*names, task.label])], count, place)
-
-    rows = _read(name, sources[name], check)
+    unlabelled = replace(task, label=task.columns[0])  # whose labels are not asked for
+    rows = _read(name, sources[name], lambda names, count: columns.check_columns(unlabelled, names, count, place))
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
     rows = rows.add_column(task.label, [task.labels[0] if task.labels else 0] * len(rows))
