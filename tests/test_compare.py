@@ -184,7 +184,7 @@ def test_stopped_by_hand(warm, tmp_path, number):
         runs = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, number)
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     wait_for(lambda: all(map(has_ended, runs)))
     assert "Stopped. Repeat the command to continue." in output
     assert "Traceback" not in output

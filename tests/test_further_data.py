@@ -101,7 +101,7 @@ def test_a_study_that_is_stopped_scores_nothing_further(cli, tmp_path, monkeypat
     monkeypatch.setattr(launch, "local", local)
     monkeypatch.setattr(saved_model.SavedModel, "score", lambda *args, **options: pytest.fail("scored"))
     path = file_of(tmp_path, score_on=[{"split": "test"}], primary=None)
-    assert_sentence(cli("compare", "--study", path), 1, "Stopped. Repeat the command to continue.$")
+    assert_sentence(cli("compare", "--study", path), 130, "Stopped. Repeat the command to continue.$")
     assert {path.parent.name for path in tmp_path.rglob("report.md")} == {"agreement-train_size=64", "mine"}
 
 

@@ -178,7 +178,7 @@ def assert_ends_as_ever(search, runs, tmp_path):
 @pytest.mark.parametrize("last", [0, pytest.param(1, marks=pytest.mark.slow), 6])
 def test_stopped_and_started_again(assert_ends_as_ever, search, runs, last):
     runs.last = last
-    assert_sentence(search("--runs", 12, "--seeds", 2), 1, "Stopped. Repeat the command to continue.")
+    assert_sentence(search("--runs", 12, "--seeds", 2), 130, "Stopped. Repeat the command to continue.")
     runs.last = None
     assert_ends_as_ever()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import StoppedError, UsageError
 from attnreg.experiments.folder.run_folder import free_folder
 from attnreg.experiments.options.files import find_study, recipe_files
 from attnreg.experiments.options.option import (
@@ -182,7 +183,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
     held_out.runs(Method("finetune"))[0].check_data()
     from rich.console import Console  # late, as all these: they are slow to import
 
-    from attnreg.experiments.compare.make import local, usual_jobs
+    from attnreg.experiments.compare.make import STOPPED, local, usual_jobs
     from attnreg.experiments.compare.search.trials import Search, write_report
     from attnreg.experiments.results.document import say
 
@@ -207,7 +208,7 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
             stopped = True
         say(console, *write_report(planned, trials, ["attnreg", "search", *words]))
         if stopped:
-            raise InputError("Stopped. Repeat the command to continue.")
+            raise StoppedError(STOPPED, exit_code=128 + signal.SIGINT)
 
 
 def _model(options: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
@@ -34,7 +34,7 @@ STOPPED = "Stopped. Repeat the command to continue."
 def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file: bool) -> None:
     """Make the runs of comparisons that have not finished, and show the results; a study file also has a report.
 
-    Raises an ``InputError`` in the end if runs have failed or were stopped by hand.
+    Raises an ``InputError`` in the end if runs have failed, a ``StoppedError`` if they were stopped by hand.
     """
     # Other lines go to stderr, so that a shell that reads the commands does not run them.
     console, failures = Console(stderr=launcher == "commands"), list[str]()
@@ -64,6 +64,8 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             break
     if of_file and (tables := write_study_report(study)):
         say(console, *tables, f"Report of the study saved to {study.folder}/report.md and report.html.")
+    if STOPPED in failures:
+        raise StoppedError(" ".join(failures), exit_code=128 + signal.SIGINT)
     if failures:
         raise InputError(" ".join(failures))
 
