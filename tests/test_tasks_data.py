@@ -136,7 +136,7 @@ def test_columns_that_are_missing(tmp_path, task, row, says):
         ({"metric": "f1"}, ["a", "b", "c"], "Metric f1 needs two classes, got 3 in column label .* --metric macro_f1"),
         ({}, ["a", "a"], "Column label of .* needs at least two classes, got a"),
         ({}, [0.5, 1.5], "Column label of .* needs at least two classes, got none: numbers are of --kind regression"),
-        ({}, [0.5, 1.0, 2.0], r"Expected labels 0 \(1\), 1 \(2\) \(to predict numbers, use --kind regression\), got 0.5"),
+        ({}, [0.5, 1.0, 2.0], r"Expected labels 1, 2 \(to predict numbers, use --kind regression\), got 0.5"),
         ({}, [["NN"], ["VB"]], "needs at least two classes, got none: .* lists of labels of --kind tokens"),
         ({}, [{"x": 1}, {"x": 2}], "Column label of .* needs at least two classes, got none"),
         ({"kind": "tokens", "metric": "entity_f1"}, [["NN"], ["VB"]], "Metric entity_f1 needs labels such as O, B-PER, I-PER, got 'NN'"),

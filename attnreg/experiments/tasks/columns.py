@@ -96,9 +96,10 @@ class Classes:
     """
 
     def __init__(self, labels: Sequence[str], *, numbered: bool = True) -> None:
-        self.labels, self._numbered = labels, numbered
+        self.labels, self._declared = labels, not numbered
         plain = {plain_label(name): number for number, name in reversed([*enumerate(labels)])}
-        numbers = {} if not numbered or any(isinstance(x, int) for x in plain) else dict(enumerate(range(len(labels))))
+        self._numbered = numbered and not any(isinstance(label, int) for label in plain)
+        numbers = dict(enumerate(range(len(labels)))) if self._numbered else {}
         self._known: dict[Any, int] = {**numbers, **plain, **{name: number for number, name in enumerate(labels)}}
 
     def number(self, value: Any) -> int | None:
@@ -108,9 +109,9 @@ class Classes:
         return self._known.get(value if isinstance(value, str) and value in self._known else plain_label(value))
 
     def __str__(self) -> str:
-        if not self._numbered:
-            return f"{listed(self.labels, 20)} (for another label, use --class LABEL=CLASS)"
-        return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
+        if self._numbered:
+            return listed([f"{number} ({name})" for number, name in enumerate(self.labels)], 20)
+        return listed(self.labels, 20) + " (for another label, use --class LABEL=CLASS)" * self._declared
 
 
 def plain_label(value: Any) -> Any:

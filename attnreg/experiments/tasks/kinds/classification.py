@@ -43,7 +43,8 @@ class Classification(Kind):
         classes = Classes(self.task.labels, numbered=self.task.numbered)
         labels = named_labels(rows, self.task.label, place)
         fractions = any((number_of(label) or 0.0) % 1 for label in labels)
-        hint = " (to predict numbers, use --kind regression)" if fractions else ""
+        hint = " (to predict numbers, use --kind regression)" * fractions
+        hint = hint or " (remove rows without a label)" * any(label in ("", None) for label in labels)
         return converted(labels, classes.number, f"labels {classes}{hint}", place)
 
     @override
