@@ -20,7 +20,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from typing_extensions import Self
 
 from attnreg.draws import generator_states
 from attnreg.errors import InputError, listed
@@ -44,13 +43,6 @@ class Diagnosis(Report):
     __slots__ = ("faults",)
 
     faults: Sequence[str]  #: sentences, one per fault
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[str]], notes: Sequence[str], faults: Sequence[str]) -> Self:
-        """Create the report."""
-        diagnosis = cls.of_rows(rows, [*notes, *faults] if faults else [*notes, "No fault was found."])
-        diagnosis.faults = faults
-        return diagnosis
 
 
 def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: bool = False) -> Diagnosis:
@@ -97,7 +89,10 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: boo
     finally:
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
-    return Diagnosis.of([("module", "draws", "rate", "in"), *rows], notes, faults)
+    heads = "module", "draws", "rate", "in"
+    diagnosis = Diagnosis.of_rows([heads, *rows], [*notes, *(faults or ["No fault was found."])])
+    diagnosis.faults = faults
+    return diagnosis
 
 
 @dataclass(frozen=True)

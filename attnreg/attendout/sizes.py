@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from attnreg.errors import InputError
 from attnreg.injection import discover
-from attnreg.sites import SiteInfo
 
 
 class Measured(NamedTuple):
@@ -51,12 +50,9 @@ def measure_model(model: nn.Module, example_inputs: Any) -> Measured:
     }
     weights: dict[str, Tensor] = {"tokens.weight": tokens.weight}
     weights |= {} if positions is None else {"positions.weight": positions.weight}
-    return Measured(sizes, weights, tokens.weight.device, _heads_of(model, sites))
-
-
-def _heads_of(model: nn.Module, sites: Sequence[SiteInfo]) -> int | None:
     known = {site.heads for site in sites if site.heads is not None}
-    return known.pop() if len(known) == 1 else getattr(getattr(model, "config", None), "num_attention_heads", None)
+    heads = known.pop() if len(known) == 1 else getattr(getattr(model, "config", None), "num_attention_heads", None)
+    return Measured(sizes, weights, tokens.weight.device, heads)
 
 
 def embedding_tables(model: nn.Module) -> tuple[nn.Embedding, nn.Embedding | None, int]:

@@ -93,7 +93,7 @@ class AttachHandle:
             attached.install(self)
         masked = [replaced for replaced in self._replaced if not isinstance(replaced, AttachedEntry)]
         passes.changes = Changes(model, masked, found.names)
-        self._hooks = [model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))]
+        self._hook = model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))
 
     @property
     def provider(self) -> Regularizer:
@@ -289,9 +289,8 @@ class AttachHandle:
     def _remove(self) -> None:
         for attached in reversed(self._replaced):
             attached.remove()
-        for hook in self._hooks:
-            hook.remove()
-        self._replaced, self._hooks = [], []
+        self._hook.remove()
+        self._replaced = []
         self._passes.attached = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AttachHandle:

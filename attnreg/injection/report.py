@@ -16,7 +16,7 @@ from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import AttentionSite, HiddenSite, Site
 
-_CELL = "padding: 0.1em 0.5em; text-align: {}"
+_CELL = "padding: 0.1em 0.5em; text-align: left"
 _TOKEN = '<span title="{}" style="background: rgba(213, 94, 0, {:.2f}); padding: 0 0.15em; margin: 0 0.05em">{}</span>'
 
 
@@ -42,10 +42,9 @@ class Report(str):
 
     def _repr_html_(self) -> str:
         header, *rows = self.rows
-        head = "".join(f'<th style="{_CELL.format("left")}">{html.escape(cell)}</th>' for cell in header)
+        head = "".join(f'<th style="{_CELL}">{html.escape(cell)}</th>' for cell in header)
         body = "".join(
-            "<tr>" + "".join(f'<td style="{_CELL.format("left")}">{html.escape(cell)}</td>' for cell in row) + "</tr>"
-            for row in rows
+            "<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in row) + "</tr>" for row in rows
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"

@@ -190,8 +190,3 @@ class Backend(ABC):
     def patched(self) -> Iterator[None]:
         """Make calls of these functions reach a torch function mode within the block; override if they do not."""
         yield
-
-    @property
-    def needs_patches(self) -> bool:
-        """Whether :meth:`patched` is overridden."""
-        return type(self).patched is not Backend.patched

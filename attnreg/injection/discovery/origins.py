@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,9 +70,10 @@ class Origins:
             block = 1
             shadow = torch.full((FIELDS, storage.nbytes() // tensor.element_size()), NOTHING, dtype=torch.int32)
         if whole or memory is None:
-            key = storage._cdata
-            forget = functools.partial(_forget, self._memory, key)
-            reference = weakref.ref(storage, forget) if memory is None else memory.storage
+            key, memories = storage._cdata, self._memory
+            # Another storage may get the key of one that is freed.
+            freed = weakref.ref(storage, lambda _: memories.pop(key, None))
+            reference = freed if memory is None else memory.storage
             memory = self._memory[key] = _Memory(reference, shadow, tensor.element_size(), block)
         if not whole:
             if memory.block > 1:
@@ -157,11 +157,6 @@ def _view(memory: _Memory, tensor: Tensor) -> Tensor:
     strides = [0 if i else stride // memory.block for stride, i in zip(strides, inner, strict=True)]
     blocks = memory.shadow.shape[1]
     return memory.shadow.as_strided((FIELDS, *tensor.shape), (blocks, *strides), offset // memory.block)
-
-
-def _forget(memory: dict[int, _Memory], key: int, storage: weakref.ref[torch.UntypedStorage]) -> None:
-    """Remove an entry when its storage is freed, because another storage may get the same key."""
-    memory.pop(key, None)
 
 
 def key_of(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from attnreg.errors import NoAttentionError
-from attnreg.injection.backends import BACKENDS
+from attnreg.injection.backends import BACKENDS, Backend
 from attnreg.injection.backends.layout import Layout
 from attnreg.injection.discovery import Discovery, ModelSite
 from attnreg.injection.running.attached_attention import AttentionMode, Planned
@@ -36,7 +36,7 @@ class AttachedModule(ReplacedForward[tuple[tuple[Planned, ...], set[int]]]):
         self.calls_differ = len(stacks) > 1
         used = {planned.backend for plan in plans if plan is not None for planned in plan}
         self._folds_heads = any("f" in planned.layout.dims for plan in plans for planned in plan or ())
-        self._patched = [name for name in sorted(used) if BACKENDS[name].needs_patches]
+        self._patched = [name for name in sorted(used) if type(BACKENDS[name]).patched is not Backend.patched]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward, with the provider's masks if they apply to this call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -241,12 +242,8 @@ def entries(model: nn.Module, around: Sequence[Sequence[nn.Module]]) -> list[nn.
 
     ``around`` has a list for every attention: the modules that contain it, outermost first, and its module at the end.
     """
-    shared = []
-    for modules in zip(*around, strict=False):
-        if any(module is not modules[0] for module in modules):
-            break
-        shared.append(modules[0])
-    return [model, *(module for module in shared if module is not model)]
+    shared = itertools.takewhile(lambda modules: len({*modules}) == 1, zip(*around, strict=False))
+    return [model, *(modules[0] for modules in shared if modules[0] is not model)]
 
 
 def parts_of(whole: Sequence[nn.Module], around: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
