@@ -50,7 +50,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def listed(names: Sequence[str], most: int) -> str:
+def listed(names: Sequence[str], most: int = 5) -> str:
     """Join names by commas; of more than ``most``, say how many are left out."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -21,7 +21,6 @@ _AS_NUMBERS = "predict them as they are with --metric pearson (in Python, `TextR
 FOLDS = 5
 _MOST_HELD = 2000  # rows of a fold that are scored
 _REPEATED = 1000  # fewer rows are divided into folds several times
-_SHOWN = 5
 COLUMNS = ("text", "text_pair")
 Numbers = NDArray[np.int64]
 
@@ -147,7 +146,7 @@ def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: s
     if few:
         or_numbers = f", or {_AS_NUMBERS} if labels are amounts" * are_numbers
         raise InputError(
-            f"A class needs at least {FEWEST} {plural}, but too few have {listed(few, _SHOWN)}: add rows, or "
+            f"A class needs at least {FEWEST} {plural}, but too few have {listed(few)}: add rows, or "
             f"leave these classes out{or_numbers}."
         )
     return Answers.of(metric, classes), numbers.astype(np.int64)

@@ -117,7 +117,7 @@ def labelled_rows(
     plural = "numbers" if numbers else "labels"
     print(f"{len(labelled.texts)} rows: texts in {', '.join(texts)}, {plural} in {label}.", flush=True)
     for why, row_numbers in labelled.left_out.items():
-        print(f"Left out, with {why}: {len(row_numbers)} (row {listed([*map(str, row_numbers)], 5)}).", flush=True)
+        print(f"Left out, with {why}: {len(row_numbers)} (row {listed([*map(str, row_numbers)])}).", flush=True)
     if numbers:
         numbers_in(labelled.labels, labelled.row_numbers)  # raises with the row of the file that has another label
     groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
@@ -163,7 +163,7 @@ def _only(content: str, flag: str, candidates: list[str], usual: Sequence[str], 
     for names in (candidates, named):
         if len(names) == 1:
             return names[0]
-    choice = f"{listed(candidates, 5)} could" if candidates else f"none of {listed([*map(repr, columns)], 8)} seems to"
+    choice = f"{listed(candidates)} could" if candidates else f"none of {listed([*map(repr, columns)], 8)} seems to"
     pair = f", or {flag} NAME,NAME for pairs" if content == "texts" else ""
     raise UsageError(f"Which column holds the {content}? Of the data's columns, {choice}: use {flag} NAME{pair}.")
 

@@ -94,7 +94,6 @@ MUCH = 0.2  # the share of these rows that may be cut
 _READ = 200  # rows whose tokens are checked
 _UNKNOWN = 1 / 3  # the share of these tokens that may be unknown
 _UNCUT = 1_000_000
-_SHOWN = 5  # numbers of rows
 _SEVERAL = 5  # rows, of another class
 
 
@@ -131,7 +130,7 @@ def without_text(kind: Kind, split: str, rows: Dataset) -> Iterator[str]:
     """Name the rows without text, from 1, and text columns that hold numbers only."""
     empty = [row for row, texts in enumerate(_texts(kind.task, rows), 1) if {*texts} <= {"''", "' '", "[]"}]
     if empty:
-        numbers = listed([*map(str, empty)], _SHOWN)
+        numbers = listed([*map(str, empty)])
         words = ("row", "has", "it") if len(empty) == 1 else ("rows", "have", "them")
         yield f"{words[0]} {numbers} of {split} {words[1]} no text: remove {words[2]}."
     for column in kind.task.columns if split == "train" and not kind.reads_images else ():

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Splits = Mapping[str, "Dataset"]  # rows by the name of their split
-_SHOWN = 5  # names in a warning
 IGNORED = -100  # transformers' label for positions without a loss
 REFERENCE = "reference"  # a column of encoded rows with the right answers; it is not a model input
 FAST = ("is_fast", "cannot map tokens to words of the text: choose a model with a fast tokenizer (tokenizer.json)")
@@ -227,11 +226,11 @@ def absent_classes(names: Sequence[str], numbers: Iterable[int]) -> Iterator[str
     """Warn of classes that no training row has, and of classes whose names differ only in case or spaces."""
     present, spelled = set(numbers), [" ".join(name.casefold().split()) for name in names]
     if alike := [repr(name) for name, spelling in zip(names, spelled, strict=True) if spelled.count(spelling) > 1]:
-        yield f"classes {listed(alike, _SHOWN)} differ only in case or spaces: spell a class alike in all rows."
+        yield f"classes {listed(alike)} differ only in case or spaces: spell a class alike in all rows."
     if len(present) == 1:
         yield f"all training rows have the class {names[present.pop()]}, so there is nothing to learn."
     elif absent := [name for number, name in enumerate(names) if number not in present]:
-        classes = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent, _SHOWN)}"
+        classes = f"class {absent[0]}" if len(absent) == 1 else f"classes {listed(absent)}"
         yield f"no training row has the {classes}: raise --train-size, or add such rows."
 
 

@@ -18,7 +18,6 @@ from attnreg.experiments.tasks.models.place import located
 from attnreg.experiments.tasks.models.pooling import POOLED, Pooling, pool, saved_pooling, usual_pooling
 from attnreg.experiments.tasks.task import Task
 
-_SHOWN = 5  # names in a warning
 _LENGTH = 64  # of a tiny model
 
 
@@ -114,7 +113,7 @@ def load_pretrained(
     doubts = weight_warnings(model, info, name, kind.head_is_new)
     new = frozenset(info["missing_keys"]) | {mismatch[0] for mismatch in info["mismatched_keys"]}
     if kind.has_classes and not new and [*map(str.casefold, names)] != [*map(str.casefold, task.labels)]:
-        theirs, ours = listed(names, _SHOWN), listed(task.labels, _SHOWN)
+        theirs, ours = listed(names), listed(task.labels)
         doubts.append(f"the classifier of --model {name} is kept, but it was trained on {theirs}: they become {ours}.")
     return Loaded(model, tokenizer, new, tuple(doubts))
 
@@ -218,7 +217,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
     pretrained = {key for key, _ in model.named_parameters() if key.startswith(inside)}
     if pretrained and pretrained <= new:
         others = sorted({*info["unexpected_keys"], *other_sizes})
-        content = f"other names or sizes, such as {listed(others, _SHOWN)}" if others else "none of them"
+        content = f"other names or sizes, such as {listed(others)}" if others else "none of them"
         raise InputError(f"No pretrained weight of --model {name} fits {type(model).__name__}: its file has {content}.")
     unused = _unused(model, info["unexpected_keys"], inside)
     doubts = {
@@ -228,7 +227,7 @@ def weight_warnings(model: nn.Module, info: Mapping[str, Any], name: str, head_i
         "has weights for which its configuration has no place, so they are not used": unused,
     }
     modules = {doubt: sorted({key.rpartition(".")[0] or key for key in keys}) for doubt, keys in doubts.items()}
-    return [f"--model {name} {doubt}: {listed(names, _SHOWN)}." for doubt, names in modules.items() if names]
+    return [f"--model {name} {doubt}: {listed(names)}." for doubt, names in modules.items() if names]
 
 
 def _unused(model: nn.Module, keys: Iterable[str], inside: tuple[str, ...]) -> list[str]:
