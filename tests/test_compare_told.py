@@ -268,3 +268,9 @@ def test_a_model_that_is_kept_is_named(tmp_path):
     with comparison.begun():
         _, then, *_ = write_report(comparison)
     assert then == f"To use finetune: its best model is in {comparison.folder}/finetune/seed1/model (seed 1)."
+
+
+def test_a_wrong_option_of_a_method_names_the_command_whose_help_lists_it(cli):
+    result = cli("compare", "finetune", "ad-drop --p 2")
+    assert result.exit_code == 2
+    assert "Try 'attnreg recipe ad-drop --help' for help." in result.output

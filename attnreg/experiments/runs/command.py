@@ -54,7 +54,7 @@ class RecipeCommand(GroupedCommand):
 
     def typed(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
-        with self.make_context(self.name, list(args)) as context:
+        with self.make_context(f"attnreg recipe {self.name}", list(args)) as context:
             return {name for name in context.params if is_given(name)}
 
 
