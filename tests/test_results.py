@@ -288,9 +288,8 @@ def part_of_fit(title):
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
     with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        small = {"With 100 rows": ["100"], "With 200 rows": ["200"]}
-        runs = [*csv.DictReader(file)]
-    runs = [run for run in runs if run["rows"] in small.get(title, {"500", "770", "1500"})]
+        titles = {"100": "With 100 rows", "200": "With 200 rows"}
+        runs = [run for run in csv.DictReader(file) if titles.get(run["rows"], "So far") == title]
     fits = [run for run in runs if run["method"] == "fit"]
     gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in fits])
     return section, runs, gaps, [run["data"] for run in fits]

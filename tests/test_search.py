@@ -274,14 +274,15 @@ def test_options_with_providers(search, runs):
 
 
 def test_an_option_is_not_fixed_and_varied(search):
-    says = "The search space varies --epochs: remove it from the command line, or from --space"
+    says = "--epochs is in the search space: remove it from the command line, or from --space"
     assert_sentence(search("--space", "{options: {epochs: 1..3}}"), 2, says)
+    assert_sentence(search("--space", "{options: {task: [cola]}}"), 2, "--task cannot be in the search space")
 
 
 def test_plain_fine_tuning_as_the_winner_is_told(search, runs, tmp_path):
     runs.score = lambda text, seed: 0.5 if text == "finetune" else 0.4
     output = ran(search("--runs", 6, "--seeds", 1)).output
-    assert "No trial scored above plain fine-tuning." in output
+    assert "The best trial is plain fine-tuning itself." in output
     assert "Compare the winner" not in output + report(tmp_path)
 
 

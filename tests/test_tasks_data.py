@@ -9,6 +9,7 @@ import pytest
 from attnreg.errors import InputError
 from attnreg.experiments.tasks import choose_task, get_task, load_data
 from attnreg.experiments.tasks.kinds import kind_class
+from attnreg.experiments.tasks.loading.data import load_inputs
 from tests.helpers import task_data as made
 
 
@@ -261,3 +262,17 @@ def test_columns_of_numbers_are_text_where_text_is_wanted(tmp_path, suffix):
     assert train[:] == {**texts, "answer": [0, 1]}
     train = load_data(choose_task("custom", kind="seq2seq", **options), folder)[1]["train"]
     assert list(train["answer"]) == ["0", "1"]
+
+
+@pytest.mark.parametrize(("strange", "hint"), [("", r" \(remove rows without a label\)"), ("maybe", "")])
+def test_only_a_row_without_label_is_to_be_removed(tmp_path, strange, hint):
+    rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in ("0", strange, "")]
+    folder = made.write_splits(tmp_path / "data", "csv", train=rows, validation=rows)
+    with pytest.raises(InputError, match=rf"1 \(equivalent\){hint}, got '{strange}' in row 2"):
+        load_data(get_task("mrpc"), folder)
+
+
+def test_inputs_without_a_text_column_are_not_sent_where_they_come_from(tmp_path):
+    made.write_rows(tmp_path / "test.csv", [{"hypothesis": "a", "id": "1"}])
+    with pytest.raises(InputError, match=r"Missing columns .*: premise\..*; the data has 'hypothesis', 'id'\.$"):
+        load_inputs(get_task("hans"), "test", tmp_path / "test.csv")

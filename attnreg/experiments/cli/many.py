@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import StoppedError, UsageError
+from attnreg.errors import StoppedError
 from attnreg.experiments.folder.run_folder import free_folder
 from attnreg.experiments.options.files import find_study, recipe_files
 from attnreg.experiments.options.option import (
@@ -175,8 +175,6 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
     design = {name: options.pop(name) for name in ("runs", "seeds", "search_rows", "sampler_seed")}
     of_runs, varied = {**typed_options(options), "task": options["task"]}, read_space(space)
-    if twice := [flag for flag in map(flag_of, of_runs) if flag in varied.options]:
-        raise UsageError(f"The search space varies {twice[0]}: remove it from the command line, or from --space.")
     folder = output_dir or Path("runs") / f"search-{data_name(options['task'], options['data_dir'])}"
     held_out = HeldOut(of_runs, folder, design["seeds"], design["search_rows"])
     held_out.runs(Method("finetune"))[0].check_paths()

@@ -116,12 +116,12 @@ def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Se
 
 def to_use(group: Group) -> str:
     """Say which run of a method to use, and how to get its model."""
-    run = group.returned
     if group.config("folds") is not None:
         return (
             f"To use {group.name}, train it once more, with --validation-rows or a validation split instead of "
             "--folds: a seed's score is that of its fold, so none is the best."
         )
+    run = group.returned
     best = "best " if group.seed_rows is None else ""  # scores on other rows do not tell which seed is better
     if (run.folder / "model").is_dir():
         return f"To use {group.name}: its {best}model is in {run.folder / 'model'} (seed {run.seed})."

@@ -68,7 +68,7 @@ class Group:
 
     @property
     def collapsed(self) -> list[int]:
-        """Seeds of the networks that predict the same class for every dev row, although the labels differ."""
+        """Seeds of the networks that predict the same class for every scored row, although the labels differ."""
         return [run.seed for run, records in zip(self.runs, self.records, strict=True) if collapsed(records)]
 
     @property

@@ -35,7 +35,7 @@ class History:
     #: how often an event happened, by event, such as ``"winner: attacker"``.
     events: dict[str, int] = field(default_factory=dict)
     returned: str = ""  #: name of the network that is returned.
-    collapsed: bool = False  #: whether the returned network predicts the same class for all dev rows.
+    collapsed: bool = False  #: whether the returned network predicts the same class for all scored rows.
     trivial: dict[str, Any] | None = None  #: scores of a predictor that ignores its input; ``None`` if there is none.
 
     def of(self, network: str) -> list[dict[str, Any]]:

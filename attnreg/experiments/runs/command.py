@@ -44,17 +44,18 @@ Excludes = Sequence[tuple[str, str] | tuple[str, str, str]]
 class RecipeCommand(GroupedCommand):
     """The command of a recipe."""
 
+    typed_name = ""  #: after `attnreg recipe`
     check: Callable[[Settings], None] | None = None  #: of the settings, besides the types of the options
     excludes: Excludes = ()  #: pairs of options of which a run takes one, and shared options that the recipe refuses
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
-        with self.make_context(f"attnreg recipe {self.name}", list(args)) as context:
+        with self.make_context(f"attnreg recipe {self.typed_name}", list(args)) as context:
             return _settings(context.params)
 
     def typed(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
-        with self.make_context(f"attnreg recipe {self.name}", list(args)) as context:
+        with self.make_context(f"attnreg recipe {self.typed_name}", list(args)) as context:
             return {name for name in context.params if is_given(name)}
 
 
@@ -171,6 +172,7 @@ def _load_command(name: str, path: Path, real_path: Path, modified: int) -> Reci
         raise InputError(
             f"{name} must define exactly one function under `@attnreg.experiments.recipe(...)`, got {len(commands)}."
         )
+    commands[0].typed_name = name
     return commands[0]
 
 

@@ -128,12 +128,14 @@ def shared_rows(task: Task, train: Dataset, dev: Dataset, scored_on: str) -> Ite
 
 def without_text(kind: Kind, split: str, rows: Dataset) -> Iterator[str]:
     """Name the rows without text, from 1, and text columns that hold numbers only."""
+    if kind.reads_images:
+        return
     empty = [row for row, texts in enumerate(_texts(kind.task, rows), 1) if {*texts} <= {"''", "' '", "[]"}]
     if empty:
         numbers = listed([*map(str, empty)])
         words = ("row", "has", "it") if len(empty) == 1 else ("rows", "have", "them")
         yield f"{words[0]} {numbers} of {split} {words[1]} no text: remove {words[2]}."
-    for column in kind.task.columns if split == "train" and not kind.reads_images else ():
+    for column in kind.task.columns if split == "train" else ():
         if all(number_of(value) is not None for value in column_of(rows, column)):
             yield f"text column {column} holds a number in every row and no text: check --text-columns."
 

@@ -55,7 +55,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         check_rows([*groups, *longer.values()])
     _write_csv(comparison)
     folder, opening = comparison.folder / "plots", [*warnings_of(groups)]
-    if len(groups) == len(comparison.methods):
+    if len(groups) > 1 or len(comparison.methods) == 1:
         opening += verdict(groups, compared, equal)
     scores, names = tables.scores(groups, baseline), ", ".join(group.name for group in groups)
     difference_tables = [tables.differences(compared)] if compared else []

@@ -47,7 +47,7 @@ except ImportError as error:
 
 RANDOM_TRIALS = 6  # before the sampler models the scores; a search has few trials
 REPEATS = 50  # draws in a row of methods that were drawn before; then as many at random, then the space is exhausted
-NOTHING = "No trial scored above plain fine-tuning."
+NOTHING = "The best trial is plain fine-tuning itself."
 
 
 class Trials:
@@ -147,6 +147,8 @@ class Search:
         for flag in self.space.options:
             if (name := flag.lstrip("-").replace("-", "_")) in OF_ALL or (name == "provider" and self.space.providers):
                 raise UsageError(f"{flag} cannot be in the search space.")
+            if name in self.held_out.options:
+                raise UsageError(f"{flag} is in the search space: remove it from the command line, or from --space.")
         self._output.check()
         for text in self.space.extremes():
             expression = self.held_out.runs(Method(text))[0].settings.own.get("provider")

@@ -44,7 +44,8 @@ class Classification(Kind):
         labels = named_labels(rows, self.task.label, place)
         fractions = any((number_of(label) or 0.0) % 1 for label in labels)
         hint = " (to predict numbers, use --kind regression)" * fractions
-        hint = hint or " (remove rows without a label)" * any(label in ("", None) for label in labels)
+        unknown = next((label for label in labels if classes.number(label) is None), 0)
+        hint = hint or " (remove rows without a label)" * (unknown in ("", None))
         return converted(labels, classes.number, f"labels {classes}{hint}", place)
 
     @override

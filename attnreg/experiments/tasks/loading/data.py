@@ -107,7 +107,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     if name not in sources:
         raise missing_split(split, sources, where)
 
-    unlabelled = replace(task, label=task.columns[0])  # whose labels are not asked for
+    unlabelled = replace(task, label=task.columns[0], evaluation_only=False)  # whose labels are not asked for
     rows = _read(name, sources[name], lambda names, count: columns.check_columns(unlabelled, names, count, place))
     if task.label in rows.column_names:
         rows = rows.remove_columns(task.label)
