@@ -7,6 +7,7 @@ import runpy
 from functools import cache
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from scipy.stats import t as student
@@ -249,6 +250,24 @@ def test_data_sets_and_models_are_pooled_as_crossed_random_effects(overview, spr
     }
     found, new = overview["comparisons"].__globals__["crossed"](gaps)
     assert [*found, *new] == pytest.approx(crossed_effects(gaps), rel=1e-2, abs=1e-3)
+
+
+def test_the_arms_of_the_average_are_ranked_on_each_data_set_and_model():
+    names = {"ad-drop": "AD-DROP", "random": "random masks", "plain": "plain", "longer": "plain for as long"}
+    rows = pd.read_csv(RESULTS / "on-average" / "results.csv")
+    kinds = {"accuracy": ("test", "accuracy"), "calibration": ("dev", "calibration_error")}
+    wide = {
+        kind: rows[(rows.scored_on == split) & (rows.metric == metric)]
+        .pivot(index=["task", "seed"], columns="method", values="score")
+        .dropna()
+        for kind, (split, metric) in kinds.items()
+    }
+    assert len(wide["accuracy"]) == 16
+    ranks = wide["accuracy"].rank(axis=1, ascending=False).mean()
+    page = (RESULTS / "on-average" / "README.md").read_text(encoding="utf-8")
+    for method, name in names.items():
+        accuracy, error = (wide[kind][method].mean() for kind in kinds)
+        assert f"| {name} | {accuracy:.4f} | {ranks[method]:.2f} | {error:.3f} |" in page
 
 
 def test_another_cpu():

@@ -11,9 +11,10 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from published import FOLDER, SHORT, FloatArray, Row, comparisons, paired, settings, write
+from published import FOLDER, SHORT, FloatArray, Row, comparisons, paired, settings, table, write
 from scipy import stats
 
 from attnreg.experiments.compare.contrast import LEVEL, p_cell
@@ -41,6 +42,14 @@ NAMES = {
     "trec": "TREC (questions)", "mrpc": "MRPC (pairs)", "banking77": "BANKING77 (intents)",
     "clinc150": "CLINC150 (intents)",
 }  # fmt: skip
+
+
+ARMS = {
+    "ad-drop": "AD-DROP",
+    "random": "random masks",
+    "plain": "plain",
+    "longer": "plain for as long",
+}  # of on-average
 
 
 def interval(row: Row) -> str:
@@ -137,6 +146,23 @@ def data_sets(rows: Sequence[Row]) -> str:
     return markdown(["data set", "model", whole["baseline"], whole["method"], "difference, points"], 2, cells)
 
 
+def arms(rows: Sequence[Row]) -> str:
+    """Return the table of the arms of on-average: means over data sets, models and the seeds that all arms have."""
+    runs: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    for run in table("on-average/results.csv"):
+        score_of = runs.setdefault((run["method"], f"{run['scored_on']} {run['metric']}"), {})
+        score_of[run["task"], run["seed"]] = float(run["score"])
+    shared = sorted(set.intersection(*(set(runs[arm, "test accuracy"]) for arm in ARMS)))
+    scores, errors = (
+        [[runs[arm, name][run] for run in shared] for arm in ARMS]
+        for name in ("test accuracy", "dev calibration_error")
+    )
+    ranks = stats.rankdata([[-score for score in of_arm] for of_arm in scores], axis=0)
+    columns = zip(ARMS.values(), scores, ranks, errors, strict=True)
+    cells = [[arm, f"{fmean(s):.4f}", f"{fmean(r):.2f}", f"{fmean(e):.3f}"] for arm, s, r, e in columns]
+    return markdown(["arm", "accuracy", "rank, 1 to 4", "calibration error, dev"], 1, cells)
+
+
 def rank(row: Row) -> tuple[bool, bool, int]:
     """Return what decides between comparisons on the board: fresh seeds, then added ones, then their number."""
     return bool(row["extension"]), row["extension"] != "added", -row["seeds"]
@@ -178,7 +204,7 @@ def renewed(text: str, rows: Sequence[Row]) -> str:
 
 
 #: What stands between marks, by their name.
-MADE = {"board": board, "comparisons": all_table, "data sets": data_sets}
+MADE = {"board": board, "comparisons": all_table, "data sets": data_sets, "arms": arms}
 
 
 def pages() -> list[Path]:
