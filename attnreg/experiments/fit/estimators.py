@@ -301,3 +301,7 @@ class TextRegressor(RegressorMixin, TextModel):
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return a number per row, ``(n,)``."""
         return self.outputs(X)[:, 0]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Return R², the share of the variance of labels that predictions explain, as regressors of scikit-learn do."""
+        return float(super().score(X, y, sample_weight))
