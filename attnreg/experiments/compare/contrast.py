@@ -101,16 +101,16 @@ def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Se
     significant = [contrast for contrast in acted if contrast.holds]
     better = [contrast for contrast in significant if contrast.difference.mean > 0]
     names = [contrast.mine.name for contrast in better]
-    all_same_time, same_time = same_time, [contrast for contrast in same_time if contrast.mine.name in names]
-    lost = {contrast.mine.name for contrast in same_time if not contrast.keeps}
+    of_better = [contrast for contrast in same_time if contrast.mine.name in names]
+    lost = {contrast.mine.name for contrast in of_better if not contrast.keeps}
     won = [contrast for contrast in better if contrast.mine.name not in lost]
     baseline = compared[0].other if compared else groups[0]
     best = max(won, key=lambda contrast: contrast.difference.mean).mine if won else baseline
-    sentences = [*map(_significant, significant), *_with_the_same_time(same_time), *_without_a_test(acted)]
+    sentences = [*map(_significant, significant), *_with_the_same_time(of_better), *_without_a_test(acted)]
     if unclear := [contrast for contrast in acted if not contrast.holds and not contrast.is_alike]:
         sentences.append(_not_significant(unclear, alone=len(compared) == 1))
     if best is baseline:
-        sentences += _longer_is_higher(baseline, all_same_time)
+        sentences += _longer_is_higher(baseline, same_time)
     return [*([" ".join(sentences)] if sentences else []), to_use(best)]
 
 
@@ -122,10 +122,11 @@ def to_use(group: Group) -> str:
             "--folds: a seed's score is that of its fold, so none is the best."
         )
     run = group.returned
-    best = "best " if group.seed_rows is None else ""  # scores on other rows do not tell which seed is better
+    is_best = group.seed_rows is None  # scores on other rows do not tell which seed is better
     if (run.folder / "model").is_dir():
-        return f"To use {group.name}: its {best}model is in {run.folder / 'model'} (seed {run.seed})."
-    of_seed = f"the model of its {best}seed, {run.seed}" if best else f"a model, such as of seed {run.seed}"
+        model = "its best model" if is_best else "a model"
+        return f"To use {group.name}: {model} is in {run.folder / 'model'} (seed {run.seed})."
+    of_seed = f"the model of its best seed, {run.seed}" if is_best else f"a model, such as of seed {run.seed}"
     return f"To use {group.name}, train {of_seed}: `{run.alone}`"
 
 
@@ -151,10 +152,10 @@ def _longer_is_higher(baseline: Group, same_time: Sequence[Contrast]) -> Iterato
     if not same_time:
         return
     longest = max((contrast.other for contrast in same_time), key=lambda group: group.training_time)
-    pair = contrasts({"": (longest, baseline)}).get("")
-    if pair is not None and pair.difference.mean > 0:
-        mean, interval, *_ = difference_cells(pair.difference, pair.p, len(pair.gaps))
-        yield f"More epochs may help: {longest.name} scores {mean} ({interval}) against {baseline.name}."
+    for contrast in contrasts({longest.name: (longest, baseline)}).values():
+        if contrast.difference.mean > 0:
+            mean, interval, *_ = contrast.cells.values()
+            yield f"More epochs may help: {longest.name} scores {mean} ({interval}) against {baseline.name}."
 
 
 def _without_a_test(compared: Sequence[Contrast]) -> Iterator[str]:

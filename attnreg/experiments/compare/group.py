@@ -79,12 +79,9 @@ class Group:
     @property
     def returned(self) -> PlannedRun:
         """The run with the best score among those whose network has not collapsed, or the first if rows differ."""
-        of_seed = dict(zip((run.seed for run in self.runs), self.scores, strict=True))
-        collapsed = self.collapsed
-        candidates = [run for run in self.runs if run.seed not in collapsed] or self.runs
-        if self.seed_rows is not None:
-            return candidates[0]
-        return max(candidates, key=lambda run: rank(of_seed[run.seed]))
+        scored, collapsed = [*zip(self.runs, self.scores, strict=True)], self.collapsed
+        scored = [(run, score) for run, score in scored if run.seed not in collapsed] or scored
+        return scored[0][0] if self.seed_rows is not None else max(scored, key=lambda pair: rank(pair[1]))[0]
 
     def values(self, *path: str) -> list[float]:
         """Return the number under these keys of ``result.json``, per seed."""
