@@ -390,3 +390,7 @@ def test_columns_are_found_by_a_word_of_their_names():
     texts = [f"The item number {number} is here" for number in range(36)]
     columns = {"Date": days, "Headline": [text.upper() for text in texts], "Review Text": texts, "Rating": stars}
     assert choose_columns(columns, None, None, None) == (["Review Text"], "Rating")
+    headless = {"The item was here": texts, "5": stars}
+    with pytest.raises(InputError, match="The first line should name the columns, but '5' there is also a label"):
+        choose_columns(headless, None, None, None)
+    assert choose_columns(headless, None, "5", None) == (["The item was here"], "5")

@@ -61,7 +61,8 @@ def choose_columns(
     A column of labels has classes or numbers, or only what the metric is for.
 
     Raises:
-        UsageError: if a column does not exist, or if several columns or none are suitable.
+        UsageError: if a column does not exist, if several columns or none are suitable, or if the first row was read
+            as names of columns.
     """
     text_names = named_columns(columns, "--text-columns", texts)
     group_names = named_columns(columns, "--group-column", group, several=False)
@@ -80,6 +81,11 @@ def choose_columns(
         ]
         candidates = candidates or usual or rest[: len(rest) == 1]
         label = _only("labels", "--label-column", candidates, _LABELS, columns)
+        if label in map(str, columns[label]) and any(" " in name.strip() for name in columns):
+            raise UsageError(
+                f"The first line should name the columns, but {label!r} there is also a label: put a line such as "
+                f"text,label before it, or use --label-column if it is a name."
+            )
     text_names = text_names or [text_column(columns, (label, *group_names))]
     if label in text_names:
         raise UsageError(f"Column {label} cannot hold texts and labels: use --text-columns and --label-column.")
