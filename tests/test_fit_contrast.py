@@ -1,6 +1,7 @@
 """Contrastive fine-tuning, one of the tries of a fit: its loss, its batches, and the head that it ends with."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_it_ends_with_a_head_fitted_to_what_it_has_learned(tiny):
     which = Try(3, 1e-3, contrasts=True)
     network = bench.trained(which, train, 0, lambda: None)
     head, states, _ = head_and_features(network, in_order(bench.rows, 64, bench.kind, torch.device("cpu")))
-    assert not head._forward_pre_hooks
+    assert not head._forward_hooks
     spread = states[train].std().item()
     fitted = LogisticRegression(max_iter=1000).fit(states[train] / spread, bench.labels[train])
     difference = np.diff(bench.logits(network, bench.rows.select(held)))[:, 0]
@@ -97,13 +98,13 @@ def test_it_ends_with_a_head_fitted_to_what_it_has_learned(tiny):
     assert contrastive_loss(states[held], torch.tensor(bench.labels[held])) < before
 
 
-@pytest.mark.parametrize("tokens", [None, 4])
-def test_what_is_contrasted_is_what_the_head_reads(tokens):
-    head, states, labels = torch.nn.Linear(5, 2), torch.randn(6, 5), torch.tensor([0, 1, 0, 1, 1, 0])
-    read = states if tokens is None else states[:, None].expand(-1, tokens, -1)  # pooled states, as of a decoder
+def test_what_is_contrasted_is_what_the_head_reads():
+    head, states, labels = torch.nn.Linear(5, 2), torch.randn(6, 4, 5), torch.tensor([0, 1, 0, 1, 1, 0])
+    rows, last = range(6), [0, 1, 2, 3, 3, 3]  # the token that a decoder reads
     contrast = Contrast(head)
-    found = contrast(lambda batch: head(read), {"labels": labels})
-    assert found == pytest.approx(contrastive_loss(states, labels).item())
+    for read, logits in ((states[:, 0], lambda out: out), (states, lambda out: out[rows, last])):
+        forward = SimpleNamespace(predict=lambda batch, read=read, logits=logits: (None, logits(head(read))))
+        assert contrast(forward, {"labels": labels}) == pytest.approx(contrastive_loss(logits(read), labels).item())
 
 
 def test_a_network_that_diverges_loses(tiny):

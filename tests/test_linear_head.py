@@ -16,6 +16,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments import fit_linear_head
 from attnreg.experiments.tasks.models import linear_head
+from attnreg.experiments.tasks.models.linear_head import head_and_features
 from attnreg.experiments.tasks.models.pooling import pool
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.method_cases import batches, bert
@@ -77,6 +78,20 @@ def test_an_encoder_with_a_decoder_is_refused():
     config = hf.BartConfig(vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2)
     with pytest.raises(InputError, match=r"^--pooling is for encoders and decoders, but Bart\w+ has both: remove it"):
         pool(hf.BartForSequenceClassification(config), "mean")
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_head_of_a_decoder_reads_one_token_of_a_row(pooled):
+    model, ids = MODELS["gpt2"]().double().eval(), torch.tensor([[3, 4, 5, 6], [3, 4, 0, 0], [7, 0, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    states = model.base_model(**batch).last_hidden_state
+    expected = states[[0, 1, 2], [3, 1, 0]]
+    if pooled:
+        pool(model, "mean")
+        expected = torch.stack([row[:count].mean(0) for row, count in zip(states, (4, 2, 1), strict=True)])
+    head, found, _ = head_and_features(model, [{**batch, "labels": torch.zeros(3).long()}])
+    assert head is model.score
+    torch.testing.assert_close(found, expected)
 
 
 def features(model, rows):

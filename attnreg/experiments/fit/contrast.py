@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.models.linear_head import of_rows
 from attnreg.training import ForwardPass
 from attnreg.training.method import Batch
 
@@ -51,17 +52,16 @@ class Contrast:
     """The objective of contrastive fine-tuning: the :func:`contrastive_loss` of the states that the head reads."""
 
     def __init__(self, head: nn.Module) -> None:
-        self._states = torch.empty(0)
-        self.hook = head.register_forward_pre_hook(self._keep_states)
+        self._states = self._outputs = torch.empty(0)
+        self.hook = head.register_forward_hook(self._keep_states)
 
-    def _keep_states(self, head: nn.Module, args: tuple[Any, ...]) -> None:
-        self._states = args[0]
+    def _keep_states(self, head: nn.Module, args: tuple[Any, ...], outputs: Tensor) -> None:
+        self._states, self._outputs = args[0], outputs
 
     def __call__(self, forward: ForwardPass, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
-        forward(batch)
-        # A decoder's head reads a state per token; pooled states are the same at all tokens.
-        states = self._states[:, 0] if self._states.dim() == 3 else self._states
+        _, logits = forward.predict(batch)
+        states = of_rows(self._states, self._outputs, logits) if self._states.dim() == 3 else self._states
         return contrastive_loss(states, batch["labels"])
 
 

@@ -102,12 +102,22 @@ def put_into_head(head: nn.Linear, weight: Any, bias: Any, classes: Any = None) 
         head.bias.copy_(bias)
 
 
+def of_rows(tensor: Tensor, outputs: Tensor, logits: Tensor) -> Tensor:
+    """Return a row of ``tensor`` per sample: at the token of which the outputs of a head are the logits of the model.
+
+    A decoder's head reads all tokens, and the model returns the logits of the last. After pooling, tokens are the same.
+    """
+    is_read = (outputs.to(logits) == logits[:, None]).all(-1).long()
+    last = is_read.shape[1] - 1 - is_read.flip(1).argmax(1)
+    return tensor[torch.arange(len(tensor), device=tensor.device), last]
+
+
 @torch.no_grad()
 def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
     """Return the head, its input states per row in eval mode, and the labels."""
     no_head = InputError(
-        f"{type(model).__name__} has no linear head that reads one state per row. Choose the state that it "
-        "reads (`--pooling mean`), or fine-tune the whole model."
+        f"{type(model).__name__} has no linear head that reads one state per row, which probes and `attnreg fit` need. "
+        "In a recipe, choose the state that it reads (`--pooling mean`), or fine-tune the whole model."
     )
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
     features, labels = [], []
@@ -121,9 +131,9 @@ def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Li
             logits = predictions_of(model(**batch))
             if logits is None or not calls:
                 raise no_head
-            head, *tensors = calls[-1]
-            # A decoder has logits per token; pooled states, and so their logits, are the same at all tokens.
-            states, outputs = (tensor[:, 0] if tensor.dim() == 3 else tensor for tensor in tensors)
+            head, states, outputs = calls[-1]
+            if states.dim() == 3 and outputs.shape[::2] == logits.shape:
+                states, outputs = (of_rows(tensor, outputs, logits) for tensor in (states, outputs))
             if outputs.shape != logits.shape or not torch.allclose(outputs.to(logits), logits, atol=1e-7):
                 raise no_head
             features.append(states)
