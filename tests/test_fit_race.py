@@ -113,6 +113,13 @@ def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch)
     assert not found.best.is_probe
 
 
+@pytest.mark.parametrize("takes", [True, False])
+def test_ad_drop_joins_where_the_model_takes_it(takes, monkeypatch):
+    monkeypatch.setattr(MadeUp, "takes_ad_drop", lambda self: takes)
+    found, _ = raced(2000, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert any(candidate.ad_drop for candidate in (*found.tries, *found.dropped)) == takes
+
+
 def test_the_promise_of_a_probe_rests_on_all_of_its_folds(monkeypatch):
     found, _ = raced(28, lambda which: 0.8 if which.is_probe else 0.72, monkeypatch)
     assert found.best.is_probe

@@ -3,16 +3,70 @@
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from sklearn.linear_model import LogisticRegression
 
+from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
 from tests.helpers.bench import tiny_bench
+
+SMALL = {"vocab_size": 500, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
 
 @pytest.fixture
 def bench(tiny):
     return tiny_bench(tiny)
+
+
+@pytest.fixture
+def bench_of(tiny, tmp_path):
+    """A bench with a model of a configuration, and the tokenizer of the tiny BERT."""
+
+    def make(config):
+        hf.AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path)
+        hf.AutoModel.from_config(config).save_pretrained(tmp_path)
+        return tiny_bench(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "which",
+    [Try(), *(Try(2, 1e-3, **more) for more in ({}, {"fits_head": True}, {"contrasts": True}, {"ad_drop": True}))],
+    ids=str,
+)
+def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
+    bench = bench_of(hf.LlamaConfig(**SMALL, pad_token_id=0))
+    assert bench.takes_ad_drop()
+    train, held = np.arange(0, 80), np.arange(80, 120)
+    logits = bench.out_of_fold(which, train, held, 0, lambda: None)
+    network = bench.trained(which, train, 0, lambda: None)
+    for row in held[:5]:  # alone, without padding
+        alone = bench.rows.select([int(row)])
+        np.testing.assert_allclose(bench.logits(network, alone)[0], logits[row - 80], atol=1e-4)
+    ids = torch.tensor([bench.rows[0]["input_ids"]])
+    network(input_ids=ids).logits.square().sum().backward()
+    states = network.base_model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(network.score.weight @ states[0, -1], network(input_ids=ids).logits[0])
+    assert network.score.bias is None
+
+
+def test_ad_drop_is_not_tried_where_a_model_has_no_attention(bench_of):
+    bench = bench_of(hf.FNetConfig(**{name: size for name, size in SMALL.items() if name != "num_attention_heads"}))
+    with pytest.warns(
+        AttnRegWarning,
+        match=r"^AD-DROP is not tried: No attention that can be masked.* kernels such as flash attention\.$",
+    ):
+        assert not bench.takes_ad_drop()
+
+
+def test_models_that_cannot_compute_in_bfloat16_do_not(bench_of, monkeypatch):
+    bench = bench_of(hf.DebertaConfig(**SMALL))
+    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0)
+    bench.measure()
+    assert not bench.in_bfloat16
+    assert np.isfinite(bench.out_of_fold(Try(1, 1e-3), np.arange(80), np.arange(80, 120), 0, lambda: None)).all()
 
 
 @pytest.mark.parametrize("biased", [True, False])

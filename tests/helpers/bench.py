@@ -33,6 +33,9 @@ class MadeUp:
     def measure(self):
         pass
 
+    def takes_ad_drop(self):
+        return True
+
     def out_of_fold(self, which, train, held, seed, tick):
         self.time[0] += self.seconds * which.passes * len(train)
         draw = np.random.default_rng([seed, *map(ord, str(which))])

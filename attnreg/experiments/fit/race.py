@@ -45,6 +45,7 @@ REMEDIES: Sequence[Change] = (
     lambda leader: {"learning_rate": leader.learning_rate / 2},
 )
 #: Changes that join the race after a fold, if there is time: each changes the leader of the tries that it can change.
+#: The first is left out where the model does not take AD-DROP.
 LATER: Sequence[Change] = (
     lambda leader: {"ad_drop": leader.epochs > 1 and not leader.contrasts},
     *REMEDIES,
@@ -126,7 +127,7 @@ class Race:
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
         self.alive = [*(entrants := self._entrants(probe)), *self.alive]
-        later = [*LATER]
+        later = [*LATER] if entrants and self.bench.takes_ad_drop() else [*LATER[1:]]
         ended = f"All {len(self.all_folds)} folds were used."
         number = 0
         while number < len(self.all_folds):

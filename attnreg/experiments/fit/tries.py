@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from attnreg import ADDrop
-from attnreg.errors import InputError
+from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
@@ -131,7 +132,7 @@ class Bench:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
         )
-        provider = ADDrop(p=0.3, q=0.5, layers=[0]) if candidate.ad_drop else None
+        provider = _ad_drop() if candidate.ad_drop else None
         contrast = Contrast(head) if candidate.contrasts else None
         objective = RDropLoss(alpha=1.0) if candidate.r_drop else contrast
         method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
@@ -171,9 +172,25 @@ class Bench:
         if self._seconds_of_product(torch.bfloat16) > 2 * self._seconds_of_product(torch.float32):
             return  # without instructions for bfloat16, a step would take minutes
         self.in_bfloat16 = True
-        in_bfloat16 = self.seconds_with(fastest, slowest=self.seconds)
+        try:
+            in_bfloat16 = self.seconds_with(fastest, slowest=self.seconds)
+        except RuntimeError:  # DeBERTa forbids positions by the lowest number of float32
+            in_bfloat16 = math.inf
         self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
         self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
+
+    def takes_ad_drop(self) -> bool:
+        """Whether the model can be trained with AD-DROP, by a step of it; warn if not."""
+        network = copy.deepcopy(self.model)
+        try:
+            method = FineTuning(network, adamw(network, 1e-5), _ad_drop())
+            method.on_epoch(1)  # the first that is not plain
+            method.step(self._measured_batches[-1])
+        except InputError as error:
+            reason = str(error).partition(". ")[0].rstrip(".")
+            warnings.warn(f"AD-DROP is not tried: {reason}.", AttnRegWarning, stacklevel=2)
+            return False
+        return True
 
     def _seconds_of_product(self, dtype: torch.dtype) -> float:
         """Measure the seconds of a product of matrices."""
@@ -241,6 +258,10 @@ class Bench:
         """Multiply the outputs of a network, and add a number to them, by its head."""
         head = self._head_inputs(network, self.rows.select(range(2)))[0]
         put_into_head(head, head.weight * scale, 0.0 if head.bias is None else head.bias * scale + center)
+
+
+def _ad_drop() -> ADDrop:
+    return ADDrop(p=0.3, q=0.5, layers=[0])
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
