@@ -9,7 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
-from tests.helpers.bench import tiny_bench
+from tests.helpers.bench import bench_with, tiny_bench
+from tests.sweep.zoo import configuration
 
 SMALL = {"vocab_size": 500, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -21,14 +22,8 @@ def bench(tiny):
 
 @pytest.fixture
 def bench_of(tiny, tmp_path):
-    """A bench with a model of a configuration, and the tokenizer of the tiny BERT."""
-
-    def make(config):
-        hf.AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path)
-        hf.AutoModel.from_config(config).save_pretrained(tmp_path)
-        return tiny_bench(tmp_path)
-
-    return make
+    """A bench with a model of a configuration."""
+    return lambda config: bench_with(config, tiny, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +32,7 @@ def bench_of(tiny, tmp_path):
     ids=str,
 )
 def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
-    bench = bench_of(hf.LlamaConfig(**SMALL, pad_token_id=0))
+    bench = bench_of(hf.LlamaConfig(**SMALL))
     assert bench.takes_ad_drop()
     train, held = np.arange(0, 80), np.arange(80, 120)
     logits = bench.out_of_fold(which, train, held, 0, lambda: None)
@@ -50,6 +45,11 @@ def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
     states = network.base_model(input_ids=ids).last_hidden_state
     torch.testing.assert_close(network.score.weight @ states[0, -1], network(input_ids=ids).logits[0])
     assert network.score.bias is None
+
+
+def test_a_decoder_of_text_and_images_knows_the_padding(bench_of):
+    bench = bench_of(configuration("qwen3_5"))
+    assert bench.model.config.text_config.pad_token_id == bench.kind.tokenizer.pad_token_id == 0
 
 
 def test_ad_drop_is_not_tried_where_a_model_has_no_attention(bench_of):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import transformers as hf
 from accelerate import Accelerator
 
 import attnreg
@@ -20,6 +21,17 @@ def tiny_bench(model):
     classifier._load(str(model))
     encoded = classifier._kind.encode(classifier._dataset(given.texts, given.labels))
     return Bench(classifier.network_, classifier._kind, encoded, 16, Accelerator(cpu=True), 0)
+
+
+def bench_with(config, tokenizer, folder):
+    """Return such a bench with a model of a configuration, saved in a folder, and the tokenizer of another folder."""
+    words = hf.AutoTokenizer.from_pretrained(tokenizer)
+    config.pad_token_id, config.architectures = words.pad_token_id, config.architectures or []
+    if config.is_encoder_decoder:  # its head reads the state of the last token, which must end the text
+        config.decoder_start_token_id, config.eos_token_id = words.pad_token_id, words.sep_token_id
+    words.save_pretrained(folder)
+    hf.AutoModel.from_config(config).save_pretrained(folder)
+    return tiny_bench(folder)
 
 
 class MadeUp:

@@ -46,7 +46,7 @@ class Specimen:
     @functools.cached_property
     def layers(self):
         """Layers of attention by stack ("encoder": in both directions, "decoder": causal, "cross"); None if unsure."""
-        return expected(self.name, _configuration(self.name))
+        return expected(self.name, configuration(self.name))
 
     def __str__(self):
         return self.name
@@ -66,13 +66,13 @@ def not_built():
     return {name: reason for name, reason in ABSENT.items() if name in CONFIG_MAPPING_NAMES}
 
 
-def _configuration(model_type):
+def configuration(model_type):
     config = shrink(CONFIG_MAPPING[model_type](), CHANGES)
     return getattr(config, PARTS.get(model_type, ""), config)
 
 
 def _make(model_type):
-    model = model_class(model_type)(_configuration(model_type))
+    model = model_class(model_type)(configuration(model_type))
     for parameter in model.parameters():
         if not parameter.isfinite().all():  # some are left as the memory was
             torch.nn.init.normal_(parameter, std=0.02)

@@ -139,8 +139,9 @@ def _fit_together(model: Any, tokenizer: Any, name: str) -> None:
     has_padding = tokenizer.pad_token is not None
     if not has_padding and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
-    if model.config.pad_token_id is None or not has_padding:
-        model.config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
+    for config in (model.config, model.config.get_text_config()):  # models of text and images have one inside
+        if getattr(config, "pad_token_id", None) is None or not has_padding:
+            config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
     try:
         embedded = model.get_input_embeddings().num_embeddings
     except (NotImplementedError, AttributeError):

@@ -1,0 +1,53 @@
+"""A fit's ways of training, with a tiny model of every type that has a head for sequences."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+from attnreg.errors import InputError
+from attnreg.experiments.fit.tries import Try
+from attnreg.injection import CoverageWarning
+from tests.helpers.bench import bench_with
+from tests.sweep.zoo import WARNINGS, configuration
+
+pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, WARNINGS)]
+
+NOT_BUILT = {
+    "layoutlmv2": "it needs detectron2",
+    "reformer": "it has an embedding for texts of exactly one length",
+}
+REFUSED = {"eurobert": "has no linear head that reads one state per row"}
+
+
+@pytest.mark.parametrize("name", MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+def test_a_model_is_trained_in_all_ways(name, tiny, tmp_path):
+    if name in NOT_BUILT:
+        pytest.skip(NOT_BUILT[name])
+    config = configuration(name)
+    if name in REFUSED:
+        with pytest.raises(InputError, match=REFUSED[name]):
+            bench_with(config, tiny, tmp_path)
+        return
+    bench = bench_with(config, tiny, tmp_path)
+    bench.measure()
+    ways = [{"fits_head": True}, {"contrasts": True}]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "AD-DROP is not tried")
+        warnings.simplefilter("ignore", CoverageWarning)  # of layers that are no attention
+        ways += [{"ad_drop": True}] if bench.takes_ad_drop() else []
+        _check_ways(bench, ways, tmp_path / "model")
+
+
+def _check_ways(bench, ways, folder):
+    train, held = np.arange(64), np.arange(80, 120)
+    for which in (Try(), *(Try(2, 1e-3, **more) for more in ways)):
+        network = bench.trained(which, train, 0, lambda: None)
+        logits = bench.logits(network, bench.rows.select(held))
+        assert np.isfinite(logits).all()
+        network.save_pretrained(folder)
+        alone = hf.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+        np.testing.assert_allclose(bench.logits(alone, bench.rows.select(held)), logits, atol=1e-4)
