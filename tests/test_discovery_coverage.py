@@ -38,6 +38,24 @@ def test_a_whole_list_of_blocks_is_not_left_out_by_default():
     assert [site.name for site in handle.sites] == ["decoder.0", "decoder.1"]
 
 
+class WithTower(Scripted):
+    """A model of texts and images, whose tower for images no text runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.ModuleList()
+        self.tower = nn.ModuleList([handwritten.Attention(handwritten.plain) for _ in range(2)])
+
+
+def test_what_the_example_inputs_do_not_run_is_warned_of():
+    with pytest.warns(
+        attnreg.injection.CoverageWarning, match=r"2 module\(s\) of WithTower: tower.0 .*: it did not run"
+    ):
+        handle = attnreg.attach(WithTower(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
+    assert [site.name for site in handle.sites] == ["decoder.0", "decoder.1"]
+    assert [omission.name for omission in handle.left_out] == ["tower.0", "tower.1"]
+
+
 def test_modules_are_chosen_by_name_or_pattern():
     model = layers(handwritten.differential)
     for modules, names in [

@@ -117,8 +117,8 @@ def warn_of_left_out(model: nn.Module, discovery: Discovery, *, everything: bool
     if everything and (stack := stack_left_out(discovery.left_out, model, covered)) is not None:
         name, example = stack
         raise NoAttentionError(
-            f"All attention in {name} would be left out, for example {example}. Pass `example_inputs` that run this "
-            "attention, or choose what to mask with `modules=...`."
+            f"All attention in {name} would be left out, for example {example}. If this is right, choose what to mask "
+            "with `modules=...`."
         )
     rest = [omission for omission in discovery.left_out if omission.is_attention]
     if rest:
