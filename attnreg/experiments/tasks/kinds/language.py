@@ -356,6 +356,14 @@ class Seq2Seq(Kind):
     generates = True
 
     @override
+    def check_model(self, model: nn.Module, name: str) -> None:
+        if not getattr(model.config, "is_encoder_decoder", False):  # transformers counts models of sound among these
+            raise InputError(
+                f"--model {name} ({type(model).__name__}) is no encoder with a decoder: choose a model such as T5, or "
+                "`--kind causal-lm`."
+            )
+
+    @override
     def inputs(self, batch: dict[str, list[Any]], gold: list[Any]) -> dict[str, Any]:
         (source,) = self._texts(batch)
         encoded = self.tokenizer(source, text_target=gold, truncation=True, max_length=self.max_length)
