@@ -394,3 +394,5 @@ def test_columns_are_found_by_a_word_of_their_names():
     with pytest.raises(InputError, match="The first line should name the columns, but '5' there is also a label"):
         choose_columns(headless, None, None, None)
     assert choose_columns(headless, None, "5", None) == (["The item was here"], "5")
+    spam = {"Review Text": texts, "spam": ["spam", "ham"] * 18}
+    assert choose_columns(spam, None, None, None) == (["Review Text"], "spam")

@@ -115,9 +115,20 @@ def test_fine_tuning_enters_a_race_whatever_the_time_for_it(budget, monkeypatch)
 
 @pytest.mark.parametrize("takes", [True, False])
 def test_ad_drop_joins_where_the_model_takes_it(takes, monkeypatch):
-    monkeypatch.setattr(MadeUp, "takes_ad_drop", lambda self: takes)
+    monkeypatch.setattr(MadeUp, "ad_drop_layer", 0 if takes else None)
     found, _ = raced(2000, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
     assert any(candidate.ad_drop for candidate in (*found.tries, *found.dropped)) == takes
+
+
+@pytest.mark.parametrize("budget", [7.5, 8.0, 12.0, 24.0, 60.0])
+def test_a_look_at_ad_drop_takes_time(budget, monkeypatch):
+    def look(bench):
+        bench.time[0] += 1.0
+        return 0
+
+    monkeypatch.setattr(MadeUp, "ad_drop_layer", property(look))
+    found, _ = raced(budget, lambda which: 0.6 if which.is_probe else 0.8, monkeypatch)
+    assert found.best in found.tries
 
 
 def test_the_promise_of_a_probe_rests_on_all_of_its_folds(monkeypatch):

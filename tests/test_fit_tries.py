@@ -33,7 +33,7 @@ def bench_of(tiny, tmp_path):
 )
 def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
     bench = bench_of(hf.LlamaConfig(**SMALL))
-    assert bench.takes_ad_drop()
+    assert bench.ad_drop_layer == 0
     train, held = np.arange(0, 80), np.arange(80, 120)
     logits = bench.out_of_fold(which, train, held, 0, lambda: None)
     network = bench.trained(which, train, 0, lambda: None)
@@ -41,7 +41,6 @@ def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
         alone = bench.rows.select([int(row)])
         np.testing.assert_allclose(bench.logits(network, alone)[0], logits[row - 80], atol=1e-4)
     ids = torch.tensor([bench.rows[0]["input_ids"]])
-    network(input_ids=ids).logits.square().sum().backward()
     states = network.base_model(input_ids=ids).last_hidden_state
     torch.testing.assert_close(network.score.weight @ states[0, -1], network(input_ids=ids).logits[0])
     assert network.score.bias is None
@@ -52,13 +51,27 @@ def test_a_decoder_of_text_and_images_knows_the_padding(bench_of):
     assert bench.model.config.text_config.pad_token_id == bench.kind.tokenizer.pad_token_id == 0
 
 
+def test_a_decoder_finds_the_padding_of_its_tokenizer(bench_of, tmp_path):
+    config = bench_of(hf.LlamaConfig(**SMALL)).model.config
+    config.pad_token_id = 7
+    config.save_pretrained(tmp_path)
+    assert tiny_bench(tmp_path).model.config.pad_token_id == 0
+
+
+def test_ad_drop_masks_the_first_layer_that_has_attention(bench_of):
+    bench = bench_of(configuration("qwen3_next"))  # whose other layers are recurrent
+    assert bench.ad_drop_layer == 1
+    logits = bench.out_of_fold(Try(2, 1e-3, ad_drop=True), np.arange(80), np.arange(80, 120), 0, lambda: None)
+    assert np.isfinite(logits).all()
+
+
 def test_ad_drop_is_not_tried_where_a_model_has_no_attention(bench_of):
     bench = bench_of(hf.FNetConfig(**{name: size for name, size in SMALL.items() if name != "num_attention_heads"}))
     with pytest.warns(
         AttnRegWarning,
         match=r"^AD-DROP is not tried: No attention that can be masked.* kernels such as flash attention\.$",
     ):
-        assert not bench.takes_ad_drop()
+        assert bench.ad_drop_layer is None
 
 
 def test_models_that_cannot_compute_in_bfloat16_do_not(bench_of, monkeypatch):

@@ -81,14 +81,17 @@ def test_an_encoder_with_a_decoder_is_refused():
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_the_head_of_a_decoder_reads_one_token_of_a_row(pooled):
+@pytest.mark.parametrize("left", [False, True])
+def test_the_head_of_a_decoder_reads_one_token_of_a_row(pooled, left):
     model, ids = MODELS["gpt2"]().double().eval(), torch.tensor([[3, 4, 5, 6], [3, 4, 0, 0], [7, 0, 0, 0]])
+    lasts = [3, 3, 3] if left else [3, 1, 0]
+    ids = torch.stack([row.roll(3 - last) for row, last in zip(ids, [3, 1, 0], strict=True)]) if left else ids
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long()}
     states = model.base_model(**batch).last_hidden_state
-    expected = states[[0, 1, 2], [3, 1, 0]]
+    expected = states[[0, 1, 2], lasts]
     if pooled:
         pool(model, "mean")
-        expected = torch.stack([row[:count].mean(0) for row, count in zip(states, (4, 2, 1), strict=True)])
+        expected = torch.stack([row[tokens != 0].mean(0) for row, tokens in zip(states, ids, strict=True)])
     head, found, _ = head_and_features(model, [{**batch, "labels": torch.zeros(3).long()}])
     assert head is model.score
     torch.testing.assert_close(found, expected)

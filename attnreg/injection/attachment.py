@@ -65,13 +65,13 @@ def attach(
         a handle, which is also a context manager.
 
     Raises:
-        NoAttentionError: if no attention is found, or none in a whole list of blocks can be masked.
+        NoAttentionError: if no attention is found, or none of what runs in a whole list of blocks can be masked.
         InputError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
             is already compiled, wrapped or sharded.
         RuntimeError: if the model already has a provider, or the provider is already attached to a model.
 
     Warns:
-        CoverageWarning: if some attention cannot be masked and ``modules`` is ``None``.
+        CoverageWarning: if some attention cannot be masked, or did not run, and ``modules`` is ``None``.
 
     Example:
         >>> import torch, attnreg

@@ -37,16 +37,13 @@ def bench_with(config, tokenizer, folder):
 class MadeUp:
     """A bench on which tries take time and are right as often as told; nothing is trained."""
 
-    seconds, width, batch_size, in_bfloat16, threads = 0.01, 384, 16, False, 1
+    seconds, width, batch_size, in_bfloat16, threads, ad_drop_layer = 0.01, 384, 16, False, 1, 0
 
     def __init__(self, rows, time, right):
         self.rows, self.time, self.right = rows, time, right
 
     def measure(self):
         pass
-
-    def takes_ad_drop(self):
-        return True
 
     def out_of_fold(self, which, train, held, seed, tick):
         self.time[0] += self.seconds * which.passes * len(train)

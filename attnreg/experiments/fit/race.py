@@ -45,7 +45,6 @@ REMEDIES: Sequence[Change] = (
     lambda leader: {"learning_rate": leader.learning_rate / 2},
 )
 #: Changes that join the race after a fold, if there is time: each changes the leader of the tries that it can change.
-#: The first is left out where the model does not take AD-DROP.
 LATER: Sequence[Change] = (
     lambda leader: {"ad_drop": leader.epochs > 1 and not leader.contrasts},
     *REMEDIES,
@@ -127,7 +126,7 @@ class Race:
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
         self.alive = [*(entrants := self._entrants(probe)), *self.alive]
-        later = [*LATER] if entrants and self.bench.takes_ad_drop() else [*LATER[1:]]
+        later = [*LATER]
         ended = f"All {len(self.all_folds)} folds were used."
         number = 0
         while number < len(self.all_folds):
@@ -175,6 +174,8 @@ class Race:
         past, following = self.all_folds[:number], self.all_folds[number : max(self.fold_count, number + 1)]
         jobs = [*itertools.product([newcomer], past), *itertools.product([newcomer, *self.tuned], following)]
         if newcomer in self.done or not self.is_time_for(jobs):
+            return False
+        if newcomer.ad_drop and self.bench.ad_drop_layer is None:
             return False
         self.train(itertools.product([newcomer], past))
         self.alive.insert(len(self.tuned), newcomer)  # probes come last

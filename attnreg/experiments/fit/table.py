@@ -81,7 +81,9 @@ def choose_columns(
         ]
         candidates = candidates or usual or rest[: len(rest) == 1]
         label = _only("labels", "--label-column", candidates, _LABELS, columns)
-        if label in map(str, columns[label]) and any(" " in name.strip() for name in columns):
+        if str(plain_label(label)) in {str(plain_label(value)) for value in columns[label]} and any(
+            _is_text([name]) for name in columns
+        ):
             raise UsageError(
                 f"The first line should name the columns, but {label!r} there is also a label: put a line such as "
                 f"text,label before it, or use --label-column if it is a name."

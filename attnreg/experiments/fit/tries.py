@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from attnreg import ADDrop
+from attnreg import ADDrop, AttentionDropout, attach
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
@@ -27,6 +27,7 @@ from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, to_score
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
+from attnreg.injection import CoverageWarning
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.method import Batch
 from attnreg.training.start import adamw
@@ -132,10 +133,12 @@ class Bench:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
         )
-        provider = _ad_drop() if candidate.ad_drop else None
         contrast = Contrast(head) if candidate.contrasts else None
         objective = RDropLoss(alpha=1.0) if candidate.r_drop else contrast
-        method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CoverageWarning)  # one layer is masked; the others do not matter
+            provider = _ad_drop(self.ad_drop_layer) if candidate.ad_drop else None
+            method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
         for epoch in range(candidate.epochs):
             method.on_epoch(epoch)
             for batch in batches.epoch(epoch):
@@ -179,18 +182,24 @@ class Bench:
         self.in_bfloat16 = in_bfloat16 < self.seconds / _FASTER
         self.seconds = in_bfloat16 if self.in_bfloat16 else self.seconds
 
-    def takes_ad_drop(self) -> bool:
-        """Whether the model can be trained with AD-DROP, by a step of it; warn if not."""
+    @functools.cached_property
+    def ad_drop_layer(self) -> int | None:
+        """The lowest layer with attention, for AD-DROP, after a step of it; warn, and ``None``, if the step fails."""
         network = copy.deepcopy(self.model)
+        self._set_precision(network)
         try:
-            method = FineTuning(network, adamw(network, 1e-5), _ad_drop())
-            method.on_epoch(1)  # the first that is not plain
-            method.step(self._measured_batches[-1])
+            with warnings.catch_warnings(), torch.random.fork_rng():
+                warnings.simplefilter("ignore", CoverageWarning)
+                with attach(network, AttentionDropout(0.0)) as handle:
+                    layer = min(site.layer for site in handle.sites)
+                method = FineTuning(network, adamw(network, 1e-5), _ad_drop(layer))
+                method.on_epoch(1)  # the first that is not plain
+                method.step(self._measured_batches[-1])
         except InputError as error:
             reason = str(error).partition(". ")[0].rstrip(".")
             warnings.warn(f"AD-DROP is not tried: {reason}.", AttnRegWarning, stacklevel=2)
-            return False
-        return True
+            return None
+        return layer
 
     def _seconds_of_product(self, dtype: torch.dtype) -> float:
         """Measure the seconds of a product of matrices."""
@@ -260,8 +269,8 @@ class Bench:
         put_into_head(head, head.weight * scale, 0.0 if head.bias is None else head.bias * scale + center)
 
 
-def _ad_drop() -> ADDrop:
-    return ADDrop(p=0.3, q=0.5, layers=[0])
+def _ad_drop(layer: int | None) -> ADDrop:
+    return ADDrop(p=0.3, q=0.5, layers=None if layer is None else [layer])
 
 
 def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:

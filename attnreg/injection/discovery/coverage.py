@@ -57,8 +57,8 @@ def why_hidden(model: nn.Module) -> str:
 def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> tuple[str, LeftOut] | None:
     """Return the name of a list of blocks whose attention is all left out, and an example; ``None`` if there is none.
 
-    ``left`` is what is left out, ``covered`` are the names of the attention sites. Blocks that did not run do
-    not count: texts do not run the vision tower of a model of text and images.
+    ``left`` is what is left out, ``covered`` are the names of the attention sites. That none of them
+    ran is no reason: texts do not run the vision tower of a model of text and images.
     """
     attention = [omission for omission in left if omission.is_attention]
     for name, blocks in model.named_modules():  # the outermost lists come first
@@ -67,8 +67,9 @@ def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str])
         inside = [omission for omission in attention if omission.name.startswith(f"{name}." if name else "")]
         if len(blocks._modules) > 1 and inside and not any(site.startswith(f"{name}.") for site in covered):
             keys = {omission.name.removeprefix(f"{name}.").split(".")[0] for omission in inside}
-            if keys == set(blocks._modules) and any(omission.reason != NOT_RUN for omission in inside):
-                return name or type(model).__name__, inside[0]
+            hidden = [omission for omission in inside if omission.reason != NOT_RUN]
+            if hidden and keys == set(blocks._modules):
+                return name or type(model).__name__, hidden[0]
     return None
 
 

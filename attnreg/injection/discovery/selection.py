@@ -11,7 +11,7 @@ from torch import nn
 
 from attnreg.errors import AttnRegWarning, CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, ModelSite
-from attnreg.injection.discovery.coverage import stack_left_out
+from attnreg.injection.discovery.coverage import NOT_RUN, stack_left_out
 from attnreg.injection.discovery.hidden import HiddenModelSite
 from attnreg.regularizer.base import Regularizer
 from attnreg.regularizer.providers import HiddenProvider
@@ -112,7 +112,7 @@ def is_chosen(
 
 
 def warn_of_left_out(model: nn.Module, discovery: Discovery, *, everything: bool) -> None:
-    """Warn of attention that is left out; with ``everything``, raise if no attention in a list of blocks is masked."""
+    """Warn of attention that is left out; with ``everything``, raise if none in a list of blocks can be masked."""
     covered = {site.info.name for site in discovery.sites}
     if everything and (stack := stack_left_out(discovery.left_out, model, covered)) is not None:
         name, example = stack
@@ -123,9 +123,11 @@ def warn_of_left_out(model: nn.Module, discovery: Discovery, *, everything: bool
     rest = [omission for omission in discovery.left_out if omission.is_attention]
     if rest:
         examples = "; ".join(map(str, rest[:3])) + ("; ..." if len(rest) > 3 else "")
+        is_unrun = any(omission.reason == NOT_RUN for omission in rest)
+        remedy = "To mask what did not run, pass `example_inputs` that run it. " if is_unrun else ""
         warnings.warn(
             f"Attention is not masked in {len(rest)} module(s) of {type(model).__name__}: {examples}. All are listed "
-            "in `handle.left_out`. To silence this warning, choose what to mask with `modules=...`.",
+            f"in `handle.left_out`. {remedy}To silence this warning, choose what to mask with `modules=...`.",
             CoverageWarning,
             stacklevel=3,
         )

@@ -359,8 +359,7 @@ class Seq2Seq(Kind):
     def check_model(self, model: nn.Module, name: str) -> None:
         if not getattr(model.config, "is_encoder_decoder", False):  # transformers counts models of sound among these
             raise InputError(
-                f"--model {name} ({type(model).__name__}) is no encoder with a decoder: choose a model such as T5, or "
-                "`--kind causal-lm`."
+                f"--model {name} ({type(model).__name__}) is no encoder with a decoder: choose one that is, such as T5."
             )
 
     @override

@@ -106,9 +106,10 @@ def of_rows(tensor: Tensor, outputs: Tensor, logits: Tensor) -> Tensor:
     """Return a row of ``tensor`` per sample: at the token of which the outputs of a head are the logits of the model.
 
     A decoder's head reads all tokens, and the model returns the logits of the last. After pooling, tokens are the same.
+    (In bfloat16, another token of one row in some thousand has the same outputs.)
     """
-    is_read = (outputs.to(logits) == logits[:, None]).all(-1).long()
-    last = is_read.shape[1] - 1 - is_read.flip(1).argmax(1)
+    is_read = (outputs.to(logits) == logits[:, None]).all(-1)
+    last = is_read.shape[1] - 1 - is_read.long().flip(1).argmax(1)
     return tensor[torch.arange(len(tensor), device=tensor.device), last]
 
 

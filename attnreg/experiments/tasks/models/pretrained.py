@@ -139,9 +139,10 @@ def _fit_together(model: Any, tokenizer: Any, name: str) -> None:
     has_padding = tokenizer.pad_token is not None
     if not has_padding and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # GPT-like models have no padding token
+    finds_last = hasattr(model, "score")  # GPT-like classifiers find the last token by the id of padding
     for config in (model.config, model.config.get_text_config()):  # models of text and images have one inside
-        if getattr(config, "pad_token_id", None) is None or not has_padding:
-            config.pad_token_id = tokenizer.pad_token_id  # GPT-like classifiers find the last token by it
+        if getattr(config, "pad_token_id", None) is None or not has_padding or finds_last:
+            config.pad_token_id = tokenizer.pad_token_id
     try:
         embedded = model.get_input_embeddings().num_embeddings
     except (NotImplementedError, AttributeError):
