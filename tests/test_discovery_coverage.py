@@ -48,9 +48,7 @@ class WithTower(Scripted):
 
 
 def test_what_the_example_inputs_do_not_run_is_warned_of():
-    with pytest.warns(
-        attnreg.injection.CoverageWarning, match=r"2 module\(s\) of WithTower: tower.0 .*: it did not run"
-    ):
+    with pytest.warns(attnreg.injection.CoverageWarning, match=r"tower.0 .*: it did not run.*To mask what did"):
         handle = attnreg.attach(WithTower(), attnreg.AttentionDropout(0.1), example_inputs=INPUTS)
     assert [site.name for site in handle.sites] == ["decoder.0", "decoder.1"]
     assert [omission.name for omission in handle.left_out] == ["tower.0", "tower.1"]

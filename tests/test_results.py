@@ -307,14 +307,14 @@ def part_of_fit(title):
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
     with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
-        titles = {"100": "With 100 rows", "200": "With 200 rows"}
+        titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
         runs = [run for run in csv.DictReader(file) if titles.get(run["rows"], "So far") == title]
     fits = [run for run in runs if run["method"] == "fit"]
     gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in fits])
     return section, runs, gaps, [run["data"] for run in fits]
 
 
-@pytest.mark.parametrize("title", ["So far", "With 200 rows", "With 100 rows"])
+@pytest.mark.parametrize("title", ["So far", "With 200 rows", "With 100 rows", "With 50 rows"])
 def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     page, runs, gaps, _ = part_of_fit(title)
     heads, _, *lines = (
