@@ -57,8 +57,8 @@ def why_hidden(model: nn.Module) -> str:
 def stack_left_out(left: Sequence[LeftOut], model: nn.Module, covered: Set[str]) -> tuple[str, LeftOut] | None:
     """Return the name of a list of blocks whose attention is all left out, and an example; ``None`` if there is none.
 
-    ``left`` is what is left out, ``covered`` are the names of the attention sites. That none of them
-    ran is no reason: texts do not run the vision tower of a model of text and images.
+    ``left`` is what is left out, ``covered`` are the names of the attention sites. Lists of which no
+    block ran do not count: texts do not run the vision tower of a model of text and images.
     """
     attention = [omission for omission in left if omission.is_attention]
     for name, blocks in model.named_modules():  # the outermost lists come first
