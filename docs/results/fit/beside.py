@@ -137,6 +137,15 @@ def logistic(model: str, seed: int, texts: list[Any], labels: list[str]) -> tupl
     return lambda some: fitted.predict(embedded(some)), {}
 
 
+def words(model: str, seed: int, texts: list[Any], labels: list[str]) -> tuple[Callable[[list[Any]], Any], Row]:
+    """Logistic regression on TF-IDF weights of words, with scikit-learn's defaults: no pretrained model."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    return make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000)).fit(texts, labels).predict, {}
+
+
 def setfit(model: str, seed: int, texts: list[Any], labels: list[str]) -> tuple[Callable[[list[Any]], Any], Row]:
     """SetFit with its defaults, but for 20 pairs a row: with all pairs, 500 rows would take hours of a core."""
     from datasets import Dataset
@@ -151,6 +160,7 @@ def setfit(model: str, seed: int, texts: list[Any], labels: list[str]) -> tuple[
 METHODS = {
     "logistic regression": logistic, "Trainer, 3 epochs": trainer(3), "Trainer, 10 epochs": trainer(10),
     "fit": fit, "fit without AD-DROP": fit_plainly, "SetFit": setfit,
+    "TF-IDF": words,
 }  # fmt: skip
 
 
