@@ -105,7 +105,7 @@ BAD = [
         for values in ("0.1,", "0.1,0.1", "")
     ),
     bad("compare", "ad-drop --q {0.1,0.2}", "--search-rows", 9999, says="Holding out 9999 rows needs at least 10000 training rows, got 2000"),
-    bad("compare", "finetune", "ad-drop --q {0.1,x}", code=2, says="Invalid value for '--q'"),
+    bad("compare", "finetune", "ad-drop --q {0.1,x}", code=2, says="Error: In 'ad-drop --q x': Invalid value for '--q'"),
     bad("compare", "finetune", "ad-drop --validation-rows=3", code=2, says="--validation-rows must be the same for all methods"),
     bad("compare", "finetune", "ad-drop --task cola", code=2, says="--task must be the same for all methods"),
     bad("compare", "finetune", "--task", "nothing", code=2, says="Expected a task among"),

@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import click
+
 from attnreg.arguments import Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
@@ -61,10 +63,14 @@ class Comparison:
                 "--first-seed."
             )
         for variant in (variant for method in self.methods for variant in method.variants):
-            if common := variant.command.typed(variant.options) & OF_ALL:
+            try:
+                common = variant.command.typed(variant.options) & OF_ALL
+                self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
+            except click.UsageError as error:  # of the recipe's command, which does not know of the comparison
+                raise click.UsageError(f"In {variant.text!r}: {error.format_message()}", error.ctx) from error
+            if common:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
-            self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
         check_pairs(self.options, COMPARE, flag_of)
 
     def check_paths(self) -> None:
