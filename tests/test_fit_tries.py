@@ -1,11 +1,14 @@
 """What a fit tries, trained on some rows, and how long that takes, with a tiny model."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 import transformers as hf
 from sklearn.linear_model import LogisticRegression
 
+import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
@@ -96,6 +99,34 @@ def test_a_probe_as_a_model_says_what_its_regression_says(biased, bench):
         network = bench.trained(Try(penalty=penalty), train, 0, lambda: None)
         for found in (logits, bench.logits(network, bench.rows.select(held))):
             np.testing.assert_allclose(np.diff(found)[:, 0], expected, atol=1e-2)
+
+
+def test_balanced_classes_weigh_as_if_rows_of_the_rarer_were_repeated(bench, monkeypatch):
+    common, rare = (np.flatnonzero(bench.labels == label) for label in (0, 1))
+    few, repeated = np.concatenate([common[:36], rare[:12]]), np.concatenate([common[:36], *[rare[:12]] * 3])
+    bench.balanced, made = True, []
+    monkeypatch.setattr("attnreg.experiments.fit.tries.FineTuning", lambda *args, **kwargs: made.append(kwargs))
+    with pytest.raises(AttributeError):  # there is no method to train by
+        bench.trained(Try(1, 1e-3), few, 0, lambda: None)
+    logits, labels = torch.randn(48, 2), torch.arange(48) // 36
+    loss = made[0]["loss_function"](SimpleNamespace(logits=logits), {"labels": labels})
+    terms = [-logits[n].log_softmax(0)[labels[n]] for n in (*range(36), *[*range(36, 48)] * 3)]
+    torch.testing.assert_close(loss, torch.stack(terms).mean())
+    center, spread = bench.states[few].mean(0), bench.states[few].std(correction=0).item()
+    probe = LogisticRegression(C=48 / 72, max_iter=1000)  # the sum of 72 losses, not of as much weight as 48 rows
+    probe.fit((bench.states[repeated] - center) / spread, bench.labels[repeated])
+    expected = probe.decision_function((bench.states[common[36:]] - center) / spread)
+    logits = bench.out_of_fold(Try(penalty=1.0), few, common[36:], 0, lambda: None)
+    np.testing.assert_allclose(np.diff(logits)[:, 0], expected, atol=1e-2)
+
+
+@pytest.mark.parametrize(("metric", "balanced"), [("macro_f1", True), ("accuracy", False), (None, False)])
+def test_only_macro_f1_balances_classes(metric, balanced, tiny, monkeypatch):
+    races = []
+    monkeypatch.setattr("attnreg.experiments.fit.race.Race.run", lambda race: races.append(race))  # returns no outcome
+    with pytest.raises(AttributeError):
+        attnreg.TextClassifier(tiny, metric=metric).fit([f"the boy {n}" for n in range(8)], [0, 1] * 4)
+    assert [race.bench.balanced for race in races] == [balanced]
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -97,6 +97,7 @@ class TextModel(BaseEstimator):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, self._kind.encode(dataset), size, accelerator, self.seed)
+            bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             race = Race(bench, rows, clock, self.seed, folds)
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
@@ -228,7 +229,8 @@ class TextClassifier(ClassifierMixin, TextModel):
     Args:
         model: folder or hub name of a pretrained model of transformers.
         budget: time to spend, such as ``"15m"`` or a number of seconds.
-        metric: the score that chooses the best, ``"accuracy"`` (the default) or ``"macro_f1"``.
+        metric: the score that chooses the best, ``"accuracy"`` (the default) or ``"macro_f1"``, with which all classes
+            weigh the same in training.
         max_length: maximum tokens of a text; longer ones are cut.
         seed: seed of folds, new weights and the order of rows.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"`` (default: the best available).

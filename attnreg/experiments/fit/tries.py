@@ -29,6 +29,7 @@ from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.injection import CoverageWarning
 from attnreg.training import FineTuning, RDropLoss
+from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
 from attnreg.training.method import Batch
 from attnreg.training.start import adamw
 
@@ -83,6 +84,7 @@ class Bench:
 
     seconds = math.nan  #: per row and epoch of plain fine-tuning, measured
     in_bfloat16 = False  #: whether networks compute in bfloat16 in training; weights stay in float32
+    balanced = False  #: whether all classes weigh the same in training, however many rows they have
 
     def __init__(
         self, model: Any, kind: Kind, rows: Dataset, batch_size: int, accelerator: Accelerator, seed: int
@@ -135,10 +137,13 @@ class Bench:
         )
         contrast = Contrast(head) if candidate.contrasts else None
         objective = RDropLoss(alpha=1.0) if candidate.r_drop else contrast
+        loss = CrossEntropy(network, weights=balanced_weights(labels, head.out_features)) if self.balanced else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CoverageWarning)  # one layer is masked; the others do not matter
             provider = _ad_drop(self.ad_drop_layer) if candidate.ad_drop else None
-            method = FineTuning(network, optimizer, provider, scheduler=schedule, objective=objective)
+            method = FineTuning(
+                network, optimizer, provider, scheduler=schedule, loss_function=loss, objective=objective
+            )
         for epoch in range(candidate.epochs):
             method.on_epoch(epoch)
             for batch in batches.epoch(epoch):
@@ -256,7 +261,8 @@ class Bench:
         biased, inputs = head.bias is not None, states.cpu().double().numpy()
         probe = Ridge(_RIDGE / penalty)
         if self.kind.has_classes:
-            probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
+            weights = "balanced" if self.balanced else None
+            probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased, class_weight=weights)
         # On one scale, so that one penalty suits all models.
         center, scale = inputs.mean(0) * biased, max(inputs.std(), 1e-6)
         fitted = probe.fit(((inputs - center) / scale).astype(np.float32), labels)
