@@ -20,7 +20,6 @@ from attnreg.experiments.fit import race
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
-from attnreg.experiments.fit.table import choose_columns
 from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
@@ -307,22 +306,6 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
-    [
-        (["x"], "All 30 rows have the label x: there is nothing to learn."),
-        ([f"class {number}" for number in range(30)], "A class needs at least 4 rows that differ, but all 30 rows"),
-        ([f"{number:030d}" for number in range(30)], "give the column of labels, not of row numbers"),
-    ],
-)
-def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):
-    lines = [[number, f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
-    begin = 0 if len(labels) == 1 else 1  # with the numbers of rows, or without
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(line[begin:] for line in [["no", "said", "is"], *lines])
-    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, says)
-
-
-@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--budget", "soon"], "Expected a budget such as 15m"),
@@ -344,14 +327,6 @@ def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, c
     output = ran(cli("fit", tmp_path, "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")).output
     assert "90 rows: texts in text" in output
     assert "On the 30 rows of the test split, it scores" in output
-
-
-def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
-    (tmp_path / "rows.csv").write_text("text;label\na b c;x\n")
-    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "separate columns by commas, not by ';'")
-    assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
-    (tmp_path / "empty").mkdir()
-    assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")
 
 
 @pytest.mark.parametrize("family", ["Bert", "XLMRoberta"])
@@ -383,16 +358,3 @@ def test_a_further_layer_computes_the_mean(family):
     assert not pool_mean(
         hf.DistilBertForSequenceClassification(hf.DistilBertConfig(n_layers=1, dim=8, n_heads=1, hidden_dim=8))
     )
-
-
-def test_columns_are_found_by_a_word_of_their_names():
-    days, stars = [f"{day} May" for day in range(1, 10)] * 4, ["1", "5"] * 18
-    texts = [f"The item number {number} is here" for number in range(36)]
-    columns = {"Date": days, "Headline": [text.upper() for text in texts], "Review Text": texts, "Rating": stars}
-    assert choose_columns(columns, None, None, None) == (["Review Text"], "Rating")
-    headless = {"The item was here": texts, "5": stars}
-    with pytest.raises(InputError, match="The first line should name the columns, but '5' there is also a label"):
-        choose_columns(headless, None, None, None)
-    assert choose_columns(headless, None, "5", None) == (["The item was here"], "5")
-    spam = {"Review Text": texts, "spam": ["spam", "ham"] * 18}
-    assert choose_columns(spam, None, None, None) == (["Review Text"], "spam")

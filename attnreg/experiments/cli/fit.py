@@ -24,6 +24,8 @@ _FIT = (
            "(default: the only one that has texts)."),
     option("--label-column", group=DATA, help="Label column (default: the only one that has classes)."),
     option("--group-column", group=DATA, help="Rows of a group, such as one author's, stay together in a fold."),
+    option("--drop-rare", is_flag=True, group=DATA,
+           help="Leave out the rows of classes with fewer than four rows, which are refused otherwise."),
     option("--max-length", type=click.IntRange(min=4), group=DATA,
            help="Maximum tokens per text; longer ones are cut (default: 128, or what the model takes)."),
     option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
@@ -38,7 +40,12 @@ _FIT = (
 @click.argument("data", type=click.Path(path_type=Path))
 @together(_FIT)
 def fit(
-    data: Path, text_columns: str | None, label_column: str | None, group_column: str | None, **options: Any
+    data: Path,
+    text_columns: str | None,
+    label_column: str | None,
+    group_column: str | None,
+    drop_rare: bool,
+    **options: Any,
 ) -> None:
     """Train the best classifier of your labelled texts within a time, and say what it will score.
 
@@ -51,7 +58,7 @@ def fit(
 
     seconds_of(options["budget"])
     check_there(options["model"])
-    table = labelled_rows(data, text_columns, label_column, group_column, options["metric"])
+    table = labelled_rows(data, text_columns, label_column, group_column, options["metric"], drop_rare)
     from attnreg.experiments.fit.command import fit_and_report  # late: it imports torch
 
     fit_and_report(data, table, **options)

@@ -83,7 +83,7 @@ class Rows:
                 raise InputError(f"Expected one label per row, got {label!r} in row {row}.")
             if is_missing(label):
                 raise InputError(f"Row {row} has no label: leave it out.")
-        units = _units(texts, groups)
+        units = units_of(texts, groups)
         plural = "rows that differ" if groups is None else "groups"
         answers, values = (_numbers if numbers else _classes)(array, metric, units, plural)
         columns = [*map(str, data.columns)] if hasattr(data, "columns") else COLUMNS[: len(texts[0])]
@@ -115,7 +115,7 @@ class Rows:
             ]
 
 
-def _units(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
+def units_of(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
     """Return the unit number of every row: of its group or, without groups, of its texts."""
     names = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
     if len(names) != len(texts):
@@ -147,7 +147,7 @@ def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: s
         or_numbers = f", or {_AS_NUMBERS} if labels are amounts" * are_numbers
         raise InputError(
             f"A class needs at least {FEWEST} {plural}, but too few have {listed(few)}: add rows, or "
-            f"leave these classes out{or_numbers}."
+            f"leave these classes out (`attnreg fit --drop-rare`){or_numbers}."
         )
     return Answers.of(metric, classes), numbers.astype(np.int64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
 from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS, numbers_in
-from attnreg.experiments.fit.rows import Rows, is_missing
+from attnreg.experiments.fit.rows import FEWEST, Rows, is_missing, units_of
 from attnreg.experiments.tasks.columns import number_of, plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
@@ -114,21 +115,31 @@ def text_column(columns: Columns, taken: Collection[str] = ()) -> str:
 
 
 def labelled_rows(
-    data: Path, text_columns: str | None, label_column: str | None, group: str | None, metric: str | None
+    data: Path,
+    text_columns: str | None,
+    label_column: str | None,
+    group: str | None,
+    metric: str | None,
+    drop_rare: bool = False,
 ) -> FittedRows:
-    """Read the rows to fit; print which columns hold texts and labels, and which rows are left out."""
+    """Read the rows to fit; print which columns hold texts and labels, and which rows are left out.
+
+    With ``drop_rare``, rows of a class that has too few are left out instead of refused.
+    """
     if not (columns := read_table(data)):
         raise InputError(f"No train file in {data}: give one file of rows, or a folder with train.csv or the like.")
     texts, label = choose_columns(columns, text_columns, label_column, group, metric)
     labelled = with_labels(columns, texts, label)
     numbers = metric in OF_NUMBERS or (metric is None and are_amounts(labelled.labels))
     plural = "numbers" if numbers else "labels"
+    groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
+    if drop_rare and not numbers:
+        labelled, groups = _without_rare(labelled, groups)
     print(f"{len(labelled.texts)} rows: texts in {', '.join(texts)}, {plural} in {label}.", flush=True)
     for why, row_numbers in labelled.left_out.items():
         print(f"Left out, with {why}: {len(row_numbers)} (row {listed([*map(str, row_numbers)])}).", flush=True)
     if numbers:
         numbers_in(labelled.labels, labelled.row_numbers)  # raises with the row of the file that has another label
-    groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
     rows = Rows.checked(labelled.texts, labelled.labels, groups, metric=metric, numbers=numbers)
     return FittedRows(replace(rows, columns=texts), label, labelled)
 
@@ -146,6 +157,23 @@ def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledT
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
     return LabelledTexts([row_texts[row] for row in kept], labels, [row + 1 for row in kept], left_out)
+
+
+def _without_rare(labelled: LabelledTexts, groups: list[str] | None) -> tuple[LabelledTexts, list[str] | None]:
+    """Return the rows, and their groups, of classes with enough rows that differ or, if there are groups, groups."""
+    texts, labels, numbers, left_out = labelled
+    units = units_of(texts, groups).tolist()
+    counts = Counter(label for label, _ in {*zip(labels, units, strict=True)})
+    rare = sorted(label for label, count in counts.items() if count < FEWEST)
+    if not rare:
+        return labelled, groups
+    kept = [row for row, label in enumerate(labels) if label not in rare]
+    why = f"a class of fewer than {FEWEST} {'rows that differ' if groups is None else 'groups'} ({listed(rare)})"
+    out = {why: [number for number, label in zip(numbers, labels, strict=True) if label in rare]}
+    rest = LabelledTexts(
+        [texts[n] for n in kept], [labels[n] for n in kept], [numbers[n] for n in kept], left_out | out
+    )
+    return rest, groups and [groups[row] for row in kept]
 
 
 def are_amounts(values: Sequence[Any]) -> bool:

@@ -1,0 +1,76 @@
+"""The rows that `attnreg fit` reads of a file: which columns hold texts and labels, and which rows are left out."""
+
+import csv
+
+import pytest
+
+from attnreg.errors import InputError
+from attnreg.experiments.fit.table import choose_columns, labelled_rows
+from tests.helpers.commands import assert_sentence
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["x"], "All 30 rows have the label x: there is nothing to learn."),
+        ([f"class {number}" for number in range(30)], "A class needs at least 4 rows that differ, but all 30 rows"),
+        ([f"{number:030d}" for number in range(30)], "give the column of labels, not of row numbers"),
+    ],
+)
+def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):
+    lines = [[number, f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
+    begin = 0 if len(labels) == 1 else 1  # with the numbers of rows, or without
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(line[begin:] for line in [["no", "said", "is"], *lines])
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, says)
+
+
+def test_files_that_cannot_be_read_are_told(cli, tiny, tmp_path):
+    (tmp_path / "rows.csv").write_text("text;label\na b c;x\n")
+    assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, "separate columns by commas, not by ';'")
+    assert_sentence(cli("fit", tmp_path / "none.csv", "--model", tiny), 1, "Expected DATA to be a folder or a file")
+    (tmp_path / "empty").mkdir()
+    assert_sentence(cli("fit", tmp_path / "empty", "--model", tiny), 1, "No train file in")
+
+
+def test_columns_are_found_by_a_word_of_their_names():
+    days, stars = [f"{day} May" for day in range(1, 10)] * 4, ["1", "5"] * 18
+    texts = [f"The item number {number} is here" for number in range(36)]
+    columns = {"Date": days, "Headline": [text.upper() for text in texts], "Review Text": texts, "Rating": stars}
+    assert choose_columns(columns, None, None, None) == (["Review Text"], "Rating")
+    headless = {"The item was here": texts, "5": stars}
+    with pytest.raises(InputError, match="The first line should name the columns, but '5' there is also a label"):
+        choose_columns(headless, None, None, None)
+    assert choose_columns(headless, None, "5", None) == (["The item was here"], "5")
+    spam = {"Review Text": texts, "spam": ["spam", "ham"] * 18}
+    assert choose_columns(spam, None, None, None) == (["Review Text"], "spam")
+
+
+@pytest.mark.parametrize("group", [None, "author"])
+def test_rows_of_rare_classes_are_left_out_where_asked_for(group, cli, tiny, tmp_path, capsys):
+    """A class with four rows of which two are alike is rare, too, and so is one with four rows of two authors."""
+    labels = ["a"] * 6 + ["b"] * 5 + ["c"] * 4 + ["d"] * 3 + ["e"]
+    lines = [[f"This is text {n}", label, f"author {n}"] for n, label in enumerate(labels)]
+    lines[12][0 if group is None else 2] = lines[11][0 if group is None else 2]
+    with (path := tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["said", "is", "author"], *lines])
+    given = (path, "said", "is", group, None)
+    units = "rows that differ" if group is None else "groups"
+    with pytest.raises(InputError, match=r"too few have c \(3\), d \(3\), e \(1\): .*fit --drop-rare`\)"):
+        labelled_rows(*given)
+    table = labelled_rows(*given, drop_rare=True)
+    assert table.labelled.row_numbers == [*range(1, 12)]
+    assert [table.rows.answers.classes[n] for n in table.rows.labels] == labels[:11]
+    assert len({*table.rows.units.tolist()}) == 11
+    assert f"Left out, with a class of fewer than 4 {units} (c, d, e): 8 (row 12, 13," in capsys.readouterr().out
+    lines[6:] = []
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["said", "is", "author"], *lines, ["One more text", "b", "someone"]])
+    asked = ("--label-column", "is", "--text-columns", "said", "--drop-rare")
+    assert_sentence(cli("fit", path, "--model", tiny, *asked), 1, "All 6 rows have the label a: there is nothing")
+
+
+def test_numbers_have_no_rare_classes(tmp_path):
+    with (path := tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["said", "stars"], *([f"This is text {n}", n / 4] for n in range(20))])
+    assert len(labelled_rows(path, None, None, None, None, drop_rare=True).rows) == 20
