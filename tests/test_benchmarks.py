@@ -49,7 +49,7 @@ LONGER = {
 }
 
 # test_fit_schedule.py, and below
-ELSEWHERE = {f"docs/results/{name}.py" for name in ("attendout/schedule", "fit/beside", "fit/honest")}
+ELSEWHERE = {f"docs/results/{name}.py" for name in ("attendout/schedule", "fit/beside", "fit/honest", "fit/unseen")}
 
 
 def watched_runs(folder):
