@@ -63,15 +63,18 @@ class Comparison:
                 "--first-seed."
             )
         for variant in (variant for method in self.methods for variant in method.variants):
-            try:
-                common = variant.command.typed(variant.options) & OF_ALL
-                self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
-            except click.UsageError as error:  # of the recipe's command, which does not know of the comparison
-                raise click.UsageError(f"In {variant.text!r}: {error.format_message()}", error.ctx) from error
-            if common:
+            self._check_options(variant)
+        check_pairs(self.options, COMPARE, flag_of)
+
+    def _check_options(self, variant: Method) -> None:
+        """Check the options of a method, none of which may be one of the comparison."""
+        try:
+            if common := variant.command.typed(variant.options) & OF_ALL:
                 flag = flag_of(min(common))
                 raise UsageError(f"{flag} must be the same for all methods: remove it from {variant.text!r}.")
-        check_pairs(self.options, COMPARE, flag_of)
+            self.final_runs(variant)[0].settings  # noqa: B018 (refuses a wrong option)
+        except click.UsageError as error:  # of the recipe's command, which does not know of the comparison
+            raise click.UsageError(f"In {variant.text!r}: {error.format_message()}", error.ctx) from error
 
     def check_paths(self) -> None:
         """Check that the data and the models of the unfinished runs exist."""
