@@ -230,7 +230,7 @@ class TextClassifier(ClassifierMixin, TextModel):
         model: folder or hub name of a pretrained model of transformers.
         budget: time to spend, such as ``"15m"`` or a number of seconds.
         metric: the score that chooses the best, ``"accuracy"`` (the default) or ``"macro_f1"``, with which all classes
-            weigh the same in training.
+            weigh the same in training, and so in probabilities.
         max_length: maximum tokens of a text; longer ones are cut.
         seed: seed of folds, new weights and the order of rows.
         device: ``"cpu"``, ``"cuda"`` or ``"mps"`` (default: the best available).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,11 @@ def units_of(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
     return np.unique(names, return_inverse=True)[1]
 
 
+def units_per_class(labels: Sequence[Any], units: Numbers) -> Counter[Any]:
+    """Return how many units every class has."""
+    return Counter(label for label, _ in {*zip(labels, units.tolist(), strict=True)})
+
+
 def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: str) -> tuple[Answers, Numbers]:
     """Return the classes and the class number of every label; raise if a class has too few units."""
     amounts = [number_of(label) for label in labels.tolist()]
@@ -136,8 +142,8 @@ def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: s
         raise InputError(f"Expected labels of one type, got several: {error}.") from error
     if len(classes) < 2:
         raise InputError(f"All {len(labels)} rows have the label {classes[0]}: there is nothing to learn.")
-    counts = [len({*units[numbers == number].tolist()}) for number in range(len(classes))]
-    few = [f"{name} ({count})" for name, count in zip(classes, counts, strict=True) if count < FEWEST]
+    counts = units_per_class(numbers.tolist(), units)
+    few = [f"{name} ({counts[number]})" for number, name in enumerate(classes) if counts[number] < FEWEST]
     if len(classes) == len(labels):
         raise InputError(
             f"A class needs at least {FEWEST} {plural}, but all {len(labels)} rows have different labels, such as "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
 from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS, numbers_in
-from attnreg.experiments.fit.rows import FEWEST, Rows, is_missing, units_of
+from attnreg.experiments.fit.rows import FEWEST, Rows, is_missing, units_of, units_per_class
 from attnreg.experiments.tasks.columns import number_of, plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
@@ -133,7 +132,9 @@ def labelled_rows(
     numbers = metric in OF_NUMBERS or (metric is None and are_amounts(labelled.labels))
     plural = "numbers" if numbers else "labels"
     groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
-    if drop_rare and not numbers:
+    if drop_rare and numbers:
+        raise UsageError(f"--drop-rare is for classes, but the labels in {label} are predicted as numbers: remove it.")
+    if drop_rare:
         labelled, groups = _without_rare(labelled, groups)
     print(f"{len(labelled.texts)} rows: texts in {', '.join(texts)}, {plural} in {label}.", flush=True)
     for why, row_numbers in labelled.left_out.items():
@@ -162,8 +163,7 @@ def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledT
 def _without_rare(labelled: LabelledTexts, groups: list[str] | None) -> tuple[LabelledTexts, list[str] | None]:
     """Return the rows, and their groups, of classes with enough rows that differ or, if there are groups, groups."""
     texts, labels, numbers, left_out = labelled
-    units = units_of(texts, groups).tolist()
-    counts = Counter(label for label, _ in {*zip(labels, units, strict=True)})
+    counts = units_per_class(labels, units_of(texts, groups))
     rare = sorted(label for label, count in counts.items() if count < FEWEST)
     if not rare:
         return labelled, groups
