@@ -2,11 +2,12 @@
 
 import json
 import re
+import signal
 import time
 
 import pytest
 
-from attnreg.errors import InputError
+from attnreg.errors import InputError, StoppedError
 from attnreg.experiments.compare import make
 from attnreg.experiments.compare.report.comparison import write_report
 from attnreg.experiments.compare.scoring import Scoring, score_further
@@ -161,6 +162,26 @@ def test_models_that_are_gone_and_scores_that_fail_are_counted_once(tmp_path, ca
     object.__setattr__(comparison, "keep_models", True)
     make.make(study, "local", 1, 1, of_file=False)
     assert "9 finished runs kept no model: remove their folders to repeat them." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_stopped_while_scoring_it_ends_as_stopped(tmp_path, monkeypatch, at_once):
+    entry = {"task": "cola", "score_on": [{"split": "test"}]}
+    study, scored = read_study(file_of(tmp_path, tasks=[entry, {**entry, "task": "rte"}]), tmp_path / "out"), []
+    for comparison in study.comparisons.values():
+        written(comparison)
+
+    def score(self, run, device):
+        scored.append(run)
+        if len(scored) == 2:
+            if at_once:
+                raise KeyboardInterrupt  # as the second Ctrl-C does
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Scoring, "score", score)
+    with pytest.raises(StoppedError, match=r"Stopped\. Repeat") as stopped:
+        make.make(study, "local", 1, 1, of_file=True)
+    assert (len(scored), stopped.value.exit_code) == (2, 130)
 
 
 def test_rows_held_out_for_a_search_have_the_name_that_compare_gives_them(tmp_path):

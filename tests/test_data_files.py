@@ -296,7 +296,11 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
         assert_sentence(cli(*args), 1, "or score on rows of train with --validation-rows")
         ran(cli(*args, "--validation-rows", 2))
     assert "attention.png" in ran(cli("plot", "out-saved")).output
-    assert_sentence(cli("evaluate", "out-file/"), 1, "out-file was trained on rows of file/reviews.csv: use --data-dir")
+    (tmp_path / "copy.csv").write_bytes((tmp_path / "file" / "reviews.csv").read_bytes())
+    for options, file in ((), "file/reviews.csv"), (("--data-dir", "copy.csv"), "copy.csv"):
+        refused = cli("evaluate", "out-file/", *options)
+        assert_sentence(refused, 1, f"out-file was trained on rows of {file}: use --data-dir")
+    ran(cli("predict", "out-file/", "copy.csv"))
     made.write_rows(tmp_path / "new.json", rows(3))
     for split in ("validation", "test"):
         result = ran(cli("evaluate", "out-file/", "--data-dir", "new.json", "--split", split, "--device", "cpu"))

@@ -56,7 +56,10 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             if missing := sum(not (run.folder / "model").is_dir() for run in kept):
                 click.echo(f"{missing} finished runs kept no model: remove their folders to repeat them.", err=True)
             if STOPPED not in failures:
-                failures += score_further(comparison, study.score_on.get(name, ()))
+                try:
+                    failures += score_further(comparison, study.score_on.get(name, ()))
+                except KeyboardInterrupt:
+                    failures.append(STOPPED)
             if results := write_report(comparison):
                 saved = f"Report saved to {comparison.folder}/report.md and {comparison.folder}/report.html."
                 say(console, *results, *comparison.missing(), saved)

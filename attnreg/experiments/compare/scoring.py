@@ -69,11 +69,19 @@ class Scoring:
 
 
 def score_further(comparison: Comparison, scorings: Sequence[Scoring]) -> list[str]:
-    """Score the finished runs of a comparison that are not scored yet; return a sentence if some cannot be scored."""
+    """Score the finished runs of a comparison that are not scored yet; return a sentence if some cannot be scored.
+
+    After a first signal to stop, the scores of the current run are still written.
+    """
+    from attnreg.experiments.runs.stopping import interruptible  # late: it imports torch
+
     runs = [run for group in comparison.groups().values() for run in group.runs] if scorings else []
     missing = [(run, scoring) for run in runs for scoring in scorings if scoring.of(run) is None]
     with warnings.catch_warnings():
         warnings.simplefilter("once", AttnRegWarning)  # once per data, not per run
-        reasons = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing]
+        with interruptible() as stopped:
+            reasons = [scoring.score(run, comparison.options.get("device")) for run, scoring in missing if not stopped]
+    if stopped:
+        raise KeyboardInterrupt
     failures = [reason for reason in reasons if reason is not None]
     return [f"{len(failures)} scores are missing. The first: {failures[0]}"] if len(failures) > 1 else failures

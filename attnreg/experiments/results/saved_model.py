@@ -59,8 +59,7 @@ class SavedModel:
         self._run_data = self._config.get("data_dir") if self._task.name == of_run.name else None
         self._folder = self._run_data if self.data_dir is None else self.data_dir
         if self.data_dir is None and self._folder is not None:
-            if WHOLE in names_in(of_run, Path(self._folder)).values():
-                raise InputError(f"{run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
+            self._refuse_training_rows(of_run)
             content, folder = checksum(self._folder), absolute(self._folder)
             if self._config.get("content", {}).get("data", content) != content:
                 warnings.warn(f"Files in {folder} have changed since {run} was made.", AttnRegWarning, stacklevel=4)
@@ -75,6 +74,8 @@ class SavedModel:
         file, without suffix; ``classes`` maps labels of the data to classes of the model.
         """
         folder = self._folder
+        if folder is not None and checksum(folder) == self._config.get("content", {}).get("data"):
+            self._refuse_training_rows(self._task)
         # Evaluation needs no training split. The classes come from the model; integers in other data do not number
         # them, because the authors of the data do not know the order of the model's classes.
         labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
@@ -125,6 +126,11 @@ class SavedModel:
         inputs = rows.remove_columns(task.label).to_list()
         inputs = [{name: None if x != x else x for name, x in row.items()} for row in inputs]  # JSON has no NaN
         return [with_predictions(row, {"prediction": answer}) for row, answer in zip(inputs, answers, strict=True)]
+
+    def _refuse_training_rows(self, task: Task) -> None:
+        """Refuse a file that has all rows of the run, those that it was trained on, too."""
+        if WHOLE in names_in(task, Path(str(self._folder))).values():
+            raise InputError(f"{self.run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
         """Load the model, and the kind that encodes the rows of a task for it."""
