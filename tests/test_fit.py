@@ -270,9 +270,9 @@ def race_of(rows, budget, folder=None):
 
 def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
     assert entrants(rows, 0.5, tmp_path) == []
-    with_head, contrastive, plain = entrants(rows, 1e5, tmp_path)
-    assert (with_head.epochs, contrastive.epochs, plain.epochs) == (10, 10, 20)
-    assert entrants(rows, 1e3, tmp_path) == [with_head, contrastive, plain]  # the same, also where less time is left
+    contrastive, with_head, plain = entrants(rows, 1e5, tmp_path)
+    assert (contrastive.epochs, with_head.epochs, plain.epochs) == (10, 10, 20)
+    assert entrants(rows, 1e3, tmp_path) == [contrastive, with_head, plain]  # the same, also where less time is left
 
 
 def test_three_ways_enter_where_there_is_time_for_two_folds(rows):
@@ -287,6 +287,14 @@ def test_three_ways_enter_where_there_is_time_for_two_folds(rows):
 def test_states_are_contrasted_where_a_batch_has_pairs_of_all_classes(classes, contrasts):
     rows = [f"text {number}" for number in range(90)], [number % classes for number in range(90)]
     assert any(each.contrasts for each in entrants(rows, 1e5)) == contrasts
+
+
+@pytest.mark.parametrize(("count", "epochs", "contrasted"), [
+    (999, 400, [True, False, False]), (999, 4, [True]), (1000, 400, [False, False, True]), (1000, 4, [False]),
+])  # fmt: skip
+def test_contrasts_come_first_of_few_rows_and_last_of_many(count, epochs, contrasted):
+    rows = [f"text {number}" for number in range(count)], [number % 2 for number in range(count)]
+    assert [each.contrasts for each in entrants(rows, 0.01 * count * epochs)] == contrasted
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.answers import OF_NUMBERS, Answers
 from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.race import Outcome, Race
-from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
+from attnreg.experiments.fit.rows import COLUMNS, MANY, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.setup.batches import to_score
@@ -40,7 +40,6 @@ from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest
 _KEY = "attnreg_fit"  # in a model's config.json
 _UNKNOWN = 1 / 2  # share of unknown tokens above which a text cannot be judged
 SETUP = "fit.json"  # the settings of a fit, in its folder
-_FEW = 1000  # rows, below which batches are smaller
 
 
 class TextModel(BaseEstimator):
@@ -95,7 +94,7 @@ class TextModel(BaseEstimator):
             dataset = self._dataset(rows.texts, rows.labels.tolist())
             for message in (*label_warnings(self._kind, dataset), *input_warnings(self._kind, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
-            size, accelerator = 16 if len(rows) < _FEW else 32, Accelerator(cpu=self._device.type == "cpu")
+            size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, self._kind.encode(dataset), size, accelerator, self.seed)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             race = Race(bench, rows, clock, self.seed, folds)

@@ -25,7 +25,7 @@ from attnreg.experiments.fit.choice import (
     temperature_of,
 )
 from attnreg.experiments.fit.clock import Clock
-from attnreg.experiments.fit.rows import Numbers, Rows
+from attnreg.experiments.fit.rows import MANY, Numbers, Rows
 from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Bench, Logits, Try
 from attnreg.experiments.results.document import duration
@@ -194,10 +194,12 @@ class Race:
         plain = Try(min(most, int(affordable * PART)), rate)
         after_probe = min(-(-most // 2), int(affordable / 4))
         with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
-        # The way that usually scores most comes first. Contrasts need room in a batch for a pair of every class.
+        # The way that usually scores most comes first. Contrasts need room in a batch for a pair of every class; they
+        # gain where rows are few, and take longer.
         entrants = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
-            entrants.insert(0, replace(with_head, penalty=1.0, fits_head=False, contrasts=True))
+            contrasts = replace(with_head, penalty=1.0, fits_head=False, contrasts=True)
+            entrants = [contrasts, *entrants] if len(self.rows) < MANY else [*entrants, contrasts]
         self._least = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()

@@ -21,7 +21,7 @@ _FEWEST_NUMBERS = 20  # rows, if labels are numbers
 _AS_NUMBERS = "predict them as they are with --metric pearson (in Python, `TextRegressor`)"
 FOLDS = 5
 _MOST_HELD = 2000  # rows of a fold that are scored
-_REPEATED = 1000  # fewer rows are divided into folds several times
+MANY = 1000  # rows; fewer are divided into folds several times, in smaller batches, and contrasted first
 COLUMNS = ("text", "text_pair")
 Numbers = NDArray[np.int64]
 
@@ -106,7 +106,7 @@ class Rows:
         strata = self.answers.strata(self.labels)
         fewest = int(np.bincount(strata).min())
         groups = None if len({*self.units.tolist()}) == len(self) else self.units
-        for number in range(3 if len(self) < _REPEATED else 1):
+        for number in range(3 if len(self) < MANY else 1):
             options = {"n_splits": min(FOLDS, fewest), "shuffle": True, "random_state": seed + number}
             divided = StratifiedKFold(**options) if groups is None else StratifiedGroupKFold(**options)
             draw = np.random.default_rng(seed + number)
