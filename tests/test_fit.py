@@ -268,11 +268,14 @@ def race_of(rows, budget, folder=None):
     return Race(bench, Rows.checked(*rows), Clock(budget, lambda text: None), 0, folder)
 
 
-def test_a_larger_budget_plans_anew_where_a_smaller_one_trained_nothing(rows, tmp_path):
+def test_a_larger_budget_plans_anew(rows, tmp_path):
     assert entrants(rows, 0.5, tmp_path) == []
+    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7]
     contrastive, with_head, plain = entrants(rows, 1e5, tmp_path)
     assert (contrastive.epochs, with_head.epochs, plain.epochs) == (10, 10, 20)
     assert entrants(rows, 1e3, tmp_path) == [contrastive, with_head, plain]  # the same, also where less time is left
+    paths = [race_of(rows, 35, tmp_path)._path(Try(4, penalty=c, fits_head=True), (0, 0)) for c in (0.1, 1.0)]
+    assert len({*paths}) == 2  # another linear probe may lead then
 
 
 def test_three_ways_enter_where_there_is_time_for_two_folds(rows):

@@ -5,10 +5,18 @@ import re
 
 import numpy as np
 import pytest
+from scipy import special
 
 from attnreg.experiments.fit import race
-from attnreg.experiments.fit.answers import score_of
-from attnreg.experiments.fit.choice import bias_corrected, certain_decay, chosen_of, decay_of, temperature_of
+from attnreg.experiments.fit.answers import Answers, score_of
+from attnreg.experiments.fit.choice import (
+    bias_corrected,
+    certain_decay,
+    chosen_of,
+    decay_of,
+    temperature_of,
+    widened,
+)
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
@@ -26,18 +34,24 @@ def slow_estimate(labels, tries, draws):
         inside = [row for row, times in enumerate(drawn) for _ in range(times)]
         outside = [row for row, times in enumerate(drawn) if not times]
         found.append([[sum(each[row] == labels[row] for row in some) for some in (inside, outside)] for each in tries])
-    scores, times_chosen = [], [0] * len(tries)
-    for right, drawn in zip(found, draws, strict=True):
-        best = max(range(len(tries)), key=lambda number: right[number][0])
+
+    def chosen(right):
+        best = max(range(len(tries)), key=lambda number: right[number])
         for number in range(len(tries)):
             gaps = [each[best][0] - each[number][0] for each in found]
             mean = sum(gaps) / len(gaps)
-            error = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
-            if right[best][0] - right[number][0] <= error:
+            if right[best] - right[number] <= math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)):
                 break
+        return number
+
+    of_all = [sum(each == labels) for each in tries]
+    gaps, times_chosen = [], [0] * len(tries)
+    for right, drawn in zip(found, draws, strict=True):
+        number = chosen([inside for inside, _ in right])
         times_chosen[number] += 1
-        scores.append(right[number][1] / sum(not times for times in drawn))
-    return sum(scores) / len(scores), [times / len(draws) for times in times_chosen]
+        gaps.append((right[number][1] - right[chosen(of_all)][1]) / sum(not times for times in drawn))
+    score = of_all[chosen(of_all)] / len(labels) + min(0, sum(gaps) / len(gaps))
+    return score, [times / len(draws) for times in times_chosen]
 
 
 def test_the_estimate_is_that_of_a_slow_loop():
@@ -49,6 +63,32 @@ def test_the_estimate_is_that_of_a_slow_loop():
     expected = slow_estimate(labels, tries, draws)
     assert (estimate.score, chosen) == (pytest.approx(expected[0]), pytest.approx(expected[1]))
     assert len([share for share in chosen if share]) > 2
+
+
+@pytest.mark.parametrize("classes", [15, 40])
+def test_macro_f1_of_classes_with_few_rows_is_promised_without_bias(classes):
+    answers, truth, promised = Answers("macro_f1", np.arange(classes)), [], []
+    for seed in range(12):
+        draw = np.random.default_rng(seed)
+        labels, new = np.arange(6 * classes) % classes, np.arange(400 * classes) % classes
+        tries, of_new = (
+            np.where(draw.random((3, 1, len(rows))) < 0.6, rows, draw.integers(0, classes, (3, 1, len(rows))))
+            for rows in (labels, new)
+        )
+        promised.append(bias_corrected(answers, labels, tries, resamples=60, seed=seed)[0].score)
+        truth.append(answers(new, of_new[0, 0]))
+    assert np.mean(promised) == pytest.approx(np.mean(truth), abs=0.03)
+
+
+@pytest.mark.parametrize(("rows", "truth"), [(8, 0.85), (60, 0.97), (600, 0.995)])
+def test_an_interval_holds_the_truth_also_where_few_rows_are_wrong(rows, truth):
+    covered, labels = [], np.zeros(rows, int)
+    for seed in range(60):
+        tries = (np.random.default_rng(seed).random((1, 1, rows)) > truth).astype(int)
+        interval = widened(bias_corrected(accuracy, labels, tries, resamples=60, seed=seed)[0], rows)
+        covered.append(interval.low <= truth <= interval.high)
+        assert interval.low < interval.high <= 1
+    assert np.mean(covered) > 0.9
 
 
 @pytest.mark.parametrize(("more", "chosen"), [(0, 0), (2, 0), (20, 1)])
@@ -104,7 +144,8 @@ def test_a_race_that_goes_on_after_its_last_fold_chooses_as_before(budget, monke
     )  # fmt: skip
     assert not before.best.is_probe
     assert spent > 0
-    assert more == after.trainings == 0
+    assert more == 0
+    assert after.trainings == before.trainings > 0  # of both processes
 
 
 @pytest.mark.parametrize("budget", [24, 28, 52])
@@ -153,7 +194,8 @@ def test_probes_that_are_slow_are_not_scored_on_all_folds(monkeypatch):
         return slow(self, which, *more)
 
     monkeypatch.setattr(MadeUp, "out_of_fold", out_of_fold)
-    found, _ = raced(8, lambda which: 0.8, monkeypatch)
+    found, spent = raced(8, lambda which: 0.8, monkeypatch)
+    assert spent == 2 * (3 + 5)  # three probes in a fold; for the learning curve, two folds, of which one is known
     assert len(found.rows) == 40
     assert found.best.is_probe
 
@@ -271,6 +313,17 @@ def test_fine_tuning_that_lost_comes_back_as_what_may_help_it(learns, monkeypatc
     assert learns(found.best)
     assert any(which.ad_drop for which in [*found.tries, *found.dropped])  # of what came back, not of what had lost
     assert all(learns(which) for which in [*found.tries, *found.dropped] if which.ad_drop)
+
+
+def test_a_few_rows_that_are_all_right_make_no_model_certain():
+    labels = np.arange(12) % 2
+    logits = np.eye(2)[labels] * 1.5  # 82 % sure, and always right
+    sure = special.softmax(logits / temperature_of(logits, labels), axis=1).max(1)
+    assert 0.85 < sure.min() < 0.98
+
+
+def test_fine_tuning_of_numbers_that_diverges_is_dropped():
+    assert score_of("pearson", np.arange(4.0), np.array([0.0, 1.0, np.nan, 2.0]), 1) == -1
 
 
 def test_temperature_and_decay():

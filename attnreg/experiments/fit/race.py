@@ -23,6 +23,7 @@ from attnreg.experiments.fit.choice import (
     probability_best,
     scores_of,
     temperature_of,
+    widened,
 )
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.rows import MANY, Numbers, Rows
@@ -184,10 +185,10 @@ class Race:
     def _entrants(self, probe: Try) -> list[Try]:
         """Return the ways of fine-tuning that begin the race, as many as there is time for."""
         plan = None if self.folder is None else self.folder / "epochs"  # a continued fit must have the same tries
+        affordable, planned = self.clock.left / (self.bench.seconds * len(self.rows)), 0.0
         if plan is not None and plan.is_file():
-            affordable = float(plan.read_text())
-        else:
-            affordable = self.clock.left / (self.bench.seconds * len(self.rows))
+            planned, earlier = map(float, plan.read_text().split())
+            affordable = affordable if self.clock.budget > planned else earlier
         row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
         rate = _RATE * min(1.0, _WIDTH / self.bench.width)
@@ -204,7 +205,7 @@ class Race:
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
-            write_text(plan, str(affordable))
+            write_text(plan, f"{max(planned, self.clock.budget)} {affordable}")
         return entrants
 
     def is_time_for(self, jobs: Iterable[Job]) -> bool:
@@ -225,7 +226,8 @@ class Race:
         return fold in self.done.get(candidate, {}) or (path is not None and path.is_file())
 
     def _path(self, candidate: Try, fold: Fold) -> Path | None:
-        name = f"{str(candidate).replace(' ', '-')} {self.all_folds.index(fold)}.npz"
+        of_head = f"-C{candidate.penalty:g}" * candidate.fits_head
+        name = f"{str(candidate).replace(' ', '-')}{of_head} {self.all_folds.index(fold)}.npz"
         return None if self.folder is None else self.folder / name
 
     def train(self, jobs: Iterable[Job]) -> None:
@@ -254,11 +256,11 @@ class Race:
                     np.savez(file, logits=logits, seconds=self.clock.spent - began)
                 unfinished.replace(path)
             began = self.clock.spent
-            self.trainings += not candidate.is_probe
             self._keep(candidate, fold, logits)
 
     def _keep(self, candidate: Try, fold: Fold, logits: Logits) -> None:
         self.done.setdefault(candidate, {})[fold] = logits
+        self.trainings += not candidate.is_probe
         if not candidate.is_probe:
             held = self.repeats[fold[0]][fold[1]][1]
             score = self.answers(self.rows.labels[held], self.answers.predicted(logits))
@@ -314,9 +316,9 @@ class Race:
         best = tries.index(self.leader(tries))
         # Dropped tries were in the choice, too: without them, the promise would be too high.
         pool = np.stack([*predictions, *(self._filled(loser, rows, predictions[best]) for loser in self.dropped)])
-        in_folds, chosen = bias_corrected(self.answers, labels, pool, self.rows.units[rows], seed=self.seed)
-        # Bootstrap samples may choose a try with a higher score than that of the try which is trained.
-        in_folds = Estimate(*(np.array(in_folds) - max(0.0, in_folds.score - scores[best])).tolist())
+        units = self.rows.units[rows]
+        in_folds, chosen = bias_corrected(self.answers, labels, pool, units, best=best, seed=self.seed)
+        in_folds = in_folds if self.answers.classes is None else widened(in_folds, len({*units.tolist()}))
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         by_size = self._curve(probe)
         curve = {size: float(np.mean(fold_scores)) for size, fold_scores in by_size.items()}
@@ -345,13 +347,19 @@ class Race:
     def _curve(self, probe: Try) -> dict[int, list[float]]:
         """Return the scores of a linear probe in all folds, by the number of rows that the probe is fitted to."""
         draw, curve, labels = np.random.default_rng(self.seed), dict[int, list[float]](), self.rows.labels
-        strata = self.answers.strata(labels)
+        strata, whole = self.answers.strata(labels), self.done[probe]
+        # As many folds as there was time for before; the error of a decay takes two.
+        folds = [fold for fold in self.all_folds[: self.fold_count] if fold in whole]
         for part in _PARTS:
             scores, sizes = [], []
-            for train, held in self.repeats[0]:
+            for fold in folds if len(folds) > 1 else self.all_folds[:2]:
+                train, held = self.repeats[0][fold[1]]
                 in_strata = [draw.permutation(train[strata[train] == stratum]) for stratum in np.unique(strata[train])]
                 drawn = np.concatenate([rows[: max(1, round(part * len(rows)))] for rows in in_strata])
-                logits = self.bench.out_of_fold(probe, drawn, held, self.seed, lambda: None)
+                if part == 1 and fold in whole:
+                    logits = whole[fold]
+                else:
+                    logits = self.bench.out_of_fold(probe, drawn, held, self.seed, lambda: None)
                 scores.append(self.answers(labels[held], self.answers.predicted(logits)))
                 sizes.append(len(drawn))
             curve[round(np.mean(sizes))] = scores
