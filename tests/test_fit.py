@@ -133,10 +133,10 @@ def test_rows_that_cannot_be_predicted(table, options, says, fitted, cli, tmp_pa
 
 
 def test_predict_keeps_empty_lines_of_a_single_column(fitted, cli, tmp_path):
-    (tmp_path / "rows.csv").write_text('text\nthe boy\n\n   \n""\nthe girl\n\n')
-    output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.csv")).output
+    (tmp_path / "rows.v2.csv").write_text('text\nthe boy\n\n   \n""\nthe girl\n\n')
+    output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.v2.csv")).output
     assert "Predictions of 5 rows" in output
-    assert [row["cannot_judge"] for row in read_csv(tmp_path / "rows.predicted.csv")] == ["", *["no text"] * 3, ""]
+    assert [row["cannot_judge"] for row in read_csv(tmp_path / "rows.v2.predicted.csv")] == ["", *["no text"] * 3, ""]
 
 
 def test_predict_says_which_other_column_it_read(fitted, cli, tmp_path):
@@ -190,11 +190,15 @@ def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):
     np.testing.assert_array_equal(again.predict_proba(texts[:4]), classifier.predict_proba(texts[:4]))
 
 
-def test_a_folder_of_other_rows_is_refused(tiny, rows, tmp_path):
-    classifier = attnreg.TextClassifier(tiny, budget="1s", folder=tmp_path)
+def test_a_folder_of_other_rows_or_of_another_model_is_refused(tiny, rows, tmp_path):
+    model = shutil.copytree(tiny, tmp_path / "model")
+    classifier = attnreg.TextClassifier(model, budget="1s", folder=tmp_path / "out")
     classifier.fit(*rows)
     with pytest.raises(InputError, match=r"holds a fit with other settings \(rows\)"):
         classifier.fit(rows[0][:-1], rows[1][:-1])
+    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+    with pytest.raises(InputError, match=r"holds a fit with other settings \(model files\)"):
+        classifier.fit(*rows)
 
 
 NEED_NO_ROWS = [

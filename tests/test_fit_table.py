@@ -6,7 +6,7 @@ import pytest
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.fit.table import choose_columns, labelled_rows
-from tests.helpers.commands import assert_sentence
+from tests.helpers.commands import assert_sentence, ran
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,33 @@ def test_numbers_have_no_rare_classes(tmp_path):
         UsageError, match="--drop-rare is for classes, but the labels in stars are predicted as numbers"
     ):
         labelled_rows(path, None, None, None, None, drop_rare=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "labels", "says"),
+    [
+        ("text,label", ["a", "b", "c"], "On the 3 rows of the test split, it scores"),
+        ("text,label", ["a", "", "b"], "On the 2 rows of the test split, it scores"),
+        ("text,label", ["", "", ""], None),
+        ("text,label", ["-1", "-1", "-1"], None),  # as GLUE hides them
+        ("text,no", ["a", "b", "c"], None),
+        ("words,label", ["a", "b", "c"], "The test split has no column text, so it is not scored."),
+    ],
+)
+def test_a_test_split_is_scored_where_it_can_be(header, labels, says, cli, tiny, tmp_path):
+    lines = [f"this is text {number},{'ab'[number % 2]}" for number in range(30)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
+    (tmp_path / "test.csv").write_text("\n".join([header, *(f"this is new {label},{label}" for label in labels)]))
+    args = ("fit", tmp_path, "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")
+    output = ran(cli(*args, "--label-column", "label", "--text-columns", "text")).output
+    assert (tmp_path / "out" / "result.json").is_file()
+    assert says in output if says else "test split" not in output
+
+
+def test_numbers_of_a_test_split_are_checked_before_the_fit(cli, tiny, tmp_path):
+    lines = [f"this is text {number},{number / 4}" for number in range(30)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,price", *lines]))
+    (tmp_path / "test.csv").write_text("text,price\nthis is new,?\n")
+    told = "In the test split: Expected numbers as labels, got '\\?' in row 1"
+    assert_sentence(cli("fit", tmp_path, "--model", tiny, "--output-dir", tmp_path / "out"), 1, told)
+    assert not (tmp_path / "out").exists()

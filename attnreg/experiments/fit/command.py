@@ -14,10 +14,18 @@ from attnreg.errors import InputError, StoppedError, UsageError
 from attnreg.experiments.fit.clock import seconds_of
 from attnreg.experiments.fit.estimators import SETUP, TextClassifier, TextModel, TextRegressor
 from attnreg.experiments.fit.report import Report
-from attnreg.experiments.fit.table import FittedRows, named_columns, read_table, text_column, texts_of_rows, with_labels
+from attnreg.experiments.fit.table import (
+    FittedRows,
+    LabelledTexts,
+    named_columns,
+    read_table,
+    text_column,
+    texts_of_rows,
+)
 from attnreg.experiments.folder.run_folder import OutputFolder, RunReader, free_folder
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
+from attnreg.experiments.tasks.loading.files import stem_of
 
 _MOST_COLUMNS = 20  # of probabilities
 
@@ -28,7 +36,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
         torch.set_num_threads(threads)
     kind = TextRegressor if table.rows.answers.classes is None else TextClassifier
     model = kind(**options, verbose=True)
-    usual = Path("runs") / f"fit-{data.name.partition('.')[0] or data.resolve().name}"
+    usual = Path("runs") / f"fit-{stem_of(data) or data.resolve().name}"
     folder, note = free_folder(output_dir or usual, "a fit", lambda path: model.other_settings(path, table.rows))
     if note:
         print(note)
@@ -44,7 +52,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
         except KeyboardInterrupt:
             raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
         model.save(folder / "model")
-        report = Report(model, table, folder, _tested(data, model, table.label))
+        report = Report(model, table, folder, _tested(model, table.test))
         save(report.blocks(), folder)
         text = report.promise.replace("**", "")
         content = {"promise": text, "budget": options["budget"], **model.outcome_.summary()}
@@ -108,11 +116,9 @@ def _class_predictions(
     return rows
 
 
-def _tested(data: Path, model: TextModel, label: str) -> str:
-    """Return a sentence on the score on a folder's test split; empty if it has no test split with labels."""
-    columns = read_table(data, ("test",)) if data.is_dir() else {}
-    if label not in columns:
+def _tested(model: TextModel, rows: LabelledTexts | None) -> str:
+    """Return a sentence on the score on the rows of a test split; empty without rows."""
+    if rows is None:
         return ""
-    rows = with_labels(columns, model.columns_, label)
     score = model.answers_.score_of_data(model.outputs(rows.texts), rows.labels, rows.row_numbers)
     return f" On the {len(rows.labels)} rows of the test split, it scores {model.answers_.shown(score)}."

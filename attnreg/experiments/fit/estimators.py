@@ -27,6 +27,7 @@ from attnreg.experiments.fit.race import Outcome, Race
 from attnreg.experiments.fit.rows import COLUMNS, MANY, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
+from attnreg.experiments.options.files import checksum
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.rows import input_warnings, label_warnings
@@ -115,6 +116,8 @@ class TextModel(BaseEstimator):
     def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the outputs of the network for texts, ``(n, outputs)``: logits of classes, or one number."""
         check_is_fitted(self, "network_")
+        if hasattr(X, "columns") and {*self.columns_} <= {*map(str, X.columns)}:
+            X = X[[name for column in self.columns_ for name in X.columns if str(name) == column]]  # noqa: N806
         texts = texts_in(X)
         if not texts:
             return np.empty((0, self.answers_.outputs))
@@ -180,7 +183,8 @@ class TextModel(BaseEstimator):
         return "other files" if output.has_other_files else difference
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
-        setup = {"model": str(self.model), "metric": rows.answers.metric, "seed": self.seed}
+        files = checksum(str(self.model)) if Path(self.model).is_dir() else None
+        setup = {"model": str(self.model), "model_files": files, "metric": rows.answers.metric, "seed": self.seed}
         return {**setup, "max_length": self.max_length, "rows": rows.content()}
 
     def _folds(self, folder: Path, rows: Rows) -> Path:

@@ -79,11 +79,13 @@ class Rows:
             raise InputError(f"Expected labels for {len(texts)} rows, got labels of shape {array.shape}.")
         if not texts:
             raise InputError("There are no rows to fit.")
-        for row, label in enumerate(array.tolist()):
+        for row, label in enumerate(labels):  # an array of texts would hold a missing label as the text nan
             if isinstance(label, (list, tuple, set, dict)):
                 raise InputError(f"Expected one label per row, got {label!r} in row {row}.")
             if is_missing(label):
                 raise InputError(f"Row {row} has no label: leave it out.")
+        if array.dtype == object:  # perhaps of numpy's numbers, which JSON does not take
+            array[:] = [label.item() if isinstance(label, np.generic) else label for label in array]
         units = units_of(texts, groups)
         plural = "rows that differ" if groups is None else "groups"
         answers, values = (_numbers if numbers else _classes)(array, metric, units, plural)
@@ -106,13 +108,15 @@ class Rows:
         strata = self.answers.strata(self.labels)
         fewest = int(np.bincount(strata).min())
         groups = None if len({*self.units.tolist()}) == len(self) else self.units
+        # Of rare classes, which macro F1 counts like all others, a part of the rows would have too few.
+        most = len(self) if self.answers.metric == "macro_f1" else _MOST_HELD
         for number in range(3 if len(self) < MANY else 1):
-            options = {"n_splits": min(FOLDS, fewest), "shuffle": True, "random_state": seed + number}
+            parts = min(FOLDS, fewest, len({*self.units.tolist()}))
+            options = {"n_splits": parts, "shuffle": True, "random_state": seed + number}
             divided = StratifiedKFold(**options) if groups is None else StratifiedGroupKFold(**options)
             draw = np.random.default_rng(seed + number)
             yield [
-                (train, np.sort(draw.permutation(held)[:_MOST_HELD]))
-                for train, held in divided.split(strata, strata, groups)
+                (train, np.sort(draw.permutation(held)[:most])) for train, held in divided.split(strata, strata, groups)
             ]
 
 
@@ -121,6 +125,8 @@ def units_of(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
     names = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
     if len(names) != len(texts):
         raise InputError(f"Expected groups for {len(texts)} rows, got {len(names)}.")
+    if groups is not None and (missing := [row for row, name in enumerate(groups) if is_missing(name)]):
+        raise InputError(f"Row {missing[0]} has no group: give it one of its own, or leave it out.")
     return np.unique(names, return_inverse=True)[1]
 
 

@@ -37,6 +37,7 @@ class FittedRows(NamedTuple):
     rows: Rows
     label: str  #: the column of labels
     labelled: LabelledTexts
+    test: LabelledTexts | None  #: the rows of a folder's test split, if it has labels
 
 
 def read_table(path: Path, splits: Sequence[str] = _ROWS) -> Columns:
@@ -142,7 +143,26 @@ def labelled_rows(
     if numbers:
         numbers_in(labelled.labels, labelled.row_numbers)  # raises with the row of the file that has another label
     rows = Rows.checked(labelled.texts, labelled.labels, groups, metric=metric, numbers=numbers)
-    return FittedRows(replace(rows, columns=texts), label, labelled)
+    return FittedRows(replace(rows, columns=texts), label, labelled, _test_rows(data, texts, label, numbers))
+
+
+def _test_rows(data: Path, texts: Sequence[str], label: str, numbers: bool) -> LabelledTexts | None:
+    """Return the rows of a folder's test split; ``None`` if it has none, or hides the labels (-1 or nothing)."""
+    columns = read_table(data, ("test",)) if data.is_dir() else {}
+    if label not in columns:
+        return None
+    if missing := [name for name in texts if name not in columns]:
+        print(f"The test split has no column {missing[0]}, so it is not scored.", flush=True)
+        return None
+    rows = with_labels(columns, texts, label)
+    if not {*rows.labels} - {"-1"}:
+        return None
+    if numbers:
+        try:
+            numbers_in(rows.labels, rows.row_numbers)
+        except InputError as error:
+            raise InputError(f"In the test split: {error}") from error
+    return rows
 
 
 def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledTexts:

@@ -98,7 +98,7 @@ def find_files(path: Path, names: Collection[str]) -> dict[str, list[Path]]:
         return {WHOLE: [path]}
     splits: dict[str, list[Path]] = {}
     for entry in _entries(path):
-        name = entry.name.lower() if entry.is_dir() else _PART.sub("", _stem(entry))
+        name = entry.name.lower() if entry.is_dir() else _PART.sub("", stem_of(entry).lower())
         if name in names and _has_data(entry):
             splits.setdefault(name, []).append(entry)
     return splits
@@ -114,10 +114,10 @@ def parts_of(name: str, parts: list[Path]) -> list[Path]:
         if is_saved(parts[0]):
             return parts
         where, files = parts[0], [entry for entry in _entries(parts[0]) if entry.is_file() and suffix_of(entry)]
-    several = len(parts) > 1 and any(part.is_dir() or _stem(part) == name for part in parts)
+    several = len(parts) > 1 and any(part.is_dir() or stem_of(part).lower() == name for part in parts)
     if several or len({suffix_of(file) for file in files}) > 1:
         raise InputError(f"{where} has split {name} several times, {shown(files)}: keep one, or parts of one format.")
-    numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", _stem(file)))]
+    numbered = [match for file in files if (match := re.search(r"-(\d+)-of-(\d+)$", stem_of(file).lower()))]
     for total in {match[2] for match in numbered}:
         present = {int(match[1]) for match in numbered if match[2] == total}
         if absent := sorted(set(range(int(total))) - present):
@@ -154,8 +154,9 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _stem(file: Path) -> str:
-    return file.name.lower().removesuffix(suffix_of(file) or "")
+def stem_of(file: Path) -> str:
+    """Return the name of a file without its known suffix."""
+    return file.name[: len(file.name) - len(suffix_of(file) or "")]
 
 
 def _has_data(entry: Path) -> bool:

@@ -1,0 +1,58 @@
+"""The rows of a fit: labels, groups and frames as Python users have them, and the folds of odd data."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import attnreg
+from attnreg.errors import InputError
+from attnreg.experiments.fit.rows import Rows
+from attnreg.experiments.tasks import get_task, load_data
+
+
+def texts(count):
+    return [f"this is text {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, ""])
+def test_a_missing_label_or_group_is_told_whatever_it_is(missing):
+    labels = ["a", "b"] * 6
+    with pytest.raises(InputError, match="Row 12 has no label: leave it out"):
+        Rows.checked(texts(13), [*labels, missing])
+    with pytest.raises(InputError, match="Row 12 has no group: give it one of its own"):
+        Rows.checked(texts(13), [*labels, "a"], [*labels, missing])
+
+
+def test_labels_of_numpy_in_an_array_of_objects_are_saved():
+    rows = Rows.checked(texts(12), np.array([np.int64(number % 2) for number in range(12)], dtype=object))
+    assert json.dumps(rows.answers.classes.tolist()) == "[0, 1]"
+    rows.content()
+
+
+def test_as_many_folds_as_groups():
+    rows = Rows.checked(texts(80), [number % 2 for number in range(80)], [f"author {n // 2 % 4}" for n in range(80)])
+    for folds in rows.repeats(0):
+        assert len(folds) == 4
+        assert all(len({*rows.units[held].tolist()}) == 1 for _, held in folds)
+
+
+@pytest.mark.parametrize(("metric", "scored"), [("accuracy", 2000), ("macro_f1", 2400)])
+def test_macro_f1_scores_all_rows_of_rare_classes(metric, scored):
+    labels = np.where(np.arange(12_000) < 60, 2, np.arange(12_000) % 2)
+    (folds,) = Rows.checked(texts(12_000), labels, metric=metric).repeats(0)
+    assert {len(held) for _, held in folds} == {scored}
+    if metric == "macro_f1":
+        assert [int((labels[held] == 2).sum()) for _, held in folds] == [12] * 5
+
+
+def test_columns_of_a_frame_are_read_by_name(tiny):
+    sentences = load_data(get_task("agreement"))[1]["train"]["sentence"][:80]
+    frame = pd.DataFrame({"q": sentences[:40], "a": sentences[40:]})
+    fitted = attnreg.TextClassifier(tiny, budget="1s").fit(frame[["q", "a"]], ["x", "y"] * 20)
+    expected = fitted.predict_proba(frame[["q", "a"]])
+    np.testing.assert_array_equal(fitted.predict_proba(frame[["a", "q"]]), expected)
+    np.testing.assert_array_equal(fitted.predict_proba(frame.assign(more=1)), expected)
+    swapped = [*zip(frame["a"], frame["q"], strict=True)]
+    assert not np.array_equal(fitted.predict_proba(swapped), expected)
