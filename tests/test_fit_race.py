@@ -91,6 +91,23 @@ def test_an_interval_holds_the_truth_also_where_few_rows_are_wrong(rows, truth):
     assert np.mean(covered) > 0.9
 
 
+@pytest.mark.parametrize("best", [None, 0, 1])
+def test_a_promise_is_at_most_the_score_of_what_is_trained(best):
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 2, 200)
+    tries = np.stack([np.where(draw.random(200) < right, labels, 1 - labels) for right in (0.6, 0.97)])[:, None]
+    estimate, _ = bias_corrected(accuracy, labels, tries, resamples=60, best=best)
+    own = accuracy(labels, tries[1 if best is None else best, 0])
+    assert own - 0.02 <= estimate.score <= own
+    assert estimate.low < estimate.score < estimate.high <= 1
+
+
+def test_a_race_in_which_all_rows_are_right_promises_no_certainty(monkeypatch):
+    found, _ = raced(100, lambda which: 1.0, monkeypatch, many=40)
+    assert found.in_folds.score == found.in_folds.high == 1
+    assert found.in_folds.low == pytest.approx(1 / (1 + 1.96**2 / 40), abs=1e-3)  # of 40 rows
+
+
 @pytest.mark.parametrize(("more", "chosen"), [(0, 0), (2, 0), (20, 1)])
 def test_the_first_try_is_kept_unless_another_is_better_by_more_than_chance(more, chosen):
     labels = np.zeros(100, int)
@@ -277,12 +294,13 @@ def test_the_promise_counts_that_dropped_tries_were_chosen_from(monkeypatch):
     pools = []
 
     def estimated(score, labels, tries, *more, **options):
-        pools.append(tries)
+        pools.append((tries, options["best"]))
         return bias_corrected(score, labels, tries, *more, **options)
 
     monkeypatch.setattr(race, "bias_corrected", estimated)
     found, _ = raced(40, lambda which: 0.6 if which.is_probe else 0.7, monkeypatch)
-    (pool,) = pools
+    ((pool, best),) = pools
+    assert found.tries[best] == found.best
     assert found.dropped
     assert len(pool) == len(found.tries) + len(found.dropped)
     of_best = pool[found.tries.index(found.best)]
@@ -322,7 +340,7 @@ def test_a_few_rows_that_are_all_right_make_no_model_certain():
     assert 0.85 < sure.min() < 0.98
 
 
-def test_fine_tuning_of_numbers_that_diverges_is_dropped():
+def test_numbers_that_are_not_finite_score_least():
     assert score_of("pearson", np.arange(4.0), np.array([0.0, 1.0, np.nan, 2.0]), 1) == -1
 
 

@@ -25,9 +25,12 @@ def test_a_missing_label_or_group_is_told_whatever_it_is(missing):
         Rows.checked(texts(13), [*labels, "a"], [*labels, missing])
 
 
-def test_labels_of_numpy_in_an_array_of_objects_are_saved():
-    rows = Rows.checked(texts(12), np.array([np.int64(number % 2) for number in range(12)], dtype=object))
+@pytest.mark.parametrize("made", [np.array, pd.Series])
+def test_labels_of_numpy_among_objects_are_saved(made):
+    labels = made([np.int64(number % 2) for number in range(12)], dtype=object)
+    rows = Rows.checked(texts(12), labels)
     assert json.dumps(rows.answers.classes.tolist()) == "[0, 1]"
+    assert all(isinstance(label, np.int64) for label in labels)  # those that were given are as before
     rows.content()
 
 
@@ -51,8 +54,12 @@ def test_columns_of_a_frame_are_read_by_name(tiny):
     sentences = load_data(get_task("agreement"))[1]["train"]["sentence"][:80]
     frame = pd.DataFrame({"q": sentences[:40], "a": sentences[40:]})
     fitted = attnreg.TextClassifier(tiny, budget="1s").fit(frame[["q", "a"]], ["x", "y"] * 20)
+    assert fitted.columns_ == ["q", "a"]
     expected = fitted.predict_proba(frame[["q", "a"]])
     np.testing.assert_array_equal(fitted.predict_proba(frame[["a", "q"]]), expected)
     np.testing.assert_array_equal(fitted.predict_proba(frame.assign(more=1)), expected)
     swapped = [*zip(frame["a"], frame["q"], strict=True)]
     assert not np.array_equal(fitted.predict_proba(swapped), expected)
+    fitted.columns_ = ["q", "q"]  # as after a fit to such a frame
+    twice = fitted.predict_proba(frame.set_axis(["q", "q"], axis=1))  # by position, as no name tells them apart
+    np.testing.assert_array_equal(twice, expected)

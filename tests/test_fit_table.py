@@ -1,6 +1,7 @@
 """The rows that `attnreg fit` reads of a file: which columns hold texts and labels, and which rows are left out."""
 
 import csv
+import json
 
 import pytest
 
@@ -107,3 +108,16 @@ def test_numbers_of_a_test_split_are_checked_before_the_fit(cli, tiny, tmp_path)
     told = "In the test split: Expected numbers as labels, got '\\?' in row 1"
     assert_sentence(cli("fit", tmp_path, "--model", tiny, "--output-dir", tmp_path / "out"), 1, told)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_missing_group_is_told_with_its_row(suffix, tmp_path):
+    lines = [{"said": f"This is text {n}", "is": "ab"[n % 2], "author": f"{n}"} for n in range(20)]
+    lines[1]["is"], lines[5]["author"] = ("", "") if suffix == "csv" else (None, None)
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "csv":
+        path.write_text("\n".join([",".join(lines[0]), *(",".join(line.values()) for line in lines)]))
+    else:
+        path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(InputError, match="Row 6 has no group in column author: give it one of its own"):
+        labelled_rows(path, "said", "is", "author", None)

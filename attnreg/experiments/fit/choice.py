@@ -115,14 +115,19 @@ def bias_corrected(
 
 
 def widened(estimate: Estimate, count: int) -> Estimate:
-    """Widen the interval of a share of ``count`` rows to Wilson's, since samples of rows that are right have no errors.
+    """Widen an interval to that of a share of ``count`` rows, since samples of rows that are right have no errors.
+
+    Reference:
+        Wilson, Probable inference, the law of succession, and statistical inference (JASA 22:209, 1927).
 
     Example:
-        >>> widened(Estimate(1.0, 1.0, 1.0), 16).low < 0.82
-        True
+        >>> [round(end, 3) for end in widened(Estimate(1.0, 1.0, 1.0), 16)]  # 16 rows, all right
+        [1.0, 0.806, 1.0]
     """
-    wilson = stats.binomtest(round(estimate.score * count), count).proportion_ci(method="wilson")
-    return Estimate(estimate.score, min(estimate.low, wilson.low), max(estimate.high, wilson.high))
+    share, z = estimate.score, stats.norm.ppf(0.975)
+    center, spread = share + z**2 / (2 * count), z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    low, high = ((center + side * spread) / (1 + z**2 / count) for side in (-1, 1))
+    return Estimate(share, min(estimate.low, float(low)), min(1.0, max(estimate.high, float(high))))
 
 
 def probability_best(
@@ -135,7 +140,7 @@ def probability_best(
 
 def _sampled(score: Score, labels: Values, tries: Values, samples: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the scores of tries on bootstrap samples, ``(resamples, tries)``."""
-    drawn = [np.repeat(np.arange(len(labels)), counts) for counts in samples]
+    drawn = (np.repeat(np.arange(len(labels)), counts) for counts in samples)
     return np.array([scores_of(score, labels[rows], tries[..., rows]) for rows in drawn])
 
 

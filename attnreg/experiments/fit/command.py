@@ -36,7 +36,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
         torch.set_num_threads(threads)
     kind = TextRegressor if table.rows.answers.classes is None else TextClassifier
     model = kind(**options, verbose=True)
-    usual = Path("runs") / f"fit-{stem_of(data) or data.resolve().name}"
+    usual = Path("runs") / f"fit-{stem_of(data if data.name.strip('.') else data.resolve())}"  # `.` or `..`
     folder, note = free_folder(output_dir or usual, "a fit", lambda path: model.other_settings(path, table.rows))
     if note:
         print(note)

@@ -116,8 +116,9 @@ class TextModel(BaseEstimator):
     def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the outputs of the network for texts, ``(n, outputs)``: logits of classes, or one number."""
         check_is_fitted(self, "network_")
-        if hasattr(X, "columns") and {*self.columns_} <= {*map(str, X.columns)}:
-            X = X[[name for column in self.columns_ for name in X.columns if str(name) == column]]  # noqa: N806
+        names = [*map(str, getattr(X, "columns", ()))]
+        if {*self.columns_} <= {*names} and len({*names}) == len(names):
+            X = X[[X.columns[names.index(column)] for column in self.columns_]]  # noqa: N806
         texts = texts_in(X)
         if not texts:
             return np.empty((0, self.answers_.outputs))

@@ -184,11 +184,11 @@ class Race:
 
     def _entrants(self, probe: Try) -> list[Try]:
         """Return the ways of fine-tuning that begin the race, as many as there is time for."""
-        plan = None if self.folder is None else self.folder / "epochs"  # a continued fit must have the same tries
+        plan = None if self.folder is None else self.folder / "plan"  # a continued fit must have the same tries
         affordable, planned = self.clock.left / (self.bench.seconds * len(self.rows)), 0.0
         if plan is not None and plan.is_file():
             planned, earlier = map(float, plan.read_text().split())
-            affordable = affordable if self.clock.budget > planned else earlier
+            affordable = max(affordable, earlier) if self.clock.budget > planned else earlier
         row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
         rate = _RATE * min(1.0, _WIDTH / self.bench.width)
@@ -318,7 +318,8 @@ class Race:
         pool = np.stack([*predictions, *(self._filled(loser, rows, predictions[best]) for loser in self.dropped)])
         units = self.rows.units[rows]
         in_folds, chosen = bias_corrected(self.answers, labels, pool, units, best=best, seed=self.seed)
-        in_folds = in_folds if self.answers.classes is None else widened(in_folds, len({*units.tolist()}))
+        if self.answers.classes is not None:  # groups count as such where no bootstrap sample tells their spread
+            in_folds = widened(in_folds, len({*units.tolist()}) if in_folds.low == in_folds.high else len(rows))
         share = float(np.mean([len(train) for train, _ in self.repeats[0]]) / len(self.rows))
         by_size = self._curve(probe)
         curve = {size: float(np.mean(fold_scores)) for size, fold_scores in by_size.items()}

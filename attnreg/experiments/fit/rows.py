@@ -85,7 +85,8 @@ class Rows:
             if is_missing(label):
                 raise InputError(f"Row {row} has no label: leave it out.")
         if array.dtype == object:  # perhaps of numpy's numbers, which JSON does not take
-            array[:] = [label.item() if isinstance(label, np.generic) else label for label in array]
+            plain = [label.item() if isinstance(label, np.generic) else label for label in array]
+            array = np.array(plain, dtype=object)
         units = units_of(texts, groups)
         plural = "rows that differ" if groups is None else "groups"
         answers, values = (_numbers if numbers else _classes)(array, metric, units, plural)
@@ -108,8 +109,8 @@ class Rows:
         strata = self.answers.strata(self.labels)
         fewest = int(np.bincount(strata).min())
         groups = None if len({*self.units.tolist()}) == len(self) else self.units
-        # Of rare classes, which macro F1 counts like all others, a part of the rows would have too few.
-        most = len(self) if self.answers.metric == "macro_f1" else _MOST_HELD
+        # Of rare classes, which macro F1 counts like all others, a small part of the rows would have too few.
+        most = _MOST_HELD * (5 if self.answers.metric == "macro_f1" else 1)
         for number in range(3 if len(self) < MANY else 1):
             parts = min(FOLDS, fewest, len({*self.units.tolist()}))
             options = {"n_splits": parts, "shuffle": True, "random_state": seed + number}

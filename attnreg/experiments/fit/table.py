@@ -132,7 +132,7 @@ def labelled_rows(
     labelled = with_labels(columns, texts, label)
     numbers = metric in OF_NUMBERS or (metric is None and are_amounts(labelled.labels))
     plural = "numbers" if numbers else "labels"
-    groups = None if group is None else [str(columns[group][row - 1]) for row in labelled.row_numbers]
+    groups = None if group is None else _groups(columns, group, labelled.row_numbers)
     if drop_rare and numbers:
         raise UsageError(f"--drop-rare is for classes, but the labels in {label} are predicted as numbers: remove it.")
     if drop_rare:
@@ -154,14 +154,14 @@ def _test_rows(data: Path, texts: Sequence[str], label: str, numbers: bool) -> L
     if missing := [name for name in texts if name not in columns]:
         print(f"The test split has no column {missing[0]}, so it is not scored.", flush=True)
         return None
-    rows = with_labels(columns, texts, label)
-    if not {*rows.labels} - {"-1"}:
-        return None
-    if numbers:
-        try:
+    try:
+        rows = with_labels(columns, texts, label)
+        if not {*rows.labels} - {"-1"}:
+            return None
+        if numbers:
             numbers_in(rows.labels, rows.row_numbers)
-        except InputError as error:
-            raise InputError(f"In the test split: {error}") from error
+    except InputError as error:
+        raise InputError(f"In the test split: {error}") from error
     return rows
 
 
@@ -178,6 +178,14 @@ def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledT
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
     return LabelledTexts([row_texts[row] for row in kept], labels, [row + 1 for row in kept], left_out)
+
+
+def _groups(columns: Columns, group: str, row_numbers: Sequence[int]) -> list[str]:
+    """Return the groups of rows; raise, with its row number, if a row has none."""
+    for row in row_numbers:
+        if is_missing(columns[group][row - 1]):
+            raise InputError(f"Row {row} has no group in column {group}: give it one of its own, or remove it.")
+    return [str(columns[group][row - 1]) for row in row_numbers]
 
 
 def _without_rare(labelled: LabelledTexts, groups: list[str] | None) -> tuple[LabelledTexts, list[str] | None]:
