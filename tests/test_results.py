@@ -4,6 +4,7 @@ import csv
 import itertools
 import re
 import runpy
+from collections import defaultdict
 from functools import cache
 
 import numpy as np
@@ -305,22 +306,25 @@ UNSEEN = {
     "books": "Books",
 }  # fmt: skip
 OF_UNSEEN = "Five data sets that `fit` was not made with"
+AGAIN = "As fits are now"
 
 
 def part_of_fit(title):
     """A section of the page of fits, its runs, and how far promises were off, in points, and the data sets of these."""
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    with (RESULTS / "fit" / "runs.csv").open(newline="", encoding="utf-8") as file:
+    file_name = "again.csv" if title == AGAIN else "runs.csv"
+    with (RESULTS / "fit" / file_name).open(newline="", encoding="utf-8") as file:
         titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
-        of_rows = [(titles.get(run["rows"], "So far"), run) for run in csv.DictReader(file)]
+        others = AGAIN if title == AGAIN else "So far"
+        of_rows = [(titles.get(run["rows"], others), run) for run in csv.DictReader(file)]
         runs = [run for of, run in of_rows if (OF_UNSEEN if run["data"] in UNSEEN else of) == title]
     fits = [run for run in runs if run["method"] == "fit"]
     gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in fits])
     return section, runs, gaps, [run["data"] for run in fits]
 
 
-@pytest.mark.parametrize("title", ["So far", "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN])
+@pytest.mark.parametrize("title", ["So far", AGAIN, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN])
 def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     page, runs, gaps, _ = part_of_fit(title)
     heads, _, *lines = (
@@ -349,3 +353,24 @@ def test_promises_by_data_set_are_those_of_the_runs():
     said = map(float, re.search(r"By data set: " + by_name, page).groups())
     error = np.std(means, ddof=1) / len(means) ** 0.5
     assert [*said] == pytest.approx([*means, np.mean(means), error], abs=0.0501)
+
+
+def test_the_results_count_the_comparisons_in_which_fit_leads():
+    scores = defaultdict(dict)
+    for name in ("runs.csv", "again.csv"):  # the later fits replace earlier ones of the same rows
+        for run in read(RESULTS / "fit" / name):
+            scores[run["data"], run["rows"], run["model"], run["seed"]][run["method"]] = float(run["score"])
+    page = " ".join((RESULTS.parent / "results.md").read_text(encoding="utf-8").split())
+    leads = {
+        method: [of["fit"] > of[method] for of in scores.values() if {"fit", method} <= {*of}]
+        for method in ("Trainer, 10 epochs", "SetFit")
+    }
+    (trainer, of_trainer), (setfit, of_setfit) = ((sum(won), len(won)) for won in leads.values())
+    assert f"leads the Trainer in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}" in page
+    again = [
+        scores[tuple(run[name] for name in ("data", "rows", "model", "seed"))]
+        for run in read(RESULTS / "fit" / "again.csv")
+    ]
+    unseen = [of for (data, *_), of in scores.items() if data in UNSEEN]
+    best = [sum(of["fit"] == max(of.values()) for of in some) for some in (again, unseen)]
+    assert f"above all others in {best[0]} of {len(again)}; on unseen data, {best[1]} of {len(unseen)}" in page
