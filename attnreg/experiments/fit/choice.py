@@ -70,7 +70,7 @@ def bias_corrected(
 
     Every bootstrap sample of rows chooses a try on the rows drawn, which is scored on the rows left out. By how much
     the try that all rows choose scores more there, on average, is subtracted from this try's score on all rows. For
-    accuracy, that is the mean score on rows left out; other metrics have a bias where these rows are few. Also returns
+    accuracy, that comes to the mean score on rows left out; others have a bias where these rows are few. Also returns
     the share of samples that chose a try, by try.
 
     Args:
@@ -124,10 +124,8 @@ def widened(estimate: Estimate, count: int) -> Estimate:
         >>> [round(end, 3) for end in widened(Estimate(1.0, 1.0, 1.0), 16)]  # 16 rows, all right
         [1.0, 0.806, 1.0]
     """
-    share, z = estimate.score, stats.norm.ppf(0.975)
-    center, spread = share + z**2 / (2 * count), z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    low, high = ((center + side * spread) / (1 + z**2 / count) for side in (-1, 1))
-    return Estimate(share, min(estimate.low, float(low)), min(1.0, max(estimate.high, float(high))))
+    wilson = stats.binomtest(round(estimate.score * count), count).proportion_ci(method="wilson")
+    return Estimate(estimate.score, min(estimate.low, float(wilson.low)), max(estimate.high, float(wilson.high)))
 
 
 def probability_best(
