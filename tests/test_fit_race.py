@@ -340,8 +340,19 @@ def test_a_few_rows_that_are_all_right_make_no_model_certain():
     assert 0.85 < sure.min() < 0.98
 
 
-def test_numbers_that_are_not_finite_score_least():
-    assert score_of("pearson", np.arange(4.0), np.array([0.0, 1.0, np.nan, 2.0]), 1) == -1
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_fine_tuning_of_numbers_that_diverges_is_dropped(number, monkeypatch):
+    time, rows = [0.0], Rows.checked([f"text {n}" for n in range(60)], [*range(60)], numbers=True)
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
+
+    def out_of_fold(self, which, train, held, seed, tick):
+        self.time[0] += self.seconds * which.passes * len(train)
+        return np.full((len(held), 1), number) if which.fits_head else rows.labels[held, None] ** 3
+
+    monkeypatch.setattr(MadeUp, "out_of_fold", out_of_fold)
+    found = Race(MadeUp(rows, time, None), rows, Clock(60, lambda text: None), 0, None).run()
+    assert not found.best.fits_head
+    assert [score for which, score in found.dropped.items() if which.fits_head] == [0.0]
 
 
 def test_temperature_and_decay():

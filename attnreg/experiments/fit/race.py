@@ -108,7 +108,7 @@ class Race:
         self.done: dict[Try, dict[Fold, Logits]] = {}
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
-        self.fold_count, self.trainings = len(self.repeats[0]), 0
+        self.fold_count = len(self.repeats[0])
         self._least = 0.0  # seconds; with a larger budget, fine-tuning enters the race
 
     def run(self) -> Outcome:
@@ -259,8 +259,8 @@ class Race:
             self._keep(candidate, fold, logits)
 
     def _keep(self, candidate: Try, fold: Fold, logits: Logits) -> None:
-        self.done.setdefault(candidate, {})[fold] = logits
-        self.trainings += not candidate.is_probe
+        # A training that has diverged predicts nothing.
+        self.done.setdefault(candidate, {})[fold] = logits = np.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=0.0)
         if not candidate.is_probe:
             held = self.repeats[fold[0]][fold[1]][1]
             score = self.answers(self.rows.labels[held], self.answers.predicted(logits))
@@ -327,11 +327,12 @@ class Race:
         decay = decay_of([*curve], [*curve.values()])
         certain = certain_decay([*by_size], np.array([*by_size.values()]))
         estimate = Estimate(*(1 - (1 - score) * share**certain for score in in_folds))
+        trainings = sum(len(folds) for candidate, folds in self.done.items() if not candidate.is_probe)
         of_best = logits[best].mean(0)
         temperature = 1.0 if self.answers.classes is None else temperature_of(of_best, labels)
         return Outcome(
             tries[best], estimate, in_folds, tries, scores.tolist(), chosen[: len(tries)], self.dropped, rows, of_best,
-            temperature, decay, certain, share, self.trainings, curve, self.since,
+            temperature, decay, certain, share, trainings, curve, self.since,
             self.clock.spent, self.bench.in_bfloat16, self.processes.count, ended,
         )  # fmt: skip
 
