@@ -119,5 +119,5 @@ def test_a_missing_group_is_told_with_its_row(suffix, tmp_path):
         path.write_text("\n".join([",".join(lines[0]), *(",".join(line.values()) for line in lines)]))
     else:
         path.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(InputError, match="Row 6 has no group in column author: give it one of its own"):
+    with pytest.raises(InputError, match="Row 6 has no group: give it one of its own"):
         labelled_rows(path, "said", "is", "author", None)

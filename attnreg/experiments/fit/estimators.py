@@ -116,7 +116,7 @@ class TextModel(BaseEstimator):
     def outputs(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Return the outputs of the network for texts, ``(n, outputs)``: logits of classes, or one number."""
         check_is_fitted(self, "network_")
-        names = [*map(str, getattr(X, "columns", ()))]
+        names = [*map(str, getattr(X, "columns", ()))]  # by which a frame is read, not by position
         if {*self.columns_} <= {*names} and len({*names}) == len(names):
             X = X[[X.columns[names.index(column)] for column in self.columns_]]  # noqa: N806
         texts = texts_in(X)

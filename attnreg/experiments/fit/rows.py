@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +126,16 @@ def units_of(texts: Sequence[tuple[str, ...]], groups: Any) -> Numbers:
     names = [" ".join(" ".join(row).casefold().split()) for row in texts] if groups is None else np.asarray(groups)
     if len(names) != len(texts):
         raise InputError(f"Expected groups for {len(texts)} rows, got {len(names)}.")
-    if groups is not None and (missing := [row for row, name in enumerate(groups) if is_missing(name)]):
-        raise InputError(f"Row {missing[0]} has no group: give it one of its own, or leave it out.")
+    if groups is not None:
+        check_groups(groups, range(len(texts)))
     return np.unique(names, return_inverse=True)[1]
+
+
+def check_groups(groups: Iterable[Any], row_numbers: Sequence[int]) -> None:
+    """Raise, with its row number, if a row has no group."""
+    for row, name in zip(row_numbers, groups, strict=True):
+        if is_missing(name):
+            raise InputError(f"Row {row} has no group: give it one of its own, or leave it out.")
 
 
 def units_per_class(labels: Sequence[Any], units: Numbers) -> Counter[Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from attnreg.errors import InputError, UsageError, did_you_mean, listed
 from attnreg.experiments.fit.answers import OF_CLASSES, OF_NUMBERS, numbers_in
-from attnreg.experiments.fit.rows import FEWEST, Rows, is_missing, units_of, units_per_class
+from attnreg.experiments.fit.rows import FEWEST, Rows, check_groups, is_missing, units_of, units_per_class
 from attnreg.experiments.tasks.columns import number_of, plain_label
 from attnreg.experiments.tasks.loading.files import VALIDATION, find_files, folder_with_data, parts_of
 from attnreg.experiments.tasks.loading.reading import Columns, columns_in
@@ -132,7 +132,11 @@ def labelled_rows(
     labelled = with_labels(columns, texts, label)
     numbers = metric in OF_NUMBERS or (metric is None and are_amounts(labelled.labels))
     plural = "numbers" if numbers else "labels"
-    groups = None if group is None else _groups(columns, group, labelled.row_numbers)
+    groups = None
+    if group is not None:
+        values = [columns[group][row - 1] for row in labelled.row_numbers]
+        check_groups(values, labelled.row_numbers)
+        groups = [*map(str, values)]
     if drop_rare and numbers:
         raise UsageError(f"--drop-rare is for classes, but the labels in {label} are predicted as numbers: remove it.")
     if drop_rare:
@@ -178,14 +182,6 @@ def with_labels(columns: Columns, texts: Sequence[str], label: str) -> LabelledT
             kept.append(row)
     labels = [str(plain_label(columns[label][row])) for row in kept]
     return LabelledTexts([row_texts[row] for row in kept], labels, [row + 1 for row in kept], left_out)
-
-
-def _groups(columns: Columns, group: str, row_numbers: Sequence[int]) -> list[str]:
-    """Return the groups of rows; raise, with its row number, if a row has none."""
-    for row in row_numbers:
-        if is_missing(columns[group][row - 1]):
-            raise InputError(f"Row {row} has no group in column {group}: give it one of its own, or remove it.")
-    return [str(columns[group][row - 1]) for row in row_numbers]
 
 
 def _without_rare(labelled: LabelledTexts, groups: list[str] | None) -> tuple[LabelledTexts, list[str] | None]:
