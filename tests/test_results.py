@@ -366,7 +366,10 @@ def test_the_results_count_the_comparisons_in_which_fit_leads():
         for method in ("Trainer, 10 epochs", "SetFit")
     }
     (trainer, of_trainer), (setfit, of_setfit) = ((sum(won), len(won)) for won in leads.values())
-    assert f"leads the Trainer in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}" in page
+    assert (
+        f"leads the Trainer's 10 epochs in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}"
+        in page
+    )
     again = [
         scores[tuple(run[name] for name in ("data", "rows", "model", "seed"))]
         for run in read(RESULTS / "fit" / "again.csv")
