@@ -1,12 +1,16 @@
 """The race of a fit: its promise against a slow loop and simulations, its time, and whom it drops."""
 
+import itertools
 import math
 import re
 
 import numpy as np
 import pytest
+import torch
 from scipy import special
 
+import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.fit import race
 from attnreg.experiments.fit.answers import Answers, score_of
 from attnreg.experiments.fit.choice import (
@@ -353,6 +357,35 @@ def test_fine_tuning_of_numbers_that_diverges_is_dropped(number, monkeypatch):
     found = Race(MadeUp(rows, time, None), rows, Clock(60, lambda text: None), 0, None).run()
     assert not found.best.fits_head
     assert [score for which, score in found.dropped.items() if which.fits_head] == [0.0]
+
+
+@pytest.mark.parametrize(("seconds_a_token", "too_long"), [(0.009, False), (0.011, True)])
+def test_rows_that_there_is_no_time_to_read_once_are_refused_early(seconds_a_token, too_long, monkeypatch):
+    time, lengths = [0.0], [8] * 50 + [12] * 50  # 1,000 tokens
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
+    clock = Clock(10, lambda text: None)
+    time[0] = 60.0  # such as of an earlier process
+    read = []
+
+    def read_all():
+        for batch in clock.paced([{"input_ids": torch.zeros(1, length)} for length in lengths]):
+            read.append(batch)
+            time[0] += seconds_a_token * batch["input_ids"].numel()
+
+    if too_long:
+        with pytest.raises(InputError, match="to read all rows once takes about 11 s here, more than the budget"):
+            read_all()
+        assert len(read) == 12  # a tenth of the budget has passed
+    else:
+        read_all()
+        assert len(read) == 100
+
+
+def test_the_rows_of_a_fit_are_read_in_its_time(tiny, monkeypatch):
+    time = itertools.count(0, 5)
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: next(time)))
+    with pytest.raises(InputError, match="Only to read all rows once takes about"):
+        attnreg.TextClassifier(tiny, budget=10).fit([f"the boy {n}" for n in range(200)], [0, 1] * 100)
 
 
 def test_temperature_and_decay():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from attnreg.errors import InputError
 from attnreg.experiments.results.document import duration
+from attnreg.training.method import Batch
 
 _QUIET = 30.0  # seconds without a line
+_TELLING = 0.1  # of the budget, after which it is clear how long the reading of all rows takes
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
@@ -36,6 +38,21 @@ class Clock:
     def left(self) -> float:
         """Seconds that are left."""
         return self.budget - self.spent
+
+    def paced(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """Yield the batches that a model reads; raise if the budget does not suffice to read all of them once."""
+        sizes, began, read = [next(iter(batch.values())).numel() for batch in batches], self.spent, 0
+        for batch, size in zip(batches, sizes, strict=True):
+            passed = self.spent - began
+            needed = passed * sum(sizes) / read if read else 0.0
+            if passed > _TELLING * self.budget and needed > self.budget:
+                raise InputError(
+                    f"Only to read all rows once takes about {duration(needed)} here, more than the budget: give a "
+                    "larger one, fewer rows, or a smaller model."
+                )
+            self.tick("reading all rows")
+            yield batch
+            read += size
 
     def tick(self, activity: str) -> None:
         """Say, at most every half a minute, what the fit is doing and how much time is left."""

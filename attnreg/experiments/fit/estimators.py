@@ -96,7 +96,9 @@ class TextModel(BaseEstimator):
             for message in (*label_warnings(self._kind, dataset), *input_warnings(self._kind, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
-            bench = Bench(self.network_, self._kind, self._kind.encode(dataset), size, accelerator, self.seed)
+            bench = Bench(
+                self.network_, self._kind, self._kind.encode(dataset), size, accelerator, self.seed, clock.paced
+            )
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             race = Race(bench, rows, clock, self.seed, folds)
             stack.enter_context(warnings.catch_warnings())

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +87,20 @@ class Bench:
     balanced = False  #: whether all classes weigh the same in training, however many rows they have
 
     def __init__(
-        self, model: Any, kind: Kind, rows: Dataset, batch_size: int, accelerator: Accelerator, seed: int
+        self,
+        model: Any,
+        kind: Kind,
+        rows: Dataset,
+        batch_size: int,
+        accelerator: Accelerator,
+        seed: int,
+        paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter,
     ) -> None:
         self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
         self.batch_size, self.seed = batch_size, seed
         #: at most, per training; small batches gain little from many threads, which wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
-        self.head, self.states, self.labels = self._head_inputs(self.model, rows)
+        self.head, self.states, self.labels = self._head_inputs(self.model, rows, paced)
         self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
@@ -247,10 +254,12 @@ class Bench:
             autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
-    def _head_inputs(self, network: nn.Module, rows: Dataset) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
+    def _head_inputs(
+        self, network: nn.Module, rows: Dataset, paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter
+    ) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
         """Return the head of a network, the states that the head reads of the rows, and the labels."""
         sorted_rows = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
-        head, states, labels = head_and_features(network, sorted_rows.batches)
+        head, states, labels = head_and_features(network, paced(sorted_rows.batches))
         positions = np.argsort(sorted_rows.order)
         return head, states[positions], labels.cpu().numpy()[positions]
 

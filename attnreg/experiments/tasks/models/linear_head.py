@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -114,7 +114,7 @@ def of_rows(tensor: Tensor, outputs: Tensor, logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def head_and_features(model: nn.Module, batches: Sequence[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
+def head_and_features(model: nn.Module, batches: Iterable[Batch]) -> tuple[nn.Linear, Tensor, Tensor]:
     """Return the head, its input states per row in eval mode, and the labels."""
     no_head = InputError(
         f"{type(model).__name__} has no linear head that reads one state per row, which probes and `attnreg fit` need. "
