@@ -268,7 +268,7 @@ def entrants(rows, budget, folder=None):
 
 
 def race_of(rows, budget, folder=None):
-    bench = SimpleNamespace(seconds=0.01, width=384, batch_size=16)
+    bench = SimpleNamespace(seconds=0.01, width=384, batch_size=16, slowness=lambda which: 1.0)
     return Race(bench, Rows.checked(*rows), Clock(budget, lambda text: None), 0, folder)
 
 
@@ -278,7 +278,7 @@ def test_a_larger_budget_plans_anew(rows, tmp_path):
     contrastive, with_head, plain = entrants(rows, 1e5, tmp_path)
     assert (contrastive.epochs, with_head.epochs, plain.epochs) == (10, 10, 20)
     assert entrants(rows, 1e3, tmp_path) == [contrastive, with_head, plain]  # the same, also where less time is left
-    (tmp_path / "plan").write_text("10 100")  # of a smaller budget on a faster machine
+    (tmp_path / "plan").write_text("10 100 0")  # of a smaller budget on a faster machine
     assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [10]
     paths = [race_of(rows, 35, tmp_path)._path(Try(4, penalty=c, fits_head=True), (0, 0)) for c in (0.1, 1.0)]
     assert len({*paths}) == 2  # another linear probe may lead then

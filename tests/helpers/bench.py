@@ -19,8 +19,8 @@ def tiny_bench(model):
     classifier.answers_, classifier.columns_ = given.answers, given.columns
     torch.manual_seed(0)  # of what is new in the network
     classifier._load(str(model))
-    encoded = classifier._kind.encode(classifier._dataset(given.texts, given.labels))
-    return Bench(classifier.network_, classifier._kind, encoded, 16, Accelerator(cpu=True), 0)
+    texts = classifier._dataset(given.texts, given.labels)
+    return Bench(classifier.network_, classifier._kind, texts, 16, Accelerator(cpu=True), 0)
 
 
 def bench_with(config, tokenizer, folder):
@@ -37,13 +37,16 @@ def bench_with(config, tokenizer, folder):
 class MadeUp:
     """A bench on which tries take time and are right as often as told; nothing is trained."""
 
-    seconds, width, batch_size, in_bfloat16, threads, ad_drop_layer = 0.01, 384, 16, False, 1, 0
+    seconds, width, batch_size, in_bfloat16, threads, ad_drop_layer, next_length = 0.01, 384, 16, False, 1, 0, 0
 
     def __init__(self, rows, time, right):
         self.rows, self.time, self.right = rows, time, right
 
     def measure(self):
         pass
+
+    def slowness(self, which):
+        return 1.0
 
     def out_of_fold(self, which, train, held, seed, tick):
         self.time[0] += self.seconds * which.passes * len(train)

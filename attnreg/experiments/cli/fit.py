@@ -28,7 +28,7 @@ _FIT = (
     option("--drop-rare", is_flag=True, group=DATA,
            help="Leave out the rows of classes with fewer than four rows, which are refused otherwise."),
     option("--max-length", type=click.IntRange(min=4), group=DATA,
-           help="Maximum tokens per text; longer ones are cut (default: 128, or what the model takes)."),
+           help="Maximum tokens per text; longer ones are cut (default: 128, or up to 512 where that helps many)."),
     option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
            help="Folder for model and report (default: runs/fit-NAME)."),
     option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available)."),

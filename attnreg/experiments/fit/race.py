@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from attnreg._files import write_text
+from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit.answers import Values
 from attnreg.experiments.fit.choice import (
     Estimate,
@@ -26,6 +29,7 @@ from attnreg.experiments.fit.choice import (
     widened,
 )
 from attnreg.experiments.fit.clock import Clock
+from attnreg.experiments.fit.outcome import Outcome
 from attnreg.experiments.fit.rows import MANY, Numbers, Rows
 from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Bench, Logits, Try
@@ -36,6 +40,7 @@ LOSING = 0.05  # a try is dropped if its probability of being the best is lower
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
 _CLASS_ROW_EPOCHS = 100  # per class, at least
 PART = 0.2  # of the time: at most for fine-tuning on all rows; and for probes in folds
+_SLOWER = 3.0  # times as long as before takes the reading of texts that are cut at twice as many tokens, at most
 _RATE, _WIDTH = 1e-4, 384  # a learning rate for states of this width; wider models need a lower rate
 _PARTS = (0.5, 0.7, 1.0)  # of a fold's training rows, for the learning curve
 
@@ -54,47 +59,6 @@ LATER: Sequence[Change] = (
 
 Fold = tuple[int, int]  # the number of a repeat, and the number of a fold within it
 Job = tuple[Try, Fold]
-
-
-@dataclass
-class Outcome:
-    """The result of a fit. The out-of-fold results of tries are on the same rows."""
-
-    best: Try
-    estimate: Estimate  #: the score of the best try on new rows, trained on all rows
-    in_folds: Estimate  #: the score of tries trained on the rows of folds
-    tries: list[Try]  #: the tries in the race at its end
-    scores: list[float]
-    chosen: list[float]  #: share of bootstrap samples that choose a try, by try
-    dropped: dict[Try, float]  #: the tries that were dropped, with their scores on their folds
-    rows: Numbers  #: the rows that tries were scored on
-    logits: Logits  #: of the best try on these rows, mean over repeats
-    temperature: float
-    decay: float  #: the power with which errors fall with the number of rows
-    certain_decay: float  #: this power, less its standard error
-    trained_on: float  #: share of all rows that tries were trained on
-    trainings: int
-    curve: dict[int, float]  #: scores of a linear probe, by the number of rows
-    since: dict[Try, float]  #: seconds spent before the first training of a try, by try
-    seconds: float  #: of the race
-    in_bfloat16: bool  #: whether networks computed in bfloat16 in training
-    at_a_time: int  #: trainings, at the end of the race
-    ended: str  #: why the race ended, as a sentence
-
-    def summary(self) -> dict[str, object]:
-        """Return what ``result.json`` holds."""
-        fields = (
-            "temperature", "decay", "certain_decay", "trained_on", "trainings",
-            "seconds", "in_bfloat16", "at_a_time", "curve", "ended",
-        )  # fmt: skip
-        return {
-            "best": str(self.best),
-            "score": self.estimate._asdict(),
-            "in_folds": self.in_folds._asdict(),
-            "tries": {str(candidate): score for candidate, score in zip(self.tries, self.scores, strict=True)},
-            "dropped": {str(candidate): score for candidate, score in self.dropped.items()},
-            **{name: getattr(self, name) for name in fields},
-        }
 
 
 class Race:
@@ -119,14 +83,17 @@ class Race:
             self.train(itertools.product(probes, [fold]))
             if self.clock.spent - began > PART * self.clock.budget:
                 break
+        best = self._at_lengths(probes)
         self.alive = [*self.done]
-        probe = probes[int(np.argmax(self.scores(probes)))]
-        self.clock.tell(f"{probe}: {self.answers.shown(self.scores([probe])[0])} out of fold")
+        probe = self.leader(best)
         self.bench.measure()
         self.processes.start(self.clock.left)
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
-        self.alive = [*(entrants := self._entrants(probe)), *self.alive]
+        for shorter in reversed(best[: best.index(probe) + 1]):
+            if entrants := self._entrants(shorter):
+                break
+        self.alive = [*entrants, *self.alive]
         later = [*LATER]
         ended = f"All {len(self.all_folds)} folds were used."
         number = 0
@@ -159,6 +126,27 @@ class Race:
                     break
         return self._conclude(probe, ended)
 
+    def _at_lengths(self, probes: list[Try]) -> list[Try]:
+        """Return the best probe at every length: longer ones follow while they help and there is time to read them."""
+        best: list[Try] = []
+        folds = [*self.done[probes[0]]]
+        while True:
+            best.append(probes[int(np.argmax(self.scores(probes)))])
+            *_, before, score = [-math.inf, *self.scores(best)]
+            self.clock.tell(f"{best[-1]}: {self.answers.shown(score)} out of fold")
+            if score <= before or not (length := self.bench.next_length):
+                return best
+            probes = [replace(probe, max_length=length) for probe in probes]
+            is_read = all(self.is_done(*job) for job in itertools.product(probes, folds))  # by an earlier process
+            if not is_read and _SLOWER * self.bench.latest.seconds > PART * self.clock.left:
+                warnings.warn(
+                    f"Many texts are cut at {self.bench.latest.kind.max_length} tokens, and there is no time to read "
+                    "more of them: give a larger --budget, or --max-length.", AttnRegWarning, stacklevel=2,
+                )  # fmt: skip
+                return best
+            self.bench.read_longer()
+            self.train(itertools.product(probes, folds))
+
     @property
     def tuned(self) -> list[Try]:
         """The ways of fine-tuning that are in the race."""
@@ -183,18 +171,25 @@ class Race:
         return True
 
     def _entrants(self, probe: Try) -> list[Try]:
-        """Return the ways of fine-tuning that begin the race, as many as there is time for."""
+        """Return the ways of fine-tuning, at a probe's length, that begin the race, as many as there is time for."""
+        length = probe.max_length
         plan = None if self.folder is None else self.folder / "plan"  # a continued fit must have the same tries
-        affordable, planned = self.clock.left / (self.bench.seconds * len(self.rows)), 0.0
+        seconds = self.bench.seconds * self.bench.slowness(probe) * len(self.rows)
+        affordable, planned = self.clock.left / seconds, 0.0
         if plan is not None and plan.is_file():
-            planned, earlier = map(float, plan.read_text().split())
-            affordable = max(affordable, earlier) if self.clock.budget > planned else earlier
+            planned, earlier, earlier_length = map(float, plan.read_text().split())
+            if self.clock.budget <= planned and earlier_length != length:
+                return []
+            if earlier_length == length:
+                affordable = max(affordable, earlier) if self.clock.budget > planned else earlier
         row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
         most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
         rate = _RATE * min(1.0, _WIDTH / self.bench.width)
-        plain = Try(min(most, int(affordable * PART)), rate)
+        plain = Try(min(most, int(affordable * PART)), rate, max_length=length)
         after_probe = min(-(-most // 2), int(affordable / 4))
-        with_head = Try(max(1, after_probe), rate, penalty=probe.penalty, fits_head=True)
+        if length and 2 * after_probe < most:
+            return []  # more tokens are not worth fewer epochs
+        with_head = replace(plain, epochs=max(1, after_probe), penalty=probe.penalty, fits_head=True)
         # The way that usually scores most comes first. Contrasts need room in a batch for a pair of every class; they
         # gain where rows are few, and take longer.
         entrants = [with_head, plain] if plain.epochs >= FEWEST_EPOCHS else [with_head]
@@ -205,7 +200,7 @@ class Race:
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
-            write_text(plan, f"{max(planned, self.clock.budget)} {affordable}")
+            write_text(plan, f"{max(planned, self.clock.budget)} {affordable} {length}")
         return entrants
 
     def is_time_for(self, jobs: Iterable[Job]) -> bool:
@@ -216,9 +211,10 @@ class Race:
     def _seconds_for(self, jobs: Sequence[Job]) -> float:
         """Return the seconds that trainings take, and then the longest of them on all rows, with two to spare."""
         train, held = self.repeats[0][0]
-        passes = [candidate.passes for candidate, _ in jobs]
-        rows = self.processes.longest([count * len(train) + len(held) / 3 for count in passes])
-        return self.bench.seconds * (rows + 1.2 * max(passes) * len(self.rows)) + 2.0
+        ways = [(candidate.passes, self.bench.slowness(candidate)) for candidate, _ in jobs]
+        rows = self.processes.longest([slower * (passes * len(train) + len(held) / 3) for passes, slower in ways])
+        final = max(slower * passes for passes, slower in ways) * len(self.rows)
+        return self.bench.seconds * (rows + 1.2 * final) + 2.0
 
     def is_done(self, candidate: Try, fold: Fold) -> bool:
         """Whether a try was trained on a fold, perhaps by an earlier process."""

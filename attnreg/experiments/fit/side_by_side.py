@@ -66,7 +66,8 @@ class Processes:
 
     def out_of_fold(self, jobs: Sequence[Training], tick: Callable[[], None]) -> Iterator[tuple[int, Logits]]:
         """Yield number and logits of every job, in the order in which they end; ``tick`` is called in between."""
-        loads = {number: candidate.passes * len(train) for number, (candidate, train, _, _) in enumerate(jobs)}
+        slow = self.bench.slowness
+        loads = {number: slow(way) * way.passes * len(train) for number, (way, train, _, _) in enumerate(jobs)}
         waiting = list[int]()
         # Only if that is faster than one after the other. The longest job, at the end of the list, starts first.
         if self.count > 1 and self._packed([*loads.values()]) < sum(loads.values()):

@@ -7,8 +7,8 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, to_score
+from attnreg.experiments.setup.rows import MUCH
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
+from attnreg.experiments.tasks.models.pretrained import longest_input
 from attnreg.injection import CoverageWarning
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
@@ -34,6 +36,7 @@ from attnreg.training.method import Batch
 from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
+LONGEST = 512  # tokens of a text, unless it is asked for more
 _AHEAD = 64  # rows of a batch without gradients
 _MEASURED = 5  # steps, or products
 _SIDE = 384  # of matrices
@@ -53,6 +56,7 @@ class Try:
     contrasts: bool = False  #: whether pairs of rows train the states, to which the head is fitted at the end
     ad_drop: bool = False
     r_drop: bool = False
+    max_length: int = 0  #: tokens at which texts are cut; 0 as usual
 
     @property
     def is_probe(self) -> bool:
@@ -66,17 +70,27 @@ class Try:
 
     @property
     def passes(self) -> float:
-        """Passes over the rows, as multiples of a plain epoch."""
+        """Passes over the rows, as multiples of a plain epoch at this length."""
         with_ad_drop = self.epochs // 2 if self.ad_drop else 0  # a pass more in every other epoch
         return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0) + self.contrasts / 3
 
     def __str__(self) -> str:
+        tokens = f", {self.max_length} tokens" * (self.max_length > 0)
         if self.is_probe:
-            return f"linear probe (C {self.penalty:g})"
+            return f"linear probe (C {self.penalty:g}{tokens})"
         name = "LP-FT" if self.fits_head else "contrastive fine-tuning" if self.contrasts else "fine-tuning"
         methods = " with AD-DROP" * self.ad_drop + " with R-Drop" * self.r_drop
         rate = f"{self.learning_rate:.3g}".replace("e-0", "e-")
-        return f"{name}{methods} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate})"
+        return f"{name}{methods} ({self.epochs} epoch{'s' * (self.epochs > 1)} at {rate}{tokens})"
+
+
+class Encoded(NamedTuple):
+    """The rows of a fit, cut at the length of a kind."""
+
+    kind: Kind
+    rows: Dataset
+    states: torch.Tensor  #: that the head of the pretrained model reads
+    seconds: float  #: that the model took to read the rows
 
 
 class Bench:
@@ -85,6 +99,7 @@ class Bench:
     seconds = math.nan  #: per row and epoch of plain fine-tuning, measured
     in_bfloat16 = False  #: whether networks compute in bfloat16 in training; weights stay in float32
     balanced = False  #: whether all classes weigh the same in training, however many rows they have
+    one_length = True  #: whether texts are cut at one length; else a race may find a longer one
 
     def __init__(
         self,
@@ -96,11 +111,11 @@ class Bench:
         seed: int,
         paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter,
     ) -> None:
-        self.model, self.kind, self.rows, self.accelerator = model.to(accelerator.device), kind, rows, accelerator
-        self.batch_size, self.seed = batch_size, seed
+        self.model, self.kind, self.accelerator = model.to(accelerator.device), kind, accelerator
+        self.texts, self.batch_size, self.seed = rows, batch_size, seed
         #: at most, per training; small batches gain little from many threads, which wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
-        self.head, self.states, self.labels = self._head_inputs(self.model, rows, paced)
+        self.usual, self.longer = self._read(kind, paced), dict[int, Encoded]()
         self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
@@ -111,27 +126,60 @@ class Bench:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, accelerator=Accelerator(cpu=True))  # other devices have one process
 
+    @property
+    def latest(self) -> Encoded:
+        """The rows, cut at the greatest length so far."""
+        return [self.usual, *self.longer.values()][-1]
+
+    @property
+    def next_length(self) -> int:
+        """A length, twice that of now, at which texts may be cut; 0 if few texts are, or the model reads no more."""
+        length = self.latest.kind.max_length
+        is_cut = np.array(self.kind.lengths(self.latest.rows)) >= length
+        longer = min(LONGEST, longest_input(self.model, None, 2 * length))
+        return longer if longer > length and is_cut.mean() > MUCH and not self.one_length else 0
+
+    def read_longer(self) -> None:
+        """Read all rows, cut at the next length."""
+        length = self.next_length
+        self.longer[length] = self._read(replace(copy.deepcopy(self.kind), max_length=length))
+
+    def encoded(self, candidate: Try) -> Encoded:
+        """Return the rows, cut as a try takes them."""
+        return self.longer[candidate.max_length] if candidate.max_length else self.usual
+
+    def slowness(self, candidate: Try) -> float:
+        """Return how many times as long a pass takes as at the usual length."""
+        return self.encoded(candidate).seconds / self.usual.seconds if candidate.max_length else 1.0
+
+    def _read(self, kind: Kind, paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter) -> Encoded:
+        rows, began = kind.encode(self.texts), Clock.now()
+        self.head, states, self.labels = self._head_inputs(self.model, rows, paced)
+        return Encoded(kind, rows, states, max(1e-3, Clock.now() - began))
+
     def out_of_fold(
         self, candidate: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
     ) -> Logits:
         """Train on some rows; return the logits of held-out rows, ``(n, outputs)``."""
         if candidate.is_probe:
             head = copy.deepcopy(self.head)
-            self._fit_head(head, self.states[train], self.labels[train], candidate.penalty)
-            return head(self.states[held]).detach().cpu().double().numpy()
+            states = self.encoded(candidate).states
+            self._fit_head(head, states[train], self.labels[train], candidate.penalty)
+            return head(states[held]).detach().cpu().double().numpy()
         network = self.trained(candidate, train, seed, tick)
-        return self.logits(network, self.rows.select(held))
+        return self.logits(network, self.encoded(candidate).rows.select(held))
 
     def trained(self, candidate: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
         """Return a copy of the model, trained on some rows; ``tick`` is called after every step."""
         torch.manual_seed(seed)
         (network, head), labels = copy.deepcopy((self.model, self.head)), self.labels[train]
+        encoded = self.encoded(candidate)
         if candidate.is_probe or candidate.fits_head:
-            self._fit_head(head, self.states[train], labels, candidate.penalty)
+            self._fit_head(head, encoded.states[train], labels, candidate.penalty)
         if candidate.is_probe:
             return network.eval()
         self._set_precision(network)
-        rows, began, device = self.rows.select(train), Clock.now(), self.accelerator.device
+        rows, began, device = encoded.rows.select(train), Clock.now(), self.accelerator.device
         batches: TrainBatches | PairedBatches
         if candidate.contrasts:
             batches = PairedBatches(rows, labels, self.batch_size, self.kind, seed, device)
@@ -163,7 +211,7 @@ class Bench:
             contrast.hook.remove()
         if contrast is not None and all(bool(weight.isfinite().all()) for weight in network.parameters()):
             self._fit_head(*self._head_inputs(network, rows)[:2], labels, candidate.penalty)
-        self.observe((Clock.now() - began) / (candidate.passes * len(train)))
+        self.observe((Clock.now() - began) / (self.slowness(candidate) * candidate.passes * len(train)))
         return network.eval()
 
     def observe(self, seconds: float) -> None:
@@ -222,7 +270,7 @@ class Bench:
     @functools.cached_property
     def _measured_batches(self) -> list[Batch]:
         """A few batches, without the first of an epoch, which has the longest texts."""
-        batches = list(TrainBatches(self.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
+        batches = list(TrainBatches(self.usual.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
         step = max(1, len(batches) // _MEASURED)
         return batches[(step + 1) // 2 :: step] or batches
 
@@ -280,7 +328,7 @@ class Bench:
 
     def rescale(self, network: nn.Module, scale: float, center: float = 0.0) -> None:
         """Multiply the outputs of a network, and add a number to them, by its head."""
-        head = self._head_inputs(network, self.rows.select(range(2)))[0]
+        head = self._head_inputs(network, self.usual.rows.select(range(2)))[0]
         put_into_head(head, head.weight * scale, 0.0 if head.bias is None else head.bias * scale + center)
 
 

@@ -47,6 +47,12 @@ class StandIn:
     in_bfloat16 = False
     threads = 1
     ad_drop_layer = 0
+    next_length = 0  # nothing is cut
+
+    @staticmethod
+    def slowness(which: Try) -> float:
+        """Return how many times as long a pass takes as usual."""
+        return 1.0
 
     def measure(self) -> None:
         """Leave the made-up time as it is."""
@@ -116,8 +122,8 @@ def main() -> None:
         model = TextClassifier(options.model, device="cpu")
         model.answers_, model.columns_ = rows.answers, [*rows.columns]
         model._load(str(options.model))
-        encoded = model._kind.encode(model._dataset(rows.texts, rows.labels.tolist()))
-        states = Bench(model.network_, model._kind, encoded, 16, Accelerator(cpu=True), 0).states
+        given = model._dataset(rows.texts, rows.labels.tolist())
+        states = Bench(model.network_, model._kind, given, 16, Accelerator(cpu=True), 0).usual.states
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             parts = options.probe, options.tuned
