@@ -269,6 +269,23 @@ def test_resuming_without_the_saved_provider_warns(tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+def test_a_callback_alone_refuses_the_provider_of_another_training(tmp_path):
+    options = {"save_strategy": "epoch", "logging_steps": 1}
+    for folder, rate in (("a", 0.1), ("b", 0.2)):
+        with_schedule(tmp_path / folder, learning_rate=rate, **options)[0].train()
+    trainer, _ = with_schedule(tmp_path / "b", learning_rate=0.1, **options)
+    with pytest.raises(InputError, match=r"The Trainer resumes another checkpoint than .*b.checkpoint-4, in which"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
+
+
+def test_a_second_training_logs_its_own_drop_rates(tmp_path):
+    provider = attnreg.BernoulliScheduleProvider([(0, 1), (0.45, 1), (0.46, 0), (1, 0)], total_steps=16)
+    trainer = regularized(tmp_path, provider, logging_steps=3)
+    for expected in (1.0, 0.0):
+        trainer.train()
+        assert column(trainer, "drop_rate/encoder.0")[0] == expected
+
+
 def test_a_provider_that_cannot_be_saved_does_not_stop_the_training(tmp_path):
     provider = attnreg.AttributionProvider(target=lambda output, batch: output.logits[:, 0])
     trainer = regularized(tmp_path, provider, save_strategy="epoch")

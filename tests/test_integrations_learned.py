@@ -89,6 +89,19 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
     assert column(resumed, "loss") == column(whole, "loss")
 
 
+def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path):
+    """Not that of an older run in the output folder."""
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
+    made = [regularized(tmp_path / "a", attnreg.ConcreteDropout(2, p=0.2), **options)]
+    made += [regularized(tmp_path / "b", attnreg.ConcreteDropout(2, p=p), **options) for p in (0.5, 0.2)]
+    whole, older, resumed = made
+    whole.train()
+    older.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
+    assert not torch.equal(weights(older.handle.provider), weights(whole.handle.provider))
+
+
 IN_TWO_PROCESSES = """
 import json, os, sys
 import torch

@@ -52,6 +52,7 @@ class AttnRegCallback(TrainerCallback):
         self._has_trained = False
         if self._provider is None and self._handle is None:
             raise InputError(f"Expected a provider or a handle of `attnreg.attach`, got {described(provider)}.")
+        self.resumed_from: Path | None = None  #: the checkpoint that `train` is called with, if a RegularizedTrainer's
         self._sums: Sums = {}  # since the last log
         self._first_step, self._steps = 0, list[Tensor]()  # of training; of schedules after the latest step
         self._epoch = 0
@@ -144,12 +145,12 @@ class AttnRegCallback(TrainerCallback):
         if asleep := self._why_asleep(args, state, **kwargs):
             warnings.warn(asleep, AsleepWarning, stacklevel=2)
         self._epoch = math.floor((state.epoch or 0.0) + 1e-6) if state.global_step else 0
-        if state.global_step:
-            self._restore(_folder(args, state))
+        if state.global_step and provider.state_dict():
+            self._restore(self._resumed_folder(args, state))
         provider.to(args.device)
         self._share(args)
         self._clear_gradients()
-        self._first_step, self._steps = state.global_step, self._schedule_steps()
+        self._first_step, self._steps, self._sums = state.global_step, self._schedule_steps(), {}
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Restore the provider of the best checkpoint, if the Trainer has loaded its model."""
@@ -161,6 +162,18 @@ class AttnRegCallback(TrainerCallback):
         """Copy the provider's state from the first process to all processes."""
         for tensor in self.handle.provider.state_dict().values() if args.world_size > 1 else ():
             broadcast(tensor)
+
+    def _resumed_folder(self, args: TrainingArguments, state: TrainerState) -> Path:
+        """Return the provider's folder in the checkpoint that the Trainer resumes; refuse that of another training."""
+        folder = _folder(args, state) if self.resumed_from is None else self.resumed_from / "attnreg"
+        file = folder.with_name("trainer_state.json")
+        if file.is_file() and TrainerState.load_from_json(str(file)).log_history != state.log_history:
+            raise InputError(
+                f"The Trainer resumes another checkpoint than {folder.parent}, in which this callback would look for "
+                f"its {type(self.handle.provider).__name__}: use RegularizedTrainer, or set `output_dir` to the folder "
+                "of the checkpoint."
+            )
+        return folder
 
     def _restore(self, folder: Path) -> None:
         """Give the provider the state that :meth:`on_save` has saved; warn if there is none."""

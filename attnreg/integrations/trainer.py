@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,6 +142,7 @@ class RegularizedTrainer(Trainer):
     def _wrap_methods(self) -> None:
         """Wrap the methods that regularizers act through, even if a subclass or a user has replaced them."""
         wrappers: dict[str, Method] = {
+            "train": self._train,
             "training_step": self._step,
             "compute_loss": self._loss,
             "create_optimizer": self._optimizer,
@@ -149,6 +151,13 @@ class RegularizedTrainer(Trainer):
             method = getattr(self, name)
             if getattr(method, "func", None) != wrapper:
                 setattr(self, name, functools.partial(wrapper, method))
+
+    def _train(self, train: Method, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; the provider resumes the same checkpoint as the model."""
+        if self._callback is not None:
+            is_folder = isinstance(resume_from_checkpoint, (str, Path))
+            self._callback.resumed_from = Path(str(resume_from_checkpoint)) if is_folder else None
+        return train(resume_from_checkpoint, *args, **kwargs)
 
     def _step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
         """Run a training step; refuse one whose loss was not regularized."""
