@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,8 @@ def whole_state(part: Any, model: nn.Module) -> dict[str, Any]:
 def load_whole_state(part: Any, model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what :func:`whole_state` returned; of a sharded model, the state of the first process counts."""
     if not (is_sharded(model) and (part is model or isinstance(part, Optimizer))):
-        part.load_state_dict(state)
+        # An optimizer would go on with the tensors of the state, and change them.
+        part.load_state_dict(copy.deepcopy(state) if isinstance(part, Optimizer) else state)
         return
     from torch.distributed.checkpoint import state_dict as dcp
 

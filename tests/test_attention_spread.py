@@ -218,3 +218,10 @@ def test_the_weight_of_the_entropy_follows_the_depth():
     alone = [penalty(attnreg.OnLayers(attnreg.AttentionEntropy(1.0), [layer])) for layer in (0, 1)]
     weighted = attnreg.Scheduled(attnreg.AttentionEntropy(1.0), over="depth", alpha=[(0, 0.2), (1, 0.7)])
     assert penalty(weighted) == pytest.approx(0.2 * alone[0] + 0.7 * alone[1])
+
+
+def test_a_scheduled_weight_leaves_the_penalty_in_the_precision_of_the_model():
+    model, provider = bert_in_float64().float(), attnreg.Scheduled(AttentionEntropy(), 10, alpha=[(0, 0.1), (1, 0.2)])
+    with attnreg.attach(model.train(), provider):
+        model(input_ids=IDS)
+        assert provider.penalty().dtype == torch.float32

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import attnreg
 from attnreg.errors import InputError
-from attnreg.training import Averaged, FineTuning
+from attnreg.training import AttackerDefender, Averaged, FineTuning, Rounds
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.method_cases import adamw, batches, bert, sgd, weights
 
@@ -105,6 +105,18 @@ def test_an_average_of_bfloat16_moves():
     for _ in range(300):
         method.step({})
     assert (weights(method.model) - start).mean() > 0.9
+
+
+def test_in_the_warm_up_of_a_game_the_average_is_that_of_the_network_to_keep():
+    model = bert(dropout=0.0)
+    rounds = Rounds(2, warmup_steps=3)
+    played = AttackerDefender(model, attnreg.GNetProvider.for_model(model).double(), sgd, rounds=rounds)
+    method = Averaged(played, ema=0.5)
+    for batch in batches(2):
+        method.step(batch)
+    assert method.returned_name == "attacker"
+    assert method.networks == {"attacker": method.model, "defender": played.defender.model}
+    assert not torch.equal(weights(method.model), weights(played.defender.model))
 
 
 def test_training_is_the_same_as_without():

@@ -10,6 +10,7 @@ import transformers as hf
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
+from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.run import Run
 from attnreg.training import CrossEntropy, FineTuning, balanced_weights
@@ -143,6 +144,13 @@ def test_weights_are_scikit_learns():
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     assert balanced_weights(labels, 3) == pytest.approx(expected)
     assert sum(balanced_weights(labels, 3)[label] for label in labels) == pytest.approx(len(labels))
+
+
+def test_weights_of_a_tensor_and_of_other_labels():
+    assert balanced_weights(torch.tensor([0, 0, 0, 1]), 2) == balanced_weights([0, 0, 0, 1], 2)
+    assert balanced_weights([0, 0, -100, 1, -100], 2) == balanced_weights([0, 0, 1], 2)
+    with pytest.raises(InputError, match="Expected class numbers from 0 to 1, got 2"):
+        balanced_weights([0, 1, 2], 2)
 
 
 def test_the_loss_is_the_mean_of_weighted_rows():

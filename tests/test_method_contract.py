@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.runs.stopping import read_state, write_state
 from attnreg.training import AttackerDefender, Averaged, FineTuning
 from tests.helpers.cases import NEEDS_TORCH_2_13, sample
@@ -27,6 +28,7 @@ from tests.helpers.method_cases import (
     built_in,
     moved,
     same,
+    sgd,
     weights,
     without_chance,
 )
@@ -95,6 +97,17 @@ def check_resuming(case, folder):
 @cases
 def test_a_resumed_run_is_the_uninterrupted_one(case, tmp_path):
     check_resuming(case, tmp_path)
+
+
+@cases
+def test_a_state_can_be_loaded_twice(case):
+    method = case.make(bert(), attnreg.AttentionDropout(0.2), optimizer=adamw)
+    steps(method, batches(3))
+    state = copy.deepcopy(method.state_dict())
+    kept = copy.deepcopy(state)
+    method.load_state_dict(state)
+    steps(method, batches(3))
+    assert same(state, kept)
 
 
 # The one changes losses; the other is what only later steps might read.
@@ -181,6 +194,47 @@ def test_two_processes_are_one(warm, tmp_path):
     rewards = [logs["reward"] for loss, logs, events in alone[AttackerDefender.__name__]["steps"] if "reward" in logs]
     assert len(rewards) == 2
     assert all(reward != 0 for reward in rewards)
+
+
+def test_a_gradient_that_the_optimizer_does_not_hold_shortens_no_step():
+    """The body is neither frozen nor trained: its gradients are no part of the norm, and do not add up."""
+    ends = []
+    for frozen in (False, True):
+        model = bert(dropout=0.0)
+        model.bert.requires_grad_(not frozen)
+        method = FineTuning(model, torch.optim.SGD(model.classifier.parameters(), lr=1.0), max_grad_norm=0.01)
+        for batch in batches(3):
+            method.step(batch)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        ends.append(weights(model))
+    assert torch.equal(*ends)
+
+
+def test_a_handle_of_another_model_is_refused():
+    model, other = bert(), bert()
+    handle = attnreg.attach(other, attnreg.DropHead(0.1))
+    with pytest.raises(InputError, match="This handle is of another model than this BertForSequenceClassification"):
+        FineTuning(model, sgd(model), handle)
+
+
+@pytest.mark.parametrize(
+    "provider", [attnreg.AttributionProvider(), attnreg.ConcreteDropout(2, p=0.2)], ids=lambda each: type(each).__name__
+)
+def test_a_detached_handle_does_nothing(provider):
+    """No first pass, and no penalty."""
+    ends = []
+    for detached in (True, False):
+        model = bert(dropout=0.0)
+        optimizer = torch.optim.SGD([*model.parameters(), *provider.parameters()], lr=0.1)
+        method = FineTuning(model, optimizer, provider if detached else None)
+        if detached:
+            method.handle.detach()
+            assert not method.handle.active
+        before = [parameter.detach().clone() for parameter in provider.parameters()]
+        loss = method.step(BATCH).loss
+        assert same(before, [parameter.detach() for parameter in provider.parameters()])
+        ends.append(torch.cat([loss[None], weights(model)]))
+    assert torch.equal(*ends)
 
 
 def test_no_argument_is_left_of_a_method_that_is_gone():

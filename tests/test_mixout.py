@@ -8,7 +8,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from attnreg.training import Mixout
+from attnreg.errors import InputError
+from attnreg.training import Mixout, RDropLoss
 from attnreg.training.mixout import mix
 from tests.helpers.method_cases import bert, moved, sgd
 from tests.helpers.objectives import BATCH
@@ -81,4 +82,28 @@ def test_a_model_with_nothing_to_mix_is_refused():
     model = bert()
     Mixout(model, sgd(model))
     with pytest.raises(ValueError, match="Mixout cannot replace the forward of "):
+        Mixout(model, sgd(model))
+
+
+def test_passes_of_an_objective_do_not_share_masks():
+    """They would, in micro-batches: so that is refused."""
+    model = bert(dropout=0.0)
+    with pytest.raises(InputError, match="an objective of several passes does not fit: use `micro_batches=1`"):
+        Mixout(model, sgd(model), objective=RDropLoss(), micro_batches=2)
+    logits = []
+
+    def kept(forward, batch):
+        logits.extend(forward.predict(batch)[1] for _ in range(2))
+        return logits[0].sum()
+
+    method = Mixout(model, sgd(model), p=0.5, objective=kept)
+    moved(model)
+    method.step(BATCH)
+    assert not torch.equal(*logits)
+
+
+def test_adapters_are_refused():
+    model = bert()
+    model.peft_config = {}
+    with pytest.raises(InputError, match="which adapters do not train: fine-tune the model itself"):
         Mixout(model, sgd(model))

@@ -225,6 +225,11 @@ class AttackerDefender(TrainingMethod):
 
     @property
     @override
+    def returned_name(self) -> str:
+        return self.returns
+
+    @property
+    @override
     def learners(self) -> list[nn.Module]:
         return [self.defender.model, self.attacker.model]
 

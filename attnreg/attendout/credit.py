@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -249,7 +250,8 @@ class Teacher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state returned by :meth:`state_dict`."""
+        """Restore a state returned by :meth:`state_dict`, which stays as it is."""
+        state = copy.deepcopy(dict(state))
         self.optimizer.load_state_dict(state["optimizer"])
         self.baseline, self.steps = state["baseline"], state["steps"]
         self.rounds, (self._mean_square, self._num_squares) = state["rounds"], state["squares"]

@@ -119,8 +119,8 @@ class AttachHandle:
 
     @property
     def active(self) -> bool:
-        """Whether the handle is enabled and the provider is in training mode and active."""
-        return self._passes.active
+        """Whether the provider is attached, enabled, in training mode and active."""
+        return self.attached and self._passes.active
 
     @property
     def own_draws(self) -> dict[str, int]:

@@ -67,7 +67,7 @@ class AttentionEntropy(MaskProvider):
         rows = None if site.units is None else site.units.any(-1)
         entropy = mean_over(functional.attention_entropy(site.scores(), site.valid), rows)
         if not in_backward():  # gradient checkpointing computes it again
-            self._entropies[site.label].append(self.alpha * entropy)
+            self._entropies[site.label].append((self.alpha * entropy).to(entropy.dtype))  # alpha may be in float64
         return None
 
     @override

@@ -146,7 +146,8 @@ class Averaged(TrainingMethod):
         for method, method_state in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(method_state)
         device = next(self._network.parameters()).device
-        self._initial, self._average = ([weight.to(device) for weight in state[name]] for name in ("before", "average"))
+        copies = ([weight.to(device, copy=True) for weight in state[name]] for name in ("before", "average"))
+        self._initial, self._average = copies
         self._is_current = False
 
 

@@ -98,18 +98,20 @@ def _prompts(labels: Tensor, batch: Batch) -> Tensor:
     return ids.where(is_prompt if mask is None else is_prompt & mask.bool(), IGNORED)
 
 
-def balanced_weights(labels: Iterable[int], classes: int) -> list[float]:
+def balanced_weights(labels: Iterable[int] | Tensor, classes: int) -> list[float]:
     r"""Return weights that give all classes that occur the same total weight, and rows the mean weight 1.
 
     .. math:: w_c = \frac{n}{C\, n_c}
 
     n rows have a label, the class number, C of the ``classes`` occur, and :math:`n_c` rows are of class c, as in
-    scikit-learn. A class that no row has gets 0.
+    scikit-learn. A class that no row has gets 0. Rows labelled -100 do not count.
 
     Example:
         >>> balanced_weights([0, 0, 0, 1], classes=3)
         [0.6666666666666666, 2.0, 0.0]
     """
-    counts = Counter(labels)
+    counts = Counter(int(label) for label in labels if label != IGNORED)
+    if strange := sorted(counts.keys() - {*range(classes)}):
+        raise InputError(f"Expected class numbers from 0 to {classes - 1}, got {strange[0]}.")
     rows = sum(counts.values())
     return [rows / (len(counts) * counts[c]) if counts[c] else 0.0 for c in range(classes)]

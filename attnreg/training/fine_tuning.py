@@ -112,6 +112,8 @@ class FineTuning(TrainingMethod):
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
         if self.handle is not None and not self.handle.attached:
             raise InputError("This handle is detached, so nothing would be masked: pass the regularizer itself.")
+        if self.handle is not None and not self.handle.holds(model):
+            raise InputError(f"This handle is of another model than this {type(model).__name__}: attach one to it.")
         self.max_grad_norm = max_grad_norm
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")

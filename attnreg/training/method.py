@@ -177,10 +177,13 @@ class Updater:
     def step(
         self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = None, before: Hook | None = None
     ) -> None:
-        """Clip the gradients, call ``before``, update the parameters and the schedule, and clear the gradients."""
+        """Clip the gradients, call ``before``, update the parameters and the schedule, and clear the gradients.
+
+        Gradients of the model's parameters that the optimizer does not hold do not count, and are cleared, too.
+        """
         if self.max_grad_norm is not None:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
-            clip(model.parameters(), self.max_grad_norm)
+            clip(held_by(optimizer, model.parameters()), self.max_grad_norm)
         elif before is not None and self.accelerator is not None:
             self.accelerator.unscale_gradients(optimizer)  # clipping has done it
         if before is not None:
@@ -189,6 +192,7 @@ class Updater:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
 
 
 def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None:

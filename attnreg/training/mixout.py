@@ -66,6 +66,11 @@ class Mixout(FineTuning):
         **shared: Unpack[Shared],
     ) -> None:
         self.p = probability("p", p, "[0, 1)")
+        if shared.get("objective") is not None and shared.get("micro_batches", 1) > 1:
+            raise InputError(
+                "Mixout mixes the weights of every pass anew, but all micro-batches alike, which an objective of "
+                "several passes does not fit: use `micro_batches=1`."
+            )
         self._layers = _layers(model)
         super().__init__(model, optimizer, provider, **shared)
         # Copied after the accelerator has moved the model to its device.
@@ -101,6 +106,8 @@ class Mixout(FineTuning):
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear]:
+    if hasattr(model, "peft_config"):
+        raise InputError("Mixout mixes pretrained weights, which adapters do not train: fine-tune the model itself.")
     base = base_of(model)
     modules = set(base.modules())
     # Not subclasses: they override forward, or another module reads their weights (nn.MultiheadAttention).
