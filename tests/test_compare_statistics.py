@@ -38,6 +38,7 @@ def test_no_interval_where_there_is_no_spread(right):
     got = paired_difference((np.array(right) + 3) / 277, accuracies)  # the gaps differ in their last bits
     assert got.mean == pytest.approx(3 / 277)
     assert all(map(math.isnan, got[1:]))
+    assert paired_difference([0.1 + 0.2, 0.6, 0.7], [0.3, 0.6, 0.7]).mean == 0.0
 
 
 def test_unequal_numbers_of_seeds_are_refused():

@@ -184,6 +184,79 @@ def test_stopped_while_scoring_it_ends_as_stopped(tmp_path, monkeypatch, at_once
     assert (len(scored), stopped.value.exit_code) == (2, 130)
 
 
+def failed(run, why):
+    """A run that has failed before it kept anything."""
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(run.settings.to_dict()))
+    run.log.write_text(f"Error: {why}")
+
+
+def test_without_the_baseline_no_method_is_recommended(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", "mixout", seeds=2, equal_time=False)
+    with comparison.begun():
+        for run in comparison.runs():
+            if run.method.name != "finetune":
+                write(run, 0.9, trivial=TRIVIAL)
+    said = " ".join(map(str, write_report(comparison)))
+    assert "finetune: 0 of 2 seeds" in (comparison.folder / "report.md").read_text()
+    assert "To use" not in said
+
+
+def test_values_that_diverge_lose(tmp_path):
+    tried = "mixout --p 0.1 --learning-rate {1e-3,1e-4,1}"
+    comparison = comparison_of(tmp_path, "finetune", tried, seeds=2, search_seeds=2, equal_time=False)
+    with comparison.begun():
+        for run in comparison.runs():
+            if run.role == "search" and run.method.text.endswith(" 1"):
+                if run.seed == 1000:
+                    failed(run, "Training diverged: the loss is nan at step 6. Start again with a lower rate.")
+            else:
+                write(run, 0.5 + 0.2 * ("1e-4" in run.method.text))
+        report = reported(comparison)
+        assert comparison.chosen(comparison.methods[1]).text == "mixout --p 0.1 --learning-rate 1e-4"
+        assert list(comparison.missing()) == []
+        assert re.search(r"\| mixout --p 0.1 --learning-rate 1 +\| none +\| none +\| diverged", report)
+
+
+def test_a_search_in_which_all_values_diverge_is_refused(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "mixout --learning-rate {1,2}", equal_time=False)
+    with comparison.begun():
+        for run in comparison.runs():
+            if run.role == "search":
+                failed(run, "Training diverged: the loss is nan at step 6.")
+        with pytest.raises(InputError, match=r"All values in braces of .* diverged, such as mixout --learning-rate 1"):
+            comparison.runs()
+
+
+def test_a_run_that_failed_before_it_kept_anything_may_have_other_options(tmp_path):
+    first, other = (
+        comparison_of(tmp_path, f"finetune --learning-rate {rate}", options={"epochs": epochs})
+        for rate, epochs in ((1, 2), (1, 3))
+    )
+    failed(first.runs()[0], "Training diverged: the loss is nan at step 6.")
+    other.runs()[0].check()
+    (first.runs()[0].folder / "metrics.jsonl").write_text('{"epoch": 1, "acc')  # ended within its first line
+    other.runs()[0].check()
+    (first.runs()[0].folder / "metrics.jsonl").write_text('{"epoch": 1, "accuracy": 0.5}\n')
+    with pytest.raises(InputError, match="was started with other options"):
+        other.runs()[0].check()
+
+
+def test_training_rows_that_differ_are_told_as_a_range(tmp_path):
+    comparison = comparison_of(tmp_path, "finetune", "ad-drop", equal_time=False)
+    report = reported(
+        comparison, of_run=lambda run: {"rows": 50, "train_rows_scored": 50} if run.method.name == "ad-drop" else {}
+    )
+    assert "40 to 50 training rows" in report
+    assert "the score on 40 to 50 of the training rows" in report
+    options = {"task": "custom", "kind": "question-answering", "data_dir": "data", "text_columns": "q,c"}
+    windows = reported(comparison_of(tmp_path / "windows", "finetune", "ad-drop", options=options, equal_time=False))
+    assert "; 40 training windows" in windows
+    assert "the score on 40 of the training windows" in windows
+    alike = reported(comparison_of(tmp_path / "other", "finetune", "ad-drop", equal_time=False))
+    assert "; 40 training rows" in alike
+
+
 def test_rows_held_out_for_a_search_have_the_name_that_compare_gives_them(tmp_path):
     options = {"search_rows": 10, "equal_time": False}
     written(comparison_of(tmp_path, "finetune", "ad-drop --q {0.1,0.2}", **options))

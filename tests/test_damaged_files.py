@@ -154,7 +154,10 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
     (tmp_path / "all" / "study.json").write_text("{}")
     (tmp_path / "out").rename(tmp_path / "all" / "finetune" / "seed0")
     result = cli("compare", "finetune", "--seeds", 1, "--epochs", 1, "--output-dir", "all")
-    assert_sentence(result, 1, CONFIG[text].replace("out", "all/finetune/seed0"))
+    if "repeat it" in CONFIG[text]:  # a run of other options that has kept nothing starts over
+        ran(result)
+    else:
+        assert_sentence(result, 1, CONFIG[text].replace("out", "all/finetune/seed0"))
 
 
 def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from attnreg import __version__
+from attnreg.errors import InputError
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.options import files as content
 from attnreg.experiments.tasks import get_task, load_data
+from attnreg.experiments.tasks.loading.files import find_files
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.comparisons import written
 from tests.helpers.task_data import write_rows
@@ -49,15 +51,15 @@ def files(cli, tmp_path):
     return tmp_path
 
 
-def comparison(folder):
+def comparison(folder, **options):
     methods = [Method(text) for text in METHODS]
-    options = {"data_dir": "data", "epochs": 2}
+    options = {"data_dir": "data", "epochs": 2, **options}
     return Comparison(methods, methods[0], options, folder / "study", seeds=2, equal_time=False)
 
 
-def made(folder):
+def made(folder, **options):
     """A comparison with runs that are written down here."""
-    whole = comparison(folder)
+    whole = comparison(folder, **options)
     with whole.begun():
         for run in written(whole).runs():
             config = {"attnreg": __version__, "content": run.settings.content(), **run.settings.to_dict()}
@@ -128,3 +130,22 @@ def test_results_within_the_data_are_no_data(files, cli, monkeypatch):
     ran(cli(*run, "--output-dir", "out", "--resume"))
     edit("train.jsonl", '"label": 1', '"label": 0')
     assert_sentence(cli(*run, "--output-dir", "out", "--resume"), 1, "the data changed")
+
+
+def test_a_model_that_has_changed_is_refused(files):
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    run = made(files, model="model").runs()[0]
+    run.check()
+    edit("model/config.json", "{}", "{ }")
+    with pytest.raises(InputError, match=r"Since the run in .* was started, the model changed"):
+        run.check()
+
+
+def test_predictions_beside_data_are_no_data(files):
+    (files / "data" / "train.jsonl").rename(files / "data" / "train-00000-of-00001.jsonl")
+    before, splits = content.checksum("data"), find_files(files / "data", {"train", "validation"})
+    for name in ("train-00000-of-00001", "validation"):
+        (files / "data" / f"{name}.predicted.csv").write_text("prediction\n1\n")
+    assert content.checksum("data") == before
+    assert find_files(files / "data", {"train", "validation"}) == splits

@@ -23,8 +23,7 @@ from scipy import optimize, stats
 
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 from attnreg.experiments.compare.study import read_study
-from attnreg.experiments.options.settings import TASK_OPTIONS
-from attnreg.experiments.tasks.built_in import choose_task
+from attnreg.experiments.options.settings import task_of
 
 FOLDER = Path(__file__).parent
 ALL = FOLDER / "comparisons" / "all.csv"
@@ -131,7 +130,7 @@ def contributed(folder: Path) -> Iterator[Row]:
     study = read_study(folder / "study.yaml")
     data, primary = study.report_on or "dev", study.primary or ()
     for name, each in study.comparisons.items():
-        task = choose_task(each.options["task"], **{key: each.options.get(key) for key in TASK_OPTIONS})
+        task = task_of(each.options)
         train_size = each.options.get("train_size", "all")
         place, model = Path(str(each.options.get("data_dir", ""))).name, str(each.options.get("model", "tiny BERT"))
         of_task = f"-train_size={train_size}", f"-model={model.replace('/', '_')}"  # in names of comparisons

@@ -24,7 +24,7 @@ from attnreg.experiments.options.option import (
     option,
     together,
 )
-from attnreg.experiments.options.settings import OUTPUT, RUNNING, TASK_OPTIONS, data_name, shared_options
+from attnreg.experiments.options.settings import OUTPUT, RUNNING, data_name, shared_options, task_of
 from attnreg.experiments.runs.command import load_command
 
 THREADS = option(
@@ -211,9 +211,8 @@ def search(space: str | None, jobs: int | None, threads: int, output_dir: Path |
 
 def _model(options: dict[str, Any]) -> Any:
     """Load the model of the task, to check providers with it."""
-    from attnreg.experiments.tasks.built_in import choose_task
     from attnreg.experiments.tasks.models.pretrained import load_model
 
-    task = choose_task(options["task"], **{name: options[name] for name in TASK_OPTIONS})
+    task = task_of(options)
     labels = task.labels or ("0", "1")  # providers do not depend on the head
     return load_model(replace(task, labels=labels), options["model"])[0]

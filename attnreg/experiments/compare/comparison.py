@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from attnreg.arguments import Count, Index
-from attnreg.errors import UsageError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, State, Trial, best
@@ -118,23 +118,31 @@ class Comparison:
         return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs that select the values in braces of a method."""
-        return [run for variant in method.candidates for run in self._held_out.runs(variant)]
+        """Return the runs that select the values in braces of a method, without those of values that diverged."""
+        failed = {trial.method for trial in self.trials(method) if trial.state == "failed"}
+        return [run for variant in method.candidates if variant not in failed for run in self._held_out.runs(variant)]
 
     def trials(self, method: Method) -> list[Trial]:
         """Return a trial per combination of a method's values in braces; none if there are no braces."""
         trials = []
         for number, variant in enumerate(method.candidates):
-            scores = [run.score for run in self._held_out.runs(variant) if run.finished]
-            state: State = "complete" if len(scores) == self._held_out.seeds else "running"
-            trials.append(Trial(number, variant, scores, state))
+            runs = self._held_out.runs(variant)
+            scores = [run.score for run in runs if run.finished]
+            failure = next((run.failure for run in runs if run.diverged), None)
+            state: State = "failed" if failure else "complete" if len(scores) == len(runs) else "running"
+            trials.append(Trial(number, variant, scores, state, failure))
         return trials
 
     def chosen(self, method: Method) -> Method | None:
-        """Return the variant with the best mean score on held-out rows, or ``None`` until its search has finished."""
+        """Return the variant with the best mean score on held-out rows; ``None`` until its search has finished.
+
+        Raises an ``InputError`` if all values diverged.
+        """
         if not (trials := self.trials(method)):
             return method.variants[0]
-        winner = best(trials) if all(trial.state == "complete" for trial in trials) else None
+        if all(trial.state == "failed" for trial in trials):
+            raise InputError(f"All values in braces of {method.name} diverged, such as {trials[0].method.name}.")
+        winner = None if any(trial.state == "running" for trial in trials) else best(trials)
         return None if winner is None else winner.method
 
     def best_of(self, names: Sequence[str]) -> str | None:

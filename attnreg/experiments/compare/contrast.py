@@ -91,10 +91,13 @@ def p_cell(value: float) -> str:
 def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Sequence[Contrast]) -> list[str]:
     """Say whether a method learned anything, which methods differ from the baseline, and what to do next.
 
-    ``compared`` are contrasts with the baseline, ``same_time`` with a baseline that trained for the same time.
+    ``compared`` are contrasts with the baseline, ``same_time`` with a baseline that trained for the same time. Several
+    groups without contrasts lack the baseline: nothing is said of them.
     """
     if not any(map(_learned, groups)):
         return ["No method learned the task: train for more epochs, or on more rows."]
+    if len(groups) > 1 and not compared:
+        return []
     if compared and max(len(contrast.gaps) for contrast in compared) < 2:
         return [ONE_SEED]
     acted = [contrast for contrast in compared if not contrast.mine.never_acted]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.history import rank
-from attnreg.experiments.folder.run_folder import RunReader, check_same
+from attnreg.experiments.folder.run_folder import DIVERGED, RunReader, check_same
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
@@ -79,6 +79,11 @@ class PlannedRun:
         return next((line for line in messages if line.startswith("Error: ")), messages[0])
 
     @property
+    def diverged(self) -> bool:
+        """Whether the run ended because its numbers diverged, as they would again."""
+        return DIVERGED in (self.failure or "")
+
+    @property
     def result(self) -> dict[str, Any]:
         """``result.json``, with the run's options under ``config``."""
         self.reader.check_files()
@@ -109,8 +114,10 @@ class PlannedRun:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(f"{self.folder} holds files but no run: choose another --output-dir.")
             return
-        with self._with_flag():
-            check_same(self.folder, self.settings)
+        _ = self.reader.config  # raises if it is no run's
+        if self.reader.kept or self.reader.running:  # else it starts over
+            with self._with_flag():
+                check_same(self.folder, self.settings)
 
     @contextmanager
     def _with_flag(self) -> Iterator[None]:

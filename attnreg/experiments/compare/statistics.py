@@ -33,9 +33,9 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, confidence: float = 
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise InputError(f"Expected one score per seed from both methods, got shapes {a.shape} and {b.shape}.")
     gaps = a - b
-    mean = float(gaps.mean())
-    if len(gaps) < 2 or np.ptp(gaps) <= 1e-12 * max(np.abs(a).max(), np.abs(b).max()):  # only rounding
-        return Difference(mean, math.nan, math.nan, math.nan)
+    mean, rounding = float(gaps.mean()), 1e-12 * max(np.abs(a).max(), np.abs(b).max())
+    if len(gaps) < 2 or np.ptp(gaps) <= rounding:
+        return Difference(mean if abs(mean) > rounding else 0.0, math.nan, math.nan, math.nan)
     test = stats.ttest_rel(a, b)
     low, high = test.confidence_interval(confidence)
     return Difference(mean, float(low), float(high), float(test.pvalue))

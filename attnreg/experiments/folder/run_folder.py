@@ -94,8 +94,13 @@ class RunReader:
     @property
     def kept(self) -> bool:
         """Whether the folder holds a run with a result, a checkpoint or an evaluation, which must not be lost."""
-        begun = self.finished or self.resumable or bool(self.metrics)
+        begun = self.finished or self.resumable or self._has_metrics
         return begun and (self.folder / "config.json").is_file()
+
+    @property
+    def _has_metrics(self) -> bool:
+        path = self.folder / "metrics.jsonl"
+        return path.is_file() and b"\n" in path.read_bytes()  # a process may have ended within its first line
 
     @property
     def running(self) -> bool:
@@ -140,6 +145,7 @@ class RunReader:
             raise InputError(f"Cannot read {path} as JSON: {error}.") from error
 
 
+DIVERGED = "Training diverged"  # how the message of such a run begins
 # The files of a run that failed before its first checkpoint: none of them needs to be kept.
 _UNBEGUN = {LOCK, "config.json", "metrics.jsonl", "telemetry.jsonl"}
 

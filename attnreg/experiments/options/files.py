@@ -18,6 +18,7 @@ import attnreg
 from attnreg import __version__
 from attnreg._files import LOCK
 from attnreg.errors import InputError, UsageError, did_you_mean
+from attnreg.experiments.tasks.loading.files import is_data
 
 
 @functools.cache  # a study asks for them thousands of times
@@ -80,6 +81,7 @@ NAMES = {
     "recipe": "the recipe's file",
     "provider": "the provider's file",
     "data": "the data",
+    "model": "the model",
     "attnreg": "attnreg's version",
 }
 
@@ -125,7 +127,7 @@ def code_of(values: Iterable[object]) -> str | None:
 
 
 def checksum(path: str) -> str:
-    """Return the checksum of a file, or of a folder's files and their names, without hidden files and results."""
+    """Return the checksum of a file, or of a folder's data files and their names, without results and predictions."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else sorted(_files_in(root))
     return _checksum_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files), root)
@@ -137,8 +139,8 @@ def _files_in(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root, followlinks=True):
         counts = (real := Path(folder).resolve()) not in seen and (LOCK not in names or real == root)
         seen.add(real)
-        folders[:] = sorted(name for name in folders if name[0] != "." and counts)
-        names = [name for name in names if name[0] != "." and counts]
+        folders[:] = sorted(name for name in folders if is_data(name) and counts)
+        names = [name for name in names if is_data(name) and counts]
         yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 

@@ -207,7 +207,7 @@ class Settings:
 
     def chosen_task(self) -> Task:
         """Return the task that the options define."""
-        return choose_task(self.task, **{name: getattr(self, name) for name in TASK_OPTIONS})
+        return task_of(vars(self))
 
     def check_rows(self, rows: int) -> None:
         """Refuse to hold out, or to train on, more rows than train has."""
@@ -246,12 +246,13 @@ class Settings:
         }
 
     def content(self) -> dict[str, str | None]:
-        """Return checksums of the files behind the results: the recipe, files with provider classes, and the data."""
+        """Return checksums of the files behind the results: recipe, files with provider classes, data and model."""
         recipe = self.recipe_file
         return {
             "provider": code_of(self.own.values()),
             "recipe": checksum(recipe) if recipe and Path(recipe).is_file() else None,
             "data": None if self.data_dir is None else checksum(self.data_dir),
+            "model": checksum(self.model) if self.model and Path(self.model).is_dir() else None,
         }
 
     def command(self) -> str:
@@ -291,6 +292,11 @@ def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
         attribute for attribute in OPTIONS if attribute.default is not MISSING and attribute.name not in NOT_COMPARED
     )
     return {**json.loads(json.dumps({row.name: row.default for row in kept})), **config}
+
+
+def task_of(options: Mapping[str, Any]) -> Task:
+    """Return the task that options by name, such as those of a run, define."""
+    return choose_task(options["task"], **{name: options.get(name) for name in TASK_OPTIONS})
 
 
 def scored_rows(options: Mapping[str, Any]) -> str:

@@ -28,8 +28,7 @@ from attnreg.experiments.options.option import (
     is_set,
     together,
 )
-from attnreg.experiments.options.settings import OPTIONS, TASK_OPTIONS, Settings, data_name, shared_options
-from attnreg.experiments.tasks.built_in import choose_task
+from attnreg.experiments.options.settings import OPTIONS, Settings, data_name, shared_options, task_of
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.loading.files import folder_with_data, names_of, not_on_hub
 from attnreg.experiments.tasks.models.place import check_there
@@ -187,7 +186,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
             raise UsageError(f"Expected at most {LARGEST_WHOLE} for {parameter.opts[0]}, got {value}.")
     recipe_options = dict(options)
     shared = {option.name: recipe_options.pop(option.name) for option in OPTIONS}
-    task = choose_task(shared["task"], **{name: shared[name] for name in TASK_OPTIONS})
+    task = task_of(shared)
     if task.evaluation_only:
         advice = f"run `attnreg evaluate RUN --task {task.name}`"
         raise UsageError(f"Task {task.name!r} is for evaluation only. Train on another task, then {advice}.")

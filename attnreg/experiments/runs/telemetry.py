@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnreg.errors import StoppedError
+from attnreg.experiments.folder.run_folder import DIVERGED
 from attnreg.injection.running.rates import Sums, added
 from attnreg.training.method import StepResult
 
@@ -84,7 +85,7 @@ class Telemetry:
 
     def _diverged(self, fault: str, step: int) -> StoppedError:
         advice = "Start again with a lower --learning-rate."
-        return StoppedError(f"Training diverged: {fault} at step {step}. {advice} {self._callbacks[2]()}")
+        return StoppedError(f"{DIVERGED}: {fault} at step {step}. {advice} {self._callbacks[2]()}")
 
     def end_epoch(self) -> dict[str, float]:
         """End an epoch and return its drop rate per site; empty if the provider was not active."""

@@ -12,9 +12,11 @@ from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict, w
 from attnreg.experiments.compare.group import Group, check_rows
 from attnreg.experiments.compare.method import typed_words
 from attnreg.experiments.compare.report import figures, tables
+from attnreg.experiments.options.settings import task_of
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Contents, Heading, Paragraph, Table
 from attnreg.experiments.results.outcome import rounds_played
+from attnreg.experiments.tasks.kinds import kind_class
 
 _COST = (
     "Values are means over seeds; ratios are relative to {}. Time is training time, without evaluation, "
@@ -30,7 +32,7 @@ _DIFFERENCES = (
     "find with a probability of 0.8, as far as these differences vary."
 )
 _FIT = (
-    "Train is the score on {} of the training rows. The calibration error is the expected calibration error on {} "
+    "Train is the score on {} of the training {}. The calibration error is the expected calibration error on {} "
     "rows, with 15 bins."
 )
 
@@ -75,7 +77,7 @@ def write_report(comparison: Comparison) -> list[str | Table]:
         *([Heading("Drop rates"), *rate_pictures] if rate_pictures else ()),
         Heading("Fit"),
         tables.fit(groups),
-        Paragraph(_FIT.format(baseline.first["train_rows_scored"], baseline.where)),
+        Paragraph(_FIT.format(_range(groups, "train_rows_scored"), _trained_on(baseline), baseline.where)),
         Heading("Cost"),
         tables.cost(groups, baseline),
         Paragraph(_COST.format(baseline.name)),
@@ -140,7 +142,9 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
     scored_rows = "dev" if baseline.seed_rows is None else f"{baseline.seed_rows}, instead of dev,"
     when = "after the last epoch" if at_the_end else "at the end of training"
     scores = f"Each method is scored on {scored_rows} {when}, with the network that it returns."
-    rows = f"{baseline.first['rows']} training rows, {len(baseline.records[0])} {baseline.where} rows"
+    rows = (
+        f"{_range(groups, 'rows')} training {_trained_on(baseline)}, {len(baseline.records[0])} {baseline.where} rows"
+    )
     yield f"{_count(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
     if differing:
         names = ", ".join(name.replace("_", " ") for name in differing)
@@ -199,6 +203,17 @@ def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
             f"over {_count(comparison.search_seeds, 'separate seed')}. {bias}"
         )
         yield table
+
+
+def _range(groups: Sequence[Group], name: str) -> str:
+    """Return a count, which may differ between methods, from the least to the most."""
+    counts = sorted({int(group.first[name]) for group in groups})
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+
+def _trained_on(group: Group) -> str:
+    """Return what batches consist of: rows or, if these may be long, windows of them."""
+    return "windows" if kind_class(task_of(group.first["config"]).kind).has_windows else "rows"
 
 
 def _count(number: object, noun: str) -> str:

@@ -113,5 +113,6 @@ def tries(comparison: Comparison) -> Table | None:
         for trial in comparison.trials(method):
             mean, scores = score_cells(trial.scores)
             row = {"tried": trial.method.name, "mean on held-out rows": mean, f"seeds, from {FIRST_SEED}": scores}
-            rows.append({**row, "choice": "chosen" if trial.method == chosen else "no"})
+            choice = "diverged" if trial.state == "failed" else "chosen" if trial.method == chosen else "no"
+            rows.append({**row, "choice": choice})
     return Table.of(rows, texts=(0, 3)) if rows else None

@@ -18,12 +18,11 @@ from attnreg.errors import InputError, UsageError
 from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.options.files import code_of
 from attnreg.experiments.options.provider import own_classes
-from attnreg.experiments.options.settings import TASK_OPTIONS
+from attnreg.experiments.options.settings import task_of
 from attnreg.experiments.results.plots.style import picture
-from attnreg.experiments.tasks import choose_task, load_data, load_model
+from attnreg.experiments.tasks import load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
-from attnreg.experiments.tasks.task import Task
 from attnreg.injection.report import DroppedTokens, watching
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
@@ -45,7 +44,7 @@ def saved_provider(run: RunReader) -> Regularizer:
 def plot_sample(run: RunReader, path: Path, layer: int) -> None:
     """Plot the attention of the first dev row that is short enough to read; a training row if there is no dev split."""
     provider = saved_provider(run)
-    task, splits = load_data(_task_of(run), run.config["data_dir"], needs_validation=False)
+    task, splits = load_data(task_of(run.config), run.config["data_dir"], needs_validation=False)
     model, tokenizer = load_model(task, str(run.folder / "model"))
     layers = int(model.config.num_hidden_layers)
     if not 0 <= layer < layers:
@@ -66,17 +65,13 @@ def show_tokens(run: RunReader, text: str) -> DroppedTokens:
     """Return what the provider of a run drops of the tokens of a text."""
     if not run.finished or not all((run.folder / name).is_dir() for name in ("provider", "model")):
         raise InputError(f"--tokens needs a finished run with a regularizer and its model, and {run.folder} lacks one.")
-    task = replace(_task_of(run), labels=tuple(run.result["classes"]))
+    task = replace(task_of(run.config), labels=tuple(run.result["classes"]))
     if kind_class(task.kind).reads_images or task.choices:
         raise InputError(f"--tokens shows a text, but {task.name} is a {task.kind} task.")
     model, tokenizer = load_model(task, str(run.folder / "model"))
     batch = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=run.config["max_length"]))
     with attnreg.attach(model.eval(), saved_provider(run)) as handle:
         return handle.show(batch, tokenizer)
-
-
-def _task_of(run: RunReader) -> Task:
-    return choose_task(run.config["task"], **{name: run.config.get(name) for name in TASK_OPTIONS})
 
 
 def plot_attention(

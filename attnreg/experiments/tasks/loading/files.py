@@ -13,9 +13,15 @@ _TEXTS, _PACKED = (".jsonl", ".json", ".csv", ".tsv"), ("", ".gz", ".bz2", ".zst
 _ANY = f"{', '.join(_TEXTS)} or .parquet"
 SUFFIXES = (*(text + packed for text in _TEXTS for packed in _PACKED), ".parquet")
 VALIDATION = ("validation", "valid", "val", "dev")
+PREDICTED = ".predicted"  # in the names of files with predictions, which are saved beside data
 WHOLE = ""  # the name of data that is not divided into splits
 _SHOWN = 10
 _PART = re.compile(r"-.*$|[_.]?\d+$")  # train-00000-of-00002, train-a, train_1, train2
+
+
+def is_data(name: str) -> bool:
+    """Whether a file or folder of data may have a name: not if it is hidden, or holds predictions of ours."""
+    return not name.startswith(".") and PREDICTED not in name
 
 
 def suffix_of(file: Path) -> str | None:
@@ -151,7 +157,7 @@ def shown(files: Iterable[Path]) -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if is_data(path.name))
 
 
 def stem_of(file: Path) -> str:
