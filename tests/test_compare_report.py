@@ -337,15 +337,15 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
 
 def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp_path):
     comparison = comparison_of(tmp_path, "finetune", "attention-dropout", first_seed=30)
-    comparison.check()
+    comparison.check_methods()
     assert [run.seed for run in comparison.runs()] == [30, 31, 30, 31]
     assert "--seeds 2 --first-seed 30" in reported(comparison, lambda run: 0.5)
-    comparison_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check()  # nothing is searched
+    comparison_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check_methods()  # nothing is searched
     searched = [tmp_path / "some", "finetune", "ad-drop --q {0.1,0.3}"]
     for first in (999, 1000, 1001):
         with pytest.raises(UsageError, match="would be tested on the runs that chose them"):
-            comparison_of(*searched, search_seeds=2, first_seed=first).check()
-    comparison_of(*searched, search_seeds=2, first_seed=1002).check()
+            comparison_of(*searched, search_seeds=2, first_seed=first).check_methods()
+    comparison_of(*searched, search_seeds=2, first_seed=1002).check_methods()
 
 
 def test_the_baseline_is_searched_like_any_other(tmp_path):

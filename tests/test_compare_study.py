@@ -163,7 +163,7 @@ def test_runs_from_before_an_option_count_as_with_its_default(tmp_path):
         del config[name]
     old.write_text(json.dumps(config))
     comparison.folder.joinpath("study.json").write_text('{"equal_time_epochs": {}}')
-    comparison.check()
+    comparison.check_methods()
     report = reported(comparison)
     assert "The methods differ" not in report
     assert "Incomplete" not in report
@@ -174,7 +174,7 @@ def test_one_comparison_at_a_time_works_on_a_folder(tmp_path):
     busy = pytest.raises(InputError, match=r"Another comparison is writing to .*: wait for it")
     with comparison.begun(), busy, comparison.begun():
         pass
-    comparison.check()
+    comparison.check_methods()
     with comparison.begun():  # let go again
         pass
 

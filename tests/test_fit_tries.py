@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 import attnreg
 from attnreg.errors import AttnRegWarning
+from attnreg.experiments.fit import tries
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
 from tests.helpers.bench import bench_with, tiny_bench
@@ -79,7 +80,7 @@ def test_ad_drop_is_not_tried_where_a_model_has_no_attention(bench_of):
 
 def test_models_that_cannot_compute_in_bfloat16_do_not(bench_of, monkeypatch):
     bench = bench_of(hf.DebertaConfig(**SMALL))
-    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0)
+    monkeypatch.setattr(tries, "times_float32", lambda dtype: 1.0)
     bench.measure()
     assert not bench.in_bfloat16
     assert np.isfinite(bench.out_of_fold(Try(1, 1e-3), np.arange(80), np.arange(80, 120), 0, lambda: None)).all()
@@ -156,19 +157,15 @@ def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
     assert 1e-5 < np.abs(rounded - exact).max() < 0.2
 
 
-@pytest.mark.parametrize(("times", "taken"), [(0.5, True), (0.95, False), (np.inf, False)])
-def test_bfloat16_is_taken_where_it_is_faster(times, taken, bench, monkeypatch):
+@pytest.mark.parametrize(
+    ("times", "product", "taken"), [(0.5, 1.0, True), (0.95, 1.0, False), (np.inf, 1.0, False), (0.1, 3.0, False)]
+)
+def test_bfloat16_is_taken_where_it_is_faster(times, product, taken, bench, monkeypatch):
+    """It is not tried where a product of matrices is very slow."""
     monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: times if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0)
+    monkeypatch.setattr(tries, "times_float32", lambda dtype: product)
     bench.measure()
     assert (bench.in_bfloat16, bench.seconds) == (taken, times if taken else 1.0)
-
-
-def test_bfloat16_is_not_tried_where_it_is_very_slow(bench, monkeypatch):
-    monkeypatch.setattr(Bench, "seconds_with", lambda self, *given, **more: 0.1 if self.in_bfloat16 else 1.0)
-    monkeypatch.setattr(Bench, "_seconds_of_product", lambda self, dtype: 1.0 if dtype == torch.float32 else 3.0)
-    bench.measure()
-    assert (bench.in_bfloat16, bench.seconds) == (False, 1.0)
 
 
 def test_the_longest_texts_do_not_measure_the_time_of_all(bench):

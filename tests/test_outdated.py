@@ -89,7 +89,7 @@ def test_an_older_run_that_does_not_tell_is_kept(files):
     with whole.begun():
         written(whole)
     edit("data/validation.jsonl", '"label": 1', '"label": 0')
-    whole.check()
+    whole.check_folder()
 
 
 def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
     study = read_study(file_of(tmp_path))
     for comparison in study.comparisons.values():
-        comparison.check()
+        comparison.check_methods()
     assert list(study.comparisons) == ["agreement-train_size=64", "agreement-train_size=96", "few"]
     comparison = study.comparisons["few"]
     typed = [method.typed for method in comparison.methods]
@@ -226,7 +226,7 @@ def test_each_built_in_study_can_be_planned(name, tmp_path):
     for task in ("sst2_sentences", "cr", "subj", "trec"):
         (tmp_path / task).mkdir()
     for comparison in read_study(study_files()[name], tmp_path / "out", options).comparisons.values():
-        comparison.check()
+        comparison.check_methods()
         assert comparison.runs()
 
 

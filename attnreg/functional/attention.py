@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ def scores_dropout(
     *,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
+    traced: bool | None = None,
 ) -> Tensor:
     r"""Compute attention with dropped scores set to :math:`-\infty` before the softmax.
 
@@ -39,7 +39,8 @@ def scores_dropout(
 
     ``bias``, broadcastable to ``(B, H, Q, K)``, is added to the scores; ``scale`` multiplies :math:`QK^\top` (default:
     :math:`1/\sqrt D`). ``dropout_p`` is the probability of the model's dropout of weights. With ``enable_gqa``,
-    several query heads share one key head. Returns ``(B, H, Q, D)``.
+    several query heads share one key head. ``traced`` says whether torch traces the call (default: it is found out).
+    Returns ``(B, H, Q, D)``.
 
     Example:
         >>> q = k = v = torch.eye(2).view(1, 1, 2, 2)
@@ -48,27 +49,9 @@ def scores_dropout(
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    options: Any = {"dropout_p": dropout_p, "enable_gqa": enable_gqa}
-    return dropped_scores(query, key, value, keep, valid, bias, scale, traced=is_traced(), **options)
-
-
-def dropped_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    keep: Tensor,
-    valid: Tensor | None,
-    bias: Tensor | None,
-    scale: float | None,
-    *,
-    traced: bool,
-    dropout_p: float,
-    enable_gqa: bool,
-) -> Tensor:
-    """Compute :func:`scores_dropout`; ``traced`` is the result of :func:`is_traced`."""
     keep = keep if len(keep.shape) > 1 else torch.atleast_2d(keep)
     attended = keep if valid is None else keep & valid
-    is_plain = query.is_cpu and not traced
+    is_plain = query.is_cpu and not (is_traced() if traced is None else traced)
     dead = ~(_any(attended) if is_plain else attended.any(-1, keepdim=True))
     if not is_plain or bool(dead.any()):  # reading a value would wait for a GPU
         attended = attended | dead if valid is None else attended | (dead & valid)

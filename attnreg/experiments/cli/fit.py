@@ -9,7 +9,7 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, TRAINING
+from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, TRAINING
 from attnreg.experiments.tasks.loading.files import PREDICTED, stem_of
 from attnreg.experiments.tasks.models.place import check_there
 
@@ -31,7 +31,7 @@ _FIT = (
            help="Maximum tokens per text; longer ones are cut (default: 128, or up to 512 where that helps many)."),
     option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
            help="Folder for model and report (default: runs/fit-NAME)."),
-    option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available)."),
+    DEVICE,
     option("--threads", type=click.IntRange(min=1), group=RUNNING,
            help="CPU threads at most (default: torch's number)."),
 )  # fmt: skip
@@ -71,7 +71,7 @@ def fit(
 @option("--text-columns", group=DATA, help="Text columns (default: as in the fit, or the only one that has texts).")
 @option("--output", type=click.Path(path_type=Path, dir_okay=False), group=OUTPUT,
         help="File to write, .csv or .jsonl (default: beside DATA, with .predicted in its name).")  # fmt: skip
-@option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available).")
+@DEVICE
 def predict(model: Path, data: Path | None, text_columns: str | None, output: Path | None, device: str | None) -> None:
     """Predict new rows: with a model of `attnreg fit`, classes, probabilities and what cannot be judged.
 

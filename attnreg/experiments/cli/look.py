@@ -10,7 +10,7 @@ import click
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError, one_line
 from attnreg.experiments.options.option import GroupedCommand, names_like, option, together
-from attnreg.experiments.options.settings import DATA, DEVICES, OUTPUT, RUNNING, shared_options
+from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, shared_options
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.loading.files import folder_with_data
 from attnreg.experiments.tasks.models.place import check_there
@@ -31,8 +31,7 @@ _OPTIONS = (
            help="Name of the file with the scores (default: by task, data folder and split)."),
     option("--batch-size", group=RUNNING, type=click.IntRange(1, 100_000), default=64,
            help="Rows per forward pass."),
-    option("--device", group=RUNNING, type=click.Choice(DEVICES),
-           help="Device (default: the best available)."),
+    DEVICE,
 )  # fmt: skip
 EPILOG = "Example: attnreg evaluate runs/finetune-mnli-seed0 --task hans --data-dir DIR"
 

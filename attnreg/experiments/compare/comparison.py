@@ -43,11 +43,6 @@ class Comparison:
     search_rows: Count = 500
     keep_models: bool = False
 
-    def check(self) -> None:
-        """Check the methods, their options and the folder, before any run starts."""
-        self.check_methods()
-        self.check_folder()
-
     def check_methods(self) -> None:
         """Check the methods and their options."""
         slugs = [method.slug for method in self.methods]

@@ -17,7 +17,6 @@ from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from attnreg import ADDrop, AttentionDropout, attach
 from attnreg.errors import AttnRegWarning, InputError
@@ -30,6 +29,7 @@ from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.experiments.tasks.models.pretrained import longest_input
 from attnreg.injection import CoverageWarning
+from attnreg.regularizers.attribution import times_float32
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
 from attnreg.training.method import Batch
@@ -38,8 +38,7 @@ from attnreg.training.start import adamw
 _WARMUP = 0.1  # of the steps
 LONGEST = 512  # tokens of a text, unless it is asked for more
 _AHEAD = 64  # rows of a batch without gradients
-_MEASURED = 5  # steps, or products
-_SIDE = 384  # of matrices
+_MEASURED = 5  # steps
 _FASTER = 1.15  # times, by which bfloat16 must be faster than float32
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
@@ -232,7 +231,7 @@ class Bench:
             seconds[threads] = self.seconds_with(threads, slowest=min(seconds.values()))
         self.seconds, fastest = min((measured, threads) for threads, measured in seconds.items())
         torch.set_num_threads(fastest)
-        if self._seconds_of_product(torch.bfloat16) > 2 * self._seconds_of_product(torch.float32):
+        if self.accelerator.device.type == "cpu" and times_float32(torch.bfloat16) > 2:
             return  # without instructions for bfloat16, a step would take minutes
         self.in_bfloat16 = True
         try:
@@ -260,12 +259,6 @@ class Bench:
             warnings.warn(f"AD-DROP is not tried: {reason}.", AttnRegWarning, stacklevel=2)
             return None
         return layer
-
-    def _seconds_of_product(self, dtype: torch.dtype) -> float:
-        """Measure the seconds of a product of matrices."""
-        matrix = torch.ones(_SIDE, _SIDE, dtype=dtype, device=self.accelerator.device)
-        timer = Timer("(matrix @ matrix).sum().item()", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
-        return float(timer.timeit(_MEASURED).mean)
 
     @functools.cached_property
     def _measured_batches(self) -> list[Batch]:

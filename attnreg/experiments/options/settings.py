@@ -37,6 +37,8 @@ from attnreg.experiments.tasks.task import Task
 SCHEDULES = ("linear", "cosine", "inverse_sqrt", "constant_with_warmup", "constant")
 DEVICES = ("cpu", "cuda", "mps")
 DATA, TRAINING, OUTPUT, RUNNING = "Task and data", "Training", "Output", "Running"
+#: the option of commands that train no run
+DEVICE = option("--device", type=click.Choice(DEVICES), group=RUNNING, help="Device (default: the best available).")
 _GROUPS = {"task": DATA, "epochs": TRAINING, "output_dir": OUTPUT}  # by the first option of a group
 TASK_OPTIONS = ("kind", "text_columns", "label_column", "choice_columns", "metric")
 _OF_ONE_RUN = {

@@ -27,7 +27,7 @@ from attnreg.experiments.tasks.built_in import choose_task
 from attnreg.experiments.tasks.columns import WITHOUT_LABELS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
-from attnreg.experiments.tasks.loading.data import load_data, load_inputs, names_in
+from attnreg.experiments.tasks.loading.data import load_data, load_inputs, named_sources
 from attnreg.experiments.tasks.loading.files import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.task import Task
@@ -129,7 +129,7 @@ class SavedModel:
 
     def _refuse_training_rows(self, task: Task) -> None:
         """Refuse a file that has all rows of the run, those that it was trained on, too."""
-        if WHOLE in names_in(task, Path(str(self._folder))).values():
+        if WHOLE in named_sources(task, self._folder)[2].values():
             raise InputError(f"{self.run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
@@ -175,7 +175,7 @@ def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
     """Whether the rows of this split are read as validation, as IMDB's test split and a single file are."""
     if data_dir is None:
         return split == task.validation[0]
-    return names_in(task, Path(data_dir)).get("validation") in (split, WHOLE)
+    return named_sources(task, data_dir)[2].get("validation") in (split, WHOLE)
 
 
 def _classes(model: Path) -> tuple[str, ...]:

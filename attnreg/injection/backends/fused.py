@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnreg import functional, kernels
-from attnreg.functional.attention import dropped_scores, per_head
+from attnreg.functional.attention import per_head, scores_dropout
 from attnreg.functional.blocks import closed, dropped_weights, in_blocks
 from attnreg.functional.seeded import is_traced, transformed
 from attnreg.injection.backends.allowed import Allowed
@@ -69,18 +69,9 @@ class Attention:
                 keep = drawn.written_out() if keep is None else keep & drawn.written_out()
             assert keep is not None
             mode.count(keep if mask.kept is None else mask.kept, factor)
-            out = dropped_scores(
-                self.query,
-                self.key,
-                self.value,
-                keep,
-                self.allowed.valid(self.query.device),
-                None,
-                self.scale,
-                traced=not mode.is_quiet and is_traced(),
-                dropout_p=self.dropout_p,
-                enable_gqa=self.enable_gqa,
-            )
+            valid, traced = self.allowed.valid(self.query.device), not mode.is_quiet and is_traced()
+            others: Any = {"scale": self.scale, "dropout_p": self.dropout_p, "enable_gqa": self.enable_gqa}
+            out = scores_dropout(self.query, self.key, self.value, keep, valid, traced=traced, **others)
         elif rest.drawn_weights and (dropped := self._of_weights(rest, factor, mode)) is not None:
             out = dropped
         else:

@@ -116,12 +116,7 @@ def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> d
     return rows
 
 
-def names_in(task: Task, folder: Path) -> dict[str, str]:
-    """Return the names of splits in a folder, by split; ``WHOLE`` for data that is not divided into splits."""
-    return _named(task, folder)[2]
-
-
-def _named(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Sources, dict[str, str]]:
+def named_sources(task: Task, data_dir: str | Path | None) -> tuple[Path | str, _Sources, dict[str, str]]:
     """Return where the data is, its sources, and the names that splits have there."""
     where, sources = _find(task, data_dir, names_of(task))
     if WHOLE in sources:
@@ -173,7 +168,7 @@ def _built_in(task: Task, check: _Check) -> dict[str, datasets.Dataset]:
 def _splits(
     task: Task, data_dir: str | Path | None, needs_validation: bool, check: _Check
 ) -> dict[str, datasets.Dataset]:
-    where, sources, chosen = _named(task, data_dir)
+    where, sources, chosen = named_sources(task, data_dir)
     for split, is_needed in (("train", not task.evaluation_only), ("validation", needs_validation)):
         if is_needed and split not in chosen:
             hint = ", or score on rows of train with --validation-rows (in a comparison: --folds)"
