@@ -29,11 +29,11 @@ def model(tiny, tmp_path_factory):
     return folder
 
 
-def texts(before, count=80):
+def texts(before, after=60, count=80):
     """Texts, and their class, of which only the words after the first ones tell."""
     words = ["boy", "girls"]
     return [
-        ["the " * (before + number % 7) + f"{words[number % 2]} " * 60 for number in range(count)],
+        ["the " * (before + number % 7) + f"{words[number % 2]} " * after for number in range(count)],
         [f"{word} first" for word in words] * (count // 2),
     ]
 
@@ -73,9 +73,9 @@ def test_texts_are_cut_as_usual(model, before, options):
 def test_a_model_reads_no_more_than_its_positions(model, monkeypatch):
     monkeypatch.setattr(race, "_SLOWER", 0.0)
     with pytest.warns(AttnRegWarning, match=r"80 of 80 texts \(100%\) are cut by --max-length 300"):
-        classifier = fitted(model, texts(290))
+        classifier = fitted(model, texts(140, after=200))
     lengths = {way.max_length for way in [*classifier.outcome_.tries, *classifier.outcome_.dropped]}
-    assert {0, 256} <= lengths <= {0, 256, 300}
+    assert lengths == {0, 256, 300}
 
 
 class Longer(MadeUp):
@@ -134,6 +134,22 @@ def test_fine_tuning_takes_a_shorter_length_where_time_would_shorten_it(budget, 
     outcome, _ = raced(monkeypatch, budget, {0: 0.6, 256: 0.7, 512: 0.9})
     assert {way.max_length for way in tuned(outcome)} == {length}
     assert (outcome.best.max_length, outcome.best.is_probe) == (512, length < 512)
+
+
+def test_a_gain_within_a_standard_error_counts(monkeypatch):
+    seen, entrants = [], Race._entrants
+
+    def watched(race, probe):
+        seen.append((probe, [*race.alive], race.scores(race.alive)))
+        return entrants(race, probe)
+
+    monkeypatch.setattr(Race, "_entrants", watched)
+    raced(monkeypatch, 900, {0: 0.7, 256: 0.72, 512: 0.71})
+    probe, alive, scores = seen[0]
+    best = max(scores)
+    assert probe == alive[int(np.argmax(scores))]
+    assert probe.max_length == 256 == alive[0].max_length
+    assert best - max(score for way, score in zip(alive, scores, strict=True) if way.max_length == 0) < 0.03
 
 
 def test_texts_that_there_is_no_time_to_read_are_cut_with_a_warning(monkeypatch):

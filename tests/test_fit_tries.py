@@ -1,5 +1,6 @@
 """What a fit tries, trained on some rows, and how long that takes, with a tiny model."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit import tries
+from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.tries import Bench, Try
 from attnreg.experiments.setup.batches import TrainBatches
 from tests.helpers.bench import bench_with, tiny_bench
@@ -175,3 +177,14 @@ def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
     ]
     assert [batch["input_ids"].shape[1] for batch in bench._measured_batches] == widths[1:]
     assert widths[0] == max(widths)
+
+
+def test_more_tokens_count_by_the_time_that_their_reading_takes(bench, monkeypatch):
+    time = itertools.count()
+    monkeypatch.setattr(Clock, "now", staticmethod(lambda: float(next(time))))
+    bench.longer[256] = bench.usual._replace(seconds=3 * bench.usual.seconds)
+    assert [bench.slowness(Try(1, 1e-3, max_length=length)) for length in (0, 256)] == [1.0, pytest.approx(3.0)]
+    for length, slowness in ((0, 1), (256, 3)):  # a training of one second
+        bench.seconds = np.nan
+        bench.trained(Try(1, 1e-3, max_length=length), np.arange(80), 0, lambda: None)
+        assert bench.seconds == pytest.approx(1 / (80 * slowness))
