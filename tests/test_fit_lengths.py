@@ -39,7 +39,7 @@ def texts(before, after=60, count=80):
 
 
 def fitted(model, rows, **options):
-    return attnreg.TextClassifier(str(model), budget="5s", **options).fit(*rows)
+    return attnreg.TextClassifier(str(model), budget="2s", **options).fit(*rows)
 
 
 def test_texts_are_cut_where_probes_gain(model, tmp_path, monkeypatch):
