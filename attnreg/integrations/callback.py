@@ -165,9 +165,12 @@ class AttnRegCallback(TrainerCallback):
 
     def _resumed_folder(self, args: TrainingArguments, state: TrainerState) -> Path:
         """Return the provider's folder in the checkpoint that the Trainer resumes; refuse that of another training."""
-        folder = _folder(args, state) if self.resumed_from is None else self.resumed_from / "attnreg"
+        if self.resumed_from is not None:
+            return self.resumed_from / "attnreg"
+        folder = _folder(args, state)
         file = folder.with_name("trainer_state.json")
-        if file.is_file() and TrainerState.load_from_json(str(file)).log_history != state.log_history:
+        # As texts, in which not-a-number is alike.
+        if file.is_file() and str(TrainerState.load_from_json(str(file)).log_history) != str(state.log_history):
             raise InputError(
                 f"The Trainer resumes another checkpoint than {folder.parent}, in which this callback would look for "
                 f"its {type(self.handle.provider).__name__}: use RegularizedTrainer, or set `output_dir` to the folder "
