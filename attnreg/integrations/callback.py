@@ -169,8 +169,7 @@ class AttnRegCallback(TrainerCallback):
             return self.resumed_from / "attnreg"
         folder = _folder(args, state)
         file = folder.with_name("trainer_state.json")
-        # As texts, in which not-a-number is alike.
-        if file.is_file() and str(TrainerState.load_from_json(str(file)).log_history) != str(state.log_history):
+        if file.is_file() and TrainerState.load_from_json(str(file)).log_history != state.log_history:
             raise InputError(
                 f"The Trainer resumes another checkpoint than {folder.parent}, in which this callback would look for "
                 f"its {type(self.handle.provider).__name__}: use RegularizedTrainer, or set `output_dir` to the folder "
