@@ -214,18 +214,34 @@ def test_values_that_diverge_lose(tmp_path):
                 write(run, 0.5 + 0.2 * ("1e-4" in run.method.text))
         report = reported(comparison)
         assert comparison.chosen(comparison.methods[1]).text == "mixout --p 0.1 --learning-rate 1e-4"
+        assert comparison.best_of([comparison.methods[1].name]) == comparison.methods[1].name
         assert list(comparison.missing()) == []
         assert re.search(r"\| mixout --p 0.1 --learning-rate 1 +\| none +\| none +\| diverged", report)
 
 
-def test_a_search_in_which_all_values_diverge_is_refused(tmp_path):
+def test_a_search_in_which_all_values_diverge_has_no_winner_and_is_repeated(tmp_path):
     comparison = comparison_of(tmp_path, "finetune", "mixout --learning-rate {1,2}", equal_time=False)
     with comparison.begun():
         for run in comparison.runs():
             if run.role == "search":
                 failed(run, "Training diverged: the loss is nan at step 6.")
-        with pytest.raises(InputError, match=r"All values in braces of .* diverged, such as mixout --learning-rate 1"):
-            comparison.runs()
+            else:
+                write(run, 0.5)
+        assert comparison.chosen(comparison.methods[1]) is None
+        assert comparison.best_of([comparison.methods[1].name]) is None
+        assert sum(run.role == "search" for run in comparison.runs()) == 2
+        assert any("Training diverged" in line for line in comparison.missing())
+        write_report(comparison)  # of the others
+
+
+def test_what_diverged_with_other_options_is_tried_again(tmp_path):
+    first, other = (
+        comparison_of(tmp_path, "finetune", "mixout --p {0.1,0.2}", options={"learning_rate": rate})
+        for rate in (1, 1e-4)
+    )
+    for run in first.search_runs(first.methods[1])[:1]:
+        failed(run, "Training diverged: the loss is nan at step 6.")
+    assert [len(each.search_runs(each.methods[1])) for each in (first, other)] == [1, 2]
 
 
 def test_a_run_that_failed_before_it_kept_anything_may_have_other_options(tmp_path):

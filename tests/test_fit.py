@@ -280,6 +280,8 @@ def test_a_larger_budget_plans_anew(rows, tmp_path):
     assert entrants(rows, 1e3, tmp_path) == [contrastive, with_head, plain]  # the same, also where less time is left
     (tmp_path / "plan").write_text("10 100 0")  # of a smaller budget on a faster machine
     assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [10]
+    (tmp_path / "plan").write_text("10 100")  # of an earlier version
+    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7]
     paths = [race_of(rows, 35, tmp_path)._path(Try(4, penalty=c, fits_head=True), (0, 0)) for c in (0.1, 1.0)]
     assert len({*paths}) == 2  # another linear probe may lead then
 

@@ -66,7 +66,7 @@ def test_batches_have_pairs_and_other_classes_and_little_padding(shares, size):
 
 def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(tiny):
     bench = tiny_bench(tiny)
-    rows, labels = bench.usual.rows.select(range(50)), bench.labels[:50]
+    rows, labels = bench.encoded[0].rows.select(range(50)), bench.labels[:50]
 
     def texts(seed, epoch):
         batches = PairedBatches(rows, labels, 16, bench.kind, seed, torch.device("cpu"))
@@ -88,13 +88,13 @@ def test_it_ends_with_a_head_fitted_to_what_it_has_learned(tiny):
     bench, train, held = tiny_bench(tiny), np.arange(80), np.arange(80, 120)
     which = Try(3, 1e-3, contrasts=True)
     network = bench.trained(which, train, 0, lambda: None)
-    head, states, _ = head_and_features(network, in_order(bench.usual.rows, 64, bench.kind, torch.device("cpu")))
+    head, states, _ = head_and_features(network, in_order(bench.encoded[0].rows, 64, bench.kind, torch.device("cpu")))
     assert not head._forward_hooks
     spread = states[train].std().item()
     fitted = LogisticRegression(max_iter=1000).fit(states[train] / spread, bench.labels[train])
-    difference = np.diff(bench.logits(network, bench.usual.rows.select(held)))[:, 0]
+    difference = np.diff(bench.logits(network, bench.encoded[0].rows.select(held)))[:, 0]
     np.testing.assert_allclose(difference, fitted.decision_function(states[held] / spread), atol=1e-2)
-    before = contrastive_loss(bench.usual.states[held], torch.tensor(bench.labels[held]))
+    before = contrastive_loss(bench.encoded[0].states[held], torch.tensor(bench.labels[held]))
     assert contrastive_loss(states[held], torch.tensor(bench.labels[held])) < before
 
 

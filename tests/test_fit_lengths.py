@@ -1,21 +1,27 @@
 """The length at which a fit cuts texts: longer where linear probes gain by it, and there is time."""
 
+import re
 import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import transformers as hf
 
 import attnreg
 from attnreg.errors import AttnRegWarning
-from attnreg.experiments.fit import race
+from attnreg.experiments.fit import race, tries
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
-from tests.helpers.bench import MadeUp
+from attnreg.experiments.fit.tries import Bench, Try
+from attnreg.experiments.setup.batches import in_order
+from attnreg.training import FineTuning
+from tests.helpers.bench import MadeUp, tiny_bench
 
 SMALL = {"vocab_size": 500, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+CPU = torch.device("cpu")
 GIVEN = [f"text {number}" for number in range(200)], [number % 2 for number in range(200)]
 
 
@@ -43,7 +49,7 @@ def fitted(model, rows, **options):
 
 
 def test_texts_are_cut_where_probes_gain(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(race, "_SLOWER", 0.0)  # there is time, however busy the machine
+    monkeypatch.setattr(race, "LONGER", 1e6)  # there is time, however busy the machine
     rows = texts(140)
     classifier = fitted(model, rows)
     assert classifier.outcome_.best.max_length == 256
@@ -63,15 +69,17 @@ def test_texts_are_cut_where_probes_gain(model, tmp_path, monkeypatch):
     ("before", "options"), [(140, {"max_length": 128}), (10, {})], ids=["as it is asked for", "few are cut"]
 )
 def test_texts_are_cut_as_usual(model, before, options):
+    rows, labels = texts(before)
+    rows[:8] = [2 * text for text in rows[:8]]  # which are cut
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*are cut by --max-length 128")
-        classifier = fitted(model, texts(before), **options)
+        classifier = fitted(model, (rows, labels), **options)
     assert all(way.max_length == 0 for way in [*classifier.outcome_.tries, *classifier.outcome_.dropped])
     assert classifier._kind.max_length == 128
 
 
 def test_a_model_reads_no_more_than_its_positions(model, monkeypatch):
-    monkeypatch.setattr(race, "_SLOWER", 0.0)
+    monkeypatch.setattr(race, "LONGER", 1e6)
     with pytest.warns(AttnRegWarning, match=r"80 of 80 texts \(100%\) are cut by --max-length 300"):
         classifier = fitted(model, texts(140, after=200))
     lengths = {way.max_length for way in [*classifier.outcome_.tries, *classifier.outcome_.dropped]}
@@ -93,10 +101,11 @@ class Longer(MadeUp):
     def slowness(self, which):
         return max(which.max_length, 128) / 128
 
-    def read_longer(self):
-        self.read.append(self.next_length)
+    def read_longer(self, length):
+        self.read.append(length)
         self.latest, self.next_length = self._read(self.next_length), 512 if self.next_length == 256 else 0
         self.time[0] += self.latest.seconds
+        return True
 
 
 def raced(monkeypatch, budget, scores, folder=None):
@@ -157,6 +166,59 @@ def test_texts_that_there_is_no_time_to_read_are_cut_with_a_warning(monkeypatch)
         outcome, bench = raced(monkeypatch, 14, {0: 0.6, 256: 0.9, 512: 0.9})
     assert bench.read == []
     assert outcome.best.max_length == 0
+
+
+@pytest.mark.parametrize(("name", "says"), [("read_longer", 1), ("has_memory_for", 0)])
+def test_where_memory_is_short_texts_stay_shorter(name, says, monkeypatch):
+    """For reading, or only for fine-tuning, which takes more."""
+    monkeypatch.setattr(Longer, name, lambda self, given: False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome, _ = raced(monkeypatch, 900, {0: 0.6, 256: 0.7, 512: 0.9})
+    assert ["there is no memory to read more of them" in str(each.message) for each in caught] == [True] * says
+    assert {way.max_length for way in tuned(outcome)} == {0}
+    assert outcome.best.max_length == (0 if says else 512)
+
+
+def test_a_step_that_memory_does_not_suffice_for_is_told(model, monkeypatch):
+    bench = tiny_bench(model)
+    bench.accelerator = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(tries, "in_order", lambda rows, size, kind, device: in_order(rows, size, kind, CPU))
+    assert bench.has_memory_for(Try(1, 1e-3))
+
+    def out_of_memory(method, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FineTuning, "step", out_of_memory)
+    assert not bench.has_memory_for(Try(1, 1e-3))
+    monkeypatch.setattr(Bench, "_read", lambda *given: out_of_memory(None, None))
+    assert not bench.read_longer(256)
+
+
+def test_probes_count_in_the_time_for_more_tokens(monkeypatch):
+    """Their training at 128 tokens takes as long as nearly all that may be spent on more tokens."""
+    out_of_fold = Longer.out_of_fold
+
+    def slow(self, which, *given):
+        self.time[0] += 0.9 if which.is_probe else 0.0  # 15 times at a length
+        return out_of_fold(self, which, *given)
+
+    monkeypatch.setattr(Longer, "out_of_fold", slow)
+    with pytest.warns(AttnRegWarning, match="no time to read more"):
+        outcome, bench = raced(monkeypatch, 90, {0: 0.6, 256: 0.7, 512: 0.9})
+    assert bench.read == []
+    assert outcome.best.max_length == 0
+
+
+def test_the_report_says_what_fine_tuning_with_more_tokens_takes(monkeypatch):
+    outcome, _ = raced(monkeypatch, 300, {0: 0.6, 256: 0.7, 512: 0.9})
+    says = re.fullmatch(
+        "A linear probe of 512 tokens was better than fine-tuning of fewer tokens; fine-tuning of 512 needs a budget "
+        r"above (\d+) min here\.",
+        outcome.ended,
+    )
+    enough, _ = raced(monkeypatch, 60 * int(says[1]) + 30, {0: 0.6, 256: 0.7, 512: 0.9})
+    assert {way.max_length for way in tuned(enough)} == {512}
 
 
 @pytest.mark.parametrize(("budget", "length"), [(900, 512), (300, 256), (100, 0)])

@@ -44,9 +44,9 @@ def test_a_decoder_is_trained_by_its_last_token(which, bench_of):
     logits = bench.out_of_fold(which, train, held, 0, lambda: None)
     network = bench.trained(which, train, 0, lambda: None)
     for row in held[:5]:  # alone, without padding
-        alone = bench.usual.rows.select([int(row)])
+        alone = bench.encoded[0].rows.select([int(row)])
         np.testing.assert_allclose(bench.logits(network, alone)[0], logits[row - 80], atol=1e-4)
-    ids = torch.tensor([bench.usual.rows[0]["input_ids"]])
+    ids = torch.tensor([bench.encoded[0].rows[0]["input_ids"]])
     states = network.base_model(input_ids=ids).last_hidden_state
     torch.testing.assert_close(network.score.weight @ states[0, -1], network(input_ids=ids).logits[0])
     assert network.score.bias is None
@@ -93,14 +93,17 @@ def test_a_probe_as_a_model_says_what_its_regression_says(biased, bench):
     train, held = np.arange(0, 80), np.arange(80, 120)
     if not biased:  # as of a decoder
         bench.head.bias = None
-    center, spread = bench.usual.states[train].mean(0) * biased, bench.usual.states[train].std(correction=0).item()
+    center, spread = (
+        bench.encoded[0].states[train].mean(0) * biased,
+        bench.encoded[0].states[train].std(correction=0).item(),
+    )
     for penalty in (0.1, 1.0):
         probe = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=biased)
-        probe.fit((bench.usual.states[train] - center) / spread, bench.labels[train])
-        expected = probe.decision_function((bench.usual.states[held] - center) / spread)
+        probe.fit((bench.encoded[0].states[train] - center) / spread, bench.labels[train])
+        expected = probe.decision_function((bench.encoded[0].states[held] - center) / spread)
         logits = bench.out_of_fold(Try(penalty=penalty), train, held, 0, lambda: None)
         network = bench.trained(Try(penalty=penalty), train, 0, lambda: None)
-        for found in (logits, bench.logits(network, bench.usual.rows.select(held))):
+        for found in (logits, bench.logits(network, bench.encoded[0].rows.select(held))):
             np.testing.assert_allclose(np.diff(found)[:, 0], expected, atol=1e-2)
 
 
@@ -115,10 +118,10 @@ def test_balanced_classes_weigh_as_if_rows_of_the_rarer_were_repeated(bench, mon
     loss = made[0]["loss_function"](SimpleNamespace(logits=logits), {"labels": labels})
     terms = [-logits[n].log_softmax(0)[labels[n]] for n in (*range(36), *[*range(36, 48)] * 3)]
     torch.testing.assert_close(loss, torch.stack(terms).mean())
-    center, spread = bench.usual.states[few].mean(0), bench.usual.states[few].std(correction=0).item()
+    center, spread = bench.encoded[0].states[few].mean(0), bench.encoded[0].states[few].std(correction=0).item()
     probe = LogisticRegression(C=48 / 72, max_iter=1000)  # the sum of 72 losses, not of as much weight as 48 rows
-    probe.fit((bench.usual.states[repeated] - center) / spread, bench.labels[repeated])
-    expected = probe.decision_function((bench.usual.states[common[36:]] - center) / spread)
+    probe.fit((bench.encoded[0].states[repeated] - center) / spread, bench.labels[repeated])
+    expected = probe.decision_function((bench.encoded[0].states[common[36:]] - center) / spread)
     logits = bench.out_of_fold(Try(penalty=1.0), few, common[36:], 0, lambda: None)
     np.testing.assert_allclose(np.diff(logits)[:, 0], expected, atol=1e-2)
 
@@ -138,7 +141,7 @@ def test_outputs_are_rescaled_by_the_head(biased, bench):
         bench.head.bias = None
     network, held = (
         bench.trained(Try(penalty=0.1), np.arange(0, 80), 0, lambda: None),
-        bench.usual.rows.select(range(80, 120)),
+        bench.encoded[0].rows.select(range(80, 120)),
     )
     plain = bench.logits(network, held)
     bench.rescale(network, 0.5, 3.0 * biased)
@@ -155,7 +158,7 @@ def test_networks_train_in_bfloat16_and_are_in_float32(more, bench):
     network = bench.trained(which, train, 0, lambda: None)
     assert {weight.dtype for weight in network.parameters()} == {torch.float32}
     assert "forward" not in vars(network)
-    rounded = bench.logits(network, bench.usual.rows.select(held))
+    rounded = bench.logits(network, bench.encoded[0].rows.select(held))
     assert 1e-5 < np.abs(rounded - exact).max() < 0.2
 
 
@@ -173,7 +176,7 @@ def test_bfloat16_is_taken_where_it_is_faster(times, product, taken, bench, monk
 def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
     widths = [
         batch["input_ids"].shape[1]
-        for batch in TrainBatches(bench.usual.rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
+        for batch in TrainBatches(bench.encoded[0].rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
     ]
     assert [batch["input_ids"].shape[1] for batch in bench._measured_batches] == widths[1:]
     assert widths[0] == max(widths)
@@ -182,9 +185,21 @@ def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
 def test_more_tokens_count_by_the_time_that_their_reading_takes(bench, monkeypatch):
     time = itertools.count()
     monkeypatch.setattr(Clock, "now", staticmethod(lambda: float(next(time))))
-    bench.longer[256] = bench.usual._replace(seconds=3 * bench.usual.seconds)
+    bench.encoded[256] = bench.encoded[0]._replace(seconds=3 * bench.encoded[0].seconds)
     assert [bench.slowness(Try(1, 1e-3, max_length=length)) for length in (0, 256)] == [1.0, pytest.approx(3.0)]
     for length, slowness in ((0, 1), (256, 3)):  # a training of one second
         bench.seconds = np.nan
         bench.trained(Try(1, 1e-3, max_length=length), np.arange(80), 0, lambda: None)
         assert bench.seconds == pytest.approx(1 / (80 * slowness))
+
+
+def test_a_first_pass_which_takes_longer_is_not_measured(tiny, monkeypatch):
+    sizes, inputs = [], Bench._head_inputs
+
+    def watched(bench, network, rows, *given):
+        sizes.append(len(rows))
+        return inputs(bench, network, rows, *given)
+
+    monkeypatch.setattr(Bench, "_head_inputs", watched)
+    tiny_bench(tiny)
+    assert sizes == [2, 120]

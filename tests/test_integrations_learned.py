@@ -102,6 +102,19 @@ def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path):
     assert not torch.equal(weights(older.handle.provider), weights(whole.handle.provider))
 
 
+def test_a_subclass_may_override_train(tmp_path):
+    class Mine(RegularizedTrainer):
+        def train(self, *, resume_from_checkpoint=None):
+            return super().train(resume_from_checkpoint=resume_from_checkpoint)
+
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
+    whole = regularized(tmp_path / "a", attnreg.ConcreteDropout(2, p=0.2), kind=Mine, **options)
+    whole.train()
+    resumed = regularized(tmp_path / "b", attnreg.ConcreteDropout(2, p=0.2), kind=Mine, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
+
+
 IN_TWO_PROCESSES = """
 import json, os, sys
 import torch

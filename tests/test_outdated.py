@@ -147,5 +147,8 @@ def test_predictions_beside_data_are_no_data(files):
     before, splits = content.checksum("data"), find_files(files / "data", {"train", "validation"})
     for name in ("train-00000-of-00001", "validation"):
         (files / "data" / f"{name}.predicted.csv").write_text("prediction\n1\n")
+    (files / "data" / "README.md").write_text("What this is.")
     assert content.checksum("data") == before
     assert find_files(files / "data", {"train", "validation"}) == splits
+    (files / "data" / "validation.predicted_labels.jsonl").write_text('{"text": "not ours"}\n')
+    assert content.checksum("data") != before

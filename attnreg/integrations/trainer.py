@@ -152,12 +152,12 @@ class RegularizedTrainer(Trainer):
             if getattr(method, "func", None) != wrapper:
                 setattr(self, name, functools.partial(wrapper, method))
 
-    def _train(self, train: Method, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def _train(self, train: Method, *args: Any, **kwargs: Any) -> Any:
         """Train; the provider resumes the same checkpoint as the model."""
         if self._callback is not None:
-            is_folder = isinstance(resume_from_checkpoint, (str, Path))
-            self._callback.resumed_from = Path(str(resume_from_checkpoint)) if is_folder else None
-        return train(resume_from_checkpoint, *args, **kwargs)
+            checkpoint = args[0] if args else kwargs.get("resume_from_checkpoint")
+            self._callback.resumed_from = Path(checkpoint) if isinstance(checkpoint, (str, Path)) else None
+        return train(*args, **kwargs)
 
     def _step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
         """Run a training step; refuse one whose loss was not regularized."""

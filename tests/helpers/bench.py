@@ -48,6 +48,9 @@ class MadeUp:
     def slowness(self, which):
         return 1.0
 
+    def has_memory_for(self, which):
+        return True
+
     def out_of_fold(self, which, train, held, seed, tick):
         self.time[0] += self.seconds * which.passes * len(train)
         draw = np.random.default_rng([seed, *map(ord, str(which))])

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from attnreg.arguments import Count, Index
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
 from attnreg.experiments.compare.planned import FIRST_SEED, HeldOut, PlannedRun, Role, State, Trial, best
@@ -113,9 +113,13 @@ class Comparison:
         return HeldOut(self.options, self.folder, self.search_seeds, self.search_rows)
 
     def search_runs(self, method: Method) -> list[PlannedRun]:
-        """Return the runs that select the values in braces of a method, without those of values that diverged."""
-        failed = {trial.method for trial in self.trials(method) if trial.state == "failed"}
-        return [run for variant in method.candidates if variant not in failed for run in self._held_out.runs(variant)]
+        """Return the runs that select the values in braces of a method, of which those that diverged are left out.
+
+        If all have diverged, there is no winner, and they are repeated.
+        """
+        trials = self.trials(method)
+        kept = [trial for trial in trials if trial.state != "failed"] or trials
+        return [run for trial in kept for run in self._held_out.runs(trial.method)]
 
     def trials(self, method: Method) -> list[Trial]:
         """Return a trial per combination of a method's values in braces; none if there are no braces."""
@@ -129,21 +133,17 @@ class Comparison:
         return trials
 
     def chosen(self, method: Method) -> Method | None:
-        """Return the variant with the best mean score on held-out rows; ``None`` until its search has finished.
-
-        Raises an ``InputError`` if all values diverged.
-        """
+        """Return the variant with the best mean score on held-out rows; ``None`` until its search has a winner."""
         if not (trials := self.trials(method)):
             return method.variants[0]
-        if all(trial.state == "failed" for trial in trials):
-            raise InputError(f"All values in braces of {method.name} diverged, such as {trials[0].method.name}.")
         winner = None if any(trial.state == "running" for trial in trials) else best(trials)
         return None if winner is None else winner.method
 
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
         methods = [method for method in self.methods if method.name in names and self.chosen(method) is not None]
-        scores = {method.name: max(rank(trial.mean) for trial in self.trials(method)) for method in methods}
+        winners = {method.name: best(self.trials(method)) for method in methods}
+        scores = {name: rank(winner.mean) for name, winner in winners.items() if winner is not None}
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
     def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:

@@ -15,6 +15,7 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import DIVERGED, RunReader, check_same
+from attnreg.experiments.options.files import changed
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
@@ -80,8 +81,11 @@ class PlannedRun:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because its numbers diverged, as they would again."""
-        return DIVERGED in (self.failure or "")
+        """Whether the run ended because its numbers diverged, as they would again with its options and files."""
+        if DIVERGED not in (self.failure or "") or not (self.folder / "config.json").is_file():
+            return False
+        settings, config = self.settings, self.reader.config
+        return not settings.differences(config) and not changed(settings.content(), config)
 
     @property
     def result(self) -> dict[str, Any]:

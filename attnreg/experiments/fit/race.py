@@ -40,6 +40,7 @@ LOSING = 0.05  # a try is dropped if its probability of being the best is lower
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
 _CLASS_ROW_EPOCHS = 100  # per class, at least
 PART = 0.2  # of the time: at most for fine-tuning on all rows; and for probes in folds
+LONGER = 0.2  # of the time left: at most for probes with more tokens
 _SLOWER = 3.0  # times as long as before takes the reading of texts that are cut at twice as many tokens, at most
 _RATE, _WIDTH = 1e-4, 384  # a learning rate for states of this width; wider models need a lower rate
 _PARTS = (0.5, 0.7, 1.0)  # of a fold's training rows, for the learning curve
@@ -73,7 +74,7 @@ class Race:
         self.since: dict[Try, float] = {}
         self.alive, self.dropped = list[Try](), dict[Try, float]()
         self.fold_count = len(self.repeats[0])
-        self._least = 0.0  # seconds; with a larger budget, fine-tuning enters the race
+        self._least: dict[int, float] = {}  # seconds, by length; with a larger budget, fine-tuning enters the race
 
     def run(self) -> Outcome:
         """Race tries until the time is spent, and choose the best."""
@@ -92,7 +93,7 @@ class Race:
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
         for shorter in reversed(best[: best.index(probe) + 1]):
-            if entrants := self._entrants(shorter):
+            if (entrants := self._entrants(shorter)) and self.bench.has_memory_for(shorter):
                 break
         self.alive = [*entrants, *self.alive]
         later = [*LATER]
@@ -109,7 +110,15 @@ class Race:
             if not self.tuned:
                 ended = "A linear probe was better than all fine-tuning."
                 if not entrants:
-                    ended = f"Time was short for fine-tuning, which needs a budget above {duration(self._least)} here."
+                    ended = (
+                        f"Time was short for fine-tuning, which needs a budget above {duration(self._least[0])} here."
+                    )
+                elif entrants[0].max_length < probe.max_length:
+                    more, least = probe.max_length, duration(self._least[probe.max_length])
+                    ended = (
+                        f"A linear probe of {more} tokens was better than fine-tuning of fewer tokens; fine-tuning of "
+                        f"{more} needs a budget above {least} here."
+                    )
                 break
             if not self.is_time_for(itertools.product(self.tuned, needed)):
                 ended = f"Time ended the race after {number} of at most {len(self.all_folds)} folds."
@@ -128,9 +137,10 @@ class Race:
         return self._conclude(probe, ended)
 
     def _at_lengths(self, probes: list[Try]) -> list[Try]:
-        """Return the best probe at every length: longer ones follow while they help and there is time to read them."""
+        """Return the best probe at every length: longer ones follow while they help and there is time for them."""
         best: list[Try] = []
-        folds = [*self.done[probes[0]]]
+        folds, began, limit = [*self.done[probes[0]]], self.clock.spent, LONGER * self.clock.left
+        taken = began  # seconds of the latest probes
         while True:
             best.append(probes[int(np.argmax(self.scores(probes)))])
             *_, before, score = [-math.inf, *self.scores(best)]
@@ -139,14 +149,18 @@ class Race:
                 return best
             probes = [replace(probe, max_length=length) for probe in probes]
             is_read = all(self.is_done(*job) for job in itertools.product(probes, folds))  # by an earlier process
-            if not is_read and _SLOWER * self.bench.latest.seconds > PART * self.clock.left:
+            needed = _SLOWER * self.bench.latest.seconds + taken
+            is_time = is_read or self.clock.spent - began + needed <= limit
+            if not (is_time and self.bench.read_longer(length)):
                 warnings.warn(
-                    f"Many texts are cut at {self.bench.latest.kind.max_length} tokens, and there is no time to read "
-                    "more of them: give a larger --budget, or --max-length.", AttnRegWarning, stacklevel=2,
+                    f"Many texts are cut at {self.bench.latest.kind.max_length} tokens, and there is no "
+                    f"{'memory' if is_time else 'time'} to read more of them: give a larger --budget, or --max-length.",
+                    AttnRegWarning, stacklevel=2,
                 )  # fmt: skip
                 return best
-            self.bench.read_longer()
+            start = self.clock.spent
             self.train(itertools.product(probes, folds))
+            taken = self.clock.spent - start
 
     @property
     def tuned(self) -> list[Try]:
@@ -174,18 +188,19 @@ class Race:
     def _entrants(self, probe: Try) -> list[Try]:
         """Return the ways of fine-tuning, at a probe's length, that begin the race, as many as there is time for."""
         length = probe.max_length
-        plan = None if self.folder is None else self.folder / "plan"  # a continued fit must have the same tries
+        row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
+        most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
+        rate = _RATE * min(1.0, _WIDTH / self.bench.width)
         seconds = self.bench.seconds * self.bench.slowness(probe) * len(self.rows)
         affordable, planned = self.clock.left / seconds, 0.0
-        if plan is not None and plan.is_file():
-            planned, earlier, earlier_length = map(float, plan.read_text().split())
+        self._least[length] = self.clock.spent + 2 * most * seconds
+        plan = None if self.folder is None else self.folder / "plan"  # a continued fit must have the same tries
+        if plan is not None and plan.is_file() and len(numbers := plan.read_text().split()) == 3:
+            planned, earlier, earlier_length = map(float, numbers)
             if self.clock.budget <= planned and earlier_length != length:
                 return []
             if earlier_length == length:
                 affordable = max(affordable, earlier) if self.clock.budget > planned else earlier
-        row_epochs = max(_ROW_EPOCHS, _CLASS_ROW_EPOCHS * self.answers.outputs)
-        most = min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(row_epochs / len(self.rows))))
-        rate = _RATE * min(1.0, _WIDTH / self.bench.width)
         plain = Try(min(most, int(affordable * PART)), rate, max_length=length)
         after_probe = min(-(-most // 2), int(affordable / 4))
         if length and 2 * after_probe < most:
@@ -197,7 +212,8 @@ class Race:
         if self.answers.classes is not None and 2 * self.answers.outputs <= self.bench.batch_size:
             contrasts = replace(with_head, penalty=1.0, fits_head=False, contrasts=True)
             entrants = [contrasts, *entrants] if len(self.rows) < MANY else [*entrants, contrasts]
-        self._least = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
+        if not length:
+            self._least[0] = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew

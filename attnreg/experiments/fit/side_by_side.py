@@ -40,9 +40,13 @@ class Processes:
     def start(self, left: float) -> None:
         """Start processes if cores, memory and the seconds left suffice, and if they train more rows a second."""
         cores = min(self.bench.threads, loky.cpu_count())  # loky counts those of a container
-        weights = sum(weight.numel() for weight in self.bench.model.parameters()) if cores > 1 else 0
-        count = int(min(cores, _MOST, psutil.virtual_memory().available // (_PROCESS + _WEIGHT * weights)))
-        if count < 2 or multiprocessing.current_process().daemon:  # daemons may have no children
+        if cores < 2 or multiprocessing.current_process().daemon:  # daemons may have no children
+            return
+        weights = sum(weight.numel() for weight in self.bench.model.parameters())
+        longer = self.bench.latest.kind.max_length / self.bench.kind.max_length
+        memory = _PROCESS * longer + _WEIGHT * weights
+        count = int(min(cores, _MOST, psutil.virtual_memory().available // memory))
+        if count < 2:
             return
         if _START + count * self.bench.seconds * self.bench.measured_rows > _PART * left:
             return

@@ -23,7 +23,7 @@ from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
 from attnreg.experiments.results.evaluation import predict
-from attnreg.experiments.setup.batches import Labelled, TrainBatches, to_score
+from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.rows import MUCH
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
@@ -42,6 +42,7 @@ _MEASURED = 5  # steps
 _FASTER = 1.15  # times, by which bfloat16 must be faster than float32
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
+Paced = Callable[[Sequence[Batch]], Iterable[Batch]]  # yields batches, and watches the time
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,20 @@ class Bench:
         batch_size: int,
         accelerator: Accelerator,
         seed: int,
-        paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter,
+        paced: Paced = iter,
     ) -> None:
         self.model, self.kind, self.accelerator = model.to(accelerator.device), kind, accelerator
         self.texts, self.batch_size, self.seed = rows, batch_size, seed
         #: at most, per training; small batches gain little from many threads, which wait for each other
         self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
-        self.usual, self.longer = self._read(kind, paced), dict[int, Encoded]()
+        self._head_inputs(self.model, kind.encode(rows.select(range(2))))  # a first pass takes longer than others
+        self.encoded = {0: self._read(kind, paced)}  #: by :attr:`Try.max_length`
         self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "accelerator": None}  # an accelerator cannot always be pickled
+        return {**vars(self), "accelerator": None, "texts": None}  # an accelerator cannot always be pickled
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, accelerator=Accelerator(cpu=True))  # other devices have one process
@@ -128,30 +130,46 @@ class Bench:
     @property
     def latest(self) -> Encoded:
         """The rows, cut at the greatest length so far."""
-        return [self.usual, *self.longer.values()][-1]
+        return [*self.encoded.values()][-1]
 
     @property
     def next_length(self) -> int:
         """A length, twice that of now, at which texts may be cut; 0 if few texts are, or the model reads no more."""
+        if self.one_length:
+            return 0
         length = self.latest.kind.max_length
-        is_cut = np.array(self.kind.lengths(self.latest.rows)) >= length
         longer = min(LONGEST, longest_input(self.model, None, 2 * length))
-        return longer if longer > length and is_cut.mean() > MUCH and not self.one_length else 0
+        is_cut = np.array(self.kind.lengths(self.latest.rows)) >= length
+        return longer if longer > length and is_cut.mean() > MUCH else 0
 
-    def read_longer(self) -> None:
-        """Read all rows, cut at the next length."""
-        length = self.next_length
-        self.longer[length] = self._read(replace(copy.deepcopy(self.kind), max_length=length))
-
-    def encoded(self, candidate: Try) -> Encoded:
-        """Return the rows, cut as a try takes them."""
-        return self.longer[candidate.max_length] if candidate.max_length else self.usual
+    def read_longer(self, max_length: int) -> bool:
+        """Read all rows, cut at another length; return whether the memory sufficed."""
+        try:
+            self.encoded[max_length] = self._read(replace(copy.deepcopy(self.kind), max_length=max_length))
+        except (MemoryError, RuntimeError):  # torch's errors are RuntimeErrors
+            return False
+        return True
 
     def slowness(self, candidate: Try) -> float:
         """Return how many times as long a pass takes as at the usual length."""
-        return self.encoded(candidate).seconds / self.usual.seconds if candidate.max_length else 1.0
+        return max(1.0, self.encoded[candidate.max_length].seconds / self.encoded[0].seconds)
 
-    def _read(self, kind: Kind, paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter) -> Encoded:
+    def has_memory_for(self, candidate: Try) -> bool:
+        """Whether a device has the memory for a step on the longest rows, cut as a try takes them."""
+        if self.accelerator.device.type == "cpu":
+            return True  # a system whose memory is full does not tell
+        rows = self.encoded[candidate.max_length].rows
+        longest = np.argsort(self.kind.lengths(rows))[-self.batch_size :]
+        network = copy.deepcopy(self.model)
+        self._set_precision(network)
+        try:
+            batch = in_order(rows.select(longest), self.batch_size, self.kind, self.accelerator.device)[0]
+            FineTuning(network, adamw(network, 1e-5)).step(batch)
+        except (RuntimeError, MemoryError):
+            return False
+        return True
+
+    def _read(self, kind: Kind, paced: Paced = iter) -> Encoded:
         rows, began = kind.encode(self.texts), Clock.now()
         self.head, states, self.labels = self._head_inputs(self.model, rows, paced)
         return Encoded(kind, rows, states, max(1e-3, Clock.now() - began))
@@ -162,17 +180,17 @@ class Bench:
         """Train on some rows; return the logits of held-out rows, ``(n, outputs)``."""
         if candidate.is_probe:
             head = copy.deepcopy(self.head)
-            states = self.encoded(candidate).states
+            states = self.encoded[candidate.max_length].states
             self._fit_head(head, states[train], self.labels[train], candidate.penalty)
             return head(states[held]).detach().cpu().double().numpy()
         network = self.trained(candidate, train, seed, tick)
-        return self.logits(network, self.encoded(candidate).rows.select(held))
+        return self.logits(network, self.encoded[candidate.max_length].rows.select(held))
 
     def trained(self, candidate: Try, train: NDArray[np.int64], seed: int, tick: Callable[[], None]) -> nn.Module:
         """Return a copy of the model, trained on some rows; ``tick`` is called after every step."""
         torch.manual_seed(seed)
         (network, head), labels = copy.deepcopy((self.model, self.head)), self.labels[train]
-        encoded = self.encoded(candidate)
+        encoded = self.encoded[candidate.max_length]
         if candidate.is_probe or candidate.fits_head:
             self._fit_head(head, encoded.states[train], labels, candidate.penalty)
         if candidate.is_probe:
@@ -263,7 +281,9 @@ class Bench:
     @functools.cached_property
     def _measured_batches(self) -> list[Batch]:
         """A few batches, without the first of an epoch, which has the longest texts."""
-        batches = list(TrainBatches(self.usual.rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0))
+        batches = list(
+            TrainBatches(self.encoded[0].rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0)
+        )
         step = max(1, len(batches) // _MEASURED)
         return batches[(step + 1) // 2 :: step] or batches
 
@@ -296,7 +316,7 @@ class Bench:
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
     def _head_inputs(
-        self, network: nn.Module, rows: Dataset, paced: Callable[[Sequence[Batch]], Iterable[Batch]] = iter
+        self, network: nn.Module, rows: Dataset, paced: Paced = iter
     ) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
         """Return the head of a network, the states that the head reads of the rows, and the labels."""
         sorted_rows = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
@@ -321,7 +341,7 @@ class Bench:
 
     def rescale(self, network: nn.Module, scale: float, center: float = 0.0) -> None:
         """Multiply the outputs of a network, and add a number to them, by its head."""
-        head = self._head_inputs(network, self.usual.rows.select(range(2)))[0]
+        head = self._head_inputs(network, self.encoded[0].rows.select(range(2)))[0]
         put_into_head(head, head.weight * scale, 0.0 if head.bias is None else head.bias * scale + center)
 
 

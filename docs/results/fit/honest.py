@@ -54,6 +54,11 @@ class StandIn:
         """Return how many times as long a pass takes as usual."""
         return 1.0
 
+    @staticmethod
+    def has_memory_for(which: Try) -> bool:
+        """Nothing takes memory."""
+        return True
+
     def measure(self) -> None:
         """Leave the made-up time as it is."""
 
@@ -123,7 +128,7 @@ def main() -> None:
         model.answers_, model.columns_ = rows.answers, [*rows.columns]
         model._load(str(options.model))
         given = model._dataset(rows.texts, rows.labels.tolist())
-        states = Bench(model.network_, model._kind, given, 16, Accelerator(cpu=True), 0).usual.states
+        states = Bench(model.network_, model._kind, given, 16, Accelerator(cpu=True), 0).encoded[0].states
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             parts = options.probe, options.tuned

@@ -20,8 +20,8 @@ _PART = re.compile(r"-.*$|[_.]?\d+$")  # train-00000-of-00002, train-a, train_1,
 
 
 def is_data(name: str) -> bool:
-    """Whether a file or folder of data may have a name: not if it is hidden, or holds predictions of ours."""
-    return not name.startswith(".") and PREDICTED not in name
+    """Whether a name may be that of a file or folder of data: not if it is hidden, a README or predictions of ours."""
+    return not name.startswith(".") and not name.endswith((".md", f"{PREDICTED}.csv", f"{PREDICTED}.jsonl"))
 
 
 def suffix_of(file: Path) -> str | None:
