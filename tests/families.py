@@ -17,7 +17,7 @@ from tests.helpers.provider_cases import PROVIDERS
 from tests.helpers.repository import ROOT
 
 NAMES = {"bert": "BERT", "roberta": "RoBERTa", "electra": "ELECTRA", "albert": "ALBERT", "distilbert": "DistilBERT"}
-NAMES |= {"deberta-v2": "DeBERTa-v2, v3", "modernbert": "ModernBERT", "marian": "Marian (OPUS-MT)", "bart": "BART"}
+NAMES |= {"deberta-v2": "DeBERTa-v2/v3", "modernbert": "ModernBERT", "marian": "Marian (OPUS-MT)", "bart": "BART"}
 NAMES |= {"t5": "T5", "gpt2": "GPT-2", "llama": "Llama", "vit": "ViT", "torch-encoder": "`nn.TransformerEncoder`"}
 INTRODUCTION = """# Every regularizer on fourteen families
 

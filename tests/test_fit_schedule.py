@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.folder.run_folder import RunReader
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.repository import ROOT
@@ -66,6 +67,11 @@ def test_steps_without_masks_do_not_count(tmp_path):
     assert [tuple(map(float, knot)) for knot in knots] == [
         (0.1, pytest.approx(constant + 0.1 * slope, abs=0.01)), (1, pytest.approx(constant + slope, abs=0.01))
     ]  # fmt: skip
+
+
+def test_more_pieces_than_logged_rates_are_refused(tmp_path):
+    with pytest.raises(InputError, match="3 pieces take more than 2 logged drop rates of a layer: give fewer pieces"):
+        fit_schedule(write(tmp_path, KNOWN, steps=20), pieces=3)
 
 
 def test_slopes_stop_at_0_and_1_and_exclude_an_end(cli, tmp_path):

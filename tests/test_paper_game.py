@@ -12,6 +12,7 @@ import attnreg
 from attnreg import attach
 from attnreg.attendout.credit import Reinforce
 from attnreg.attendout.gnet import GNetProvider
+from attnreg.errors import InputError
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.runs.game import plan_rounds
 from attnreg.experiments.tasks import get_task
@@ -244,6 +245,11 @@ def test_every_way_of_rewarding_runs(cli, tmp_path, options):
         assert abs(float(saved.providers[2].bias.detach()[0]) - math.log(9)) > 0.1  # it has learned
     if "none" in options:
         assert not (tmp_path / "out" / "provider").exists()
+
+
+def test_the_rows_of_a_round_come_from_a_function():
+    with pytest.raises(InputError, match="Expected `batches` to be a function of the number of a round, got"):
+        AttackerDefender.paper(make_model(0.1), [make_batch(2)], sgd, steps=2)
 
 
 def test_the_recipe_plays_the_papers_game(cli, tmp_path):

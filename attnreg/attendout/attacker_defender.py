@@ -199,7 +199,7 @@ class AttackerDefender(TrainingMethod):
             GNetProvider.for_model(model, initial_keep=None),
             optimizer_factory,
             credit=Reinforce(reward="gap", per="step", optimizer_factory=generator_optimizer_factory),
-            rewards=Rewards(batches, score),
+            rewards=Rewards(a_function("batches", batches, "the number of a round"), score),
             rounds=Rounds(steps, "proportional"),
             **options,
         )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import make_lsq_spline
 
+from attnreg.errors import InputError
 from attnreg.experiments.folder.run_folder import RunReader
 
 
@@ -41,6 +42,10 @@ def fitted(points: NDArray[np.float64], total: int, pieces: int) -> str:
     first, last = (begin[0] - 1) / total, end[-1] / total  # a step's rate is that of the progress before it
     middle = (begin + end - 2) / (2 * total)
     knots = np.linspace(first, last, pieces + 1)
+    if len(rates) <= pieces:
+        raise InputError(
+            f"{pieces} pieces take more than {len(rates)} logged drop rates of a layer: give fewer pieces."
+        )
     line = make_lsq_spline(middle, rates, np.array([first, *knots, last]), k=1, w=np.sqrt(end - begin + 1))
     return f"[{', '.join(f'({x:.4g}, {p:.3f})' for x, p in zip(knots, np.clip(line.c, 0, 1), strict=True))}]"
 
