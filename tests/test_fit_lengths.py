@@ -162,7 +162,9 @@ def test_a_gain_within_a_standard_error_counts(monkeypatch):
 
 
 def test_texts_that_there_is_no_time_to_read_are_cut_with_a_warning(monkeypatch):
-    with pytest.warns(AttnRegWarning, match="cut at 128 tokens, and there is no time to read more of them: give a"):
+    with pytest.warns(
+        AttnRegWarning, match=r"cut at 128 tokens: there is no time to read more of them\. Give a larger --budget"
+    ):
         outcome, bench = raced(monkeypatch, 14, {0: 0.6, 256: 0.9, 512: 0.9})
     assert bench.read == []
     assert outcome.best.max_length == 0
@@ -175,7 +177,7 @@ def test_where_memory_is_short_texts_stay_shorter(name, says, monkeypatch):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome, _ = raced(monkeypatch, 900, {0: 0.6, 256: 0.7, 512: 0.9})
-    assert ["there is no memory to read more of them" in str(each.message) for each in caught] == [True] * says
+    assert ["to read more of them failed. Give --max-length." in str(each.message) for each in caught] == [True] * says
     assert {way.max_length for way in tuned(outcome)} == {0}
     assert outcome.best.max_length == (0 if says else 512)
 

@@ -9,7 +9,8 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from attnreg.errors import InputError
-from attnreg.experiments.fit.tries import Try
+from attnreg.experiments.fit.tries import LONGEST, Try
+from attnreg.experiments.tasks.models.pretrained import longest_input
 from tests.helpers.bench import bench_with
 from tests.sweep.zoo import WARNINGS, configuration
 
@@ -42,8 +43,13 @@ def test_a_model_is_trained_in_all_ways(name, tiny, tmp_path):
     train, held = np.arange(64), np.arange(80, 120)
     for which in (Try(), *(Try(2, 1e-3, **more) for more in ways)):
         network = bench.trained(which, train, 0, lambda: None)
-        logits = bench.logits(network, bench.rows.select(held))
+        logits = bench.logits(network, bench.encoded[0].rows.select(held))
         assert np.isfinite(logits).all()
         network.save_pretrained(tmp_path / "model")
         alone = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
-        np.testing.assert_allclose(bench.logits(alone, bench.rows.select(held)), logits, atol=1e-4)
+        np.testing.assert_allclose(bench.logits(alone, bench.encoded[0].rows.select(held)), logits, atol=1e-4)
+    bench.texts = bench.texts.select(range(20)).map(lambda row: {"text": row["text"] * 100})
+    length = longest_input(bench.model, None, LONGEST)
+    assert bench.read_longer(length)
+    assert max(bench.kind.lengths(bench.encoded[length].rows)) == length
+    assert bench.encoded[length].states.isfinite().all()

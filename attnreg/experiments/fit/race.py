@@ -153,8 +153,9 @@ class Race:
             is_time = is_read or self.clock.spent - began + needed <= limit
             if not (is_time and self.bench.read_longer(length)):
                 warnings.warn(
-                    f"Many texts are cut at {self.bench.latest.kind.max_length} tokens, and there is no "
-                    f"{'memory' if is_time else 'time'} to read more of them: give a larger --budget, or --max-length.",
+                    f"Many texts are cut at {self.bench.latest.kind.max_length} tokens: "
+                    f"{'to read more of them failed' if is_time else 'there is no time to read more of them'}. Give "
+                    f"{'--max-length' if is_time else 'a larger --budget, or --max-length'}.",
                     AttnRegWarning, stacklevel=2,
                 )  # fmt: skip
                 return best

@@ -143,10 +143,10 @@ class Bench:
         return longer if longer > length and is_cut.mean() > MUCH else 0
 
     def read_longer(self, max_length: int) -> bool:
-        """Read all rows, cut at another length; return whether the memory sufficed."""
+        """Read all rows, cut at another length; return whether memory and positions sufficed."""
         try:
             self.encoded[max_length] = self._read(replace(copy.deepcopy(self.kind), max_length=max_length))
-        except (MemoryError, RuntimeError):  # torch's errors are RuntimeErrors
+        except (MemoryError, RuntimeError, IndexError):  # torch's memory errors are RuntimeErrors
             return False
         return True
 

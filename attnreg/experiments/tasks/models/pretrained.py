@@ -160,9 +160,10 @@ def longest_input(model: nn.Module, max_length: int | None, usual: int) -> int:
     Raises:
         InputError: if ``max_length`` is more than the position embeddings allow.
     """
-    limit = int(getattr(model.config, "max_position_embeddings", 0) or 0)
+    limits = (getattr(model.config, name, 0) for name in ("max_position_embeddings", "max_seq_len"))  # MPT has the last
+    limit = int(next(filter(None, limits), 0))
     tables = (m for name, m in model.named_modules() if name.endswith("position_embeddings"))
-    table = next((m for m in tables if isinstance(m, nn.Embedding)), None)
+    table = next((m for m in tables if isinstance(m, nn.Embedding) or hasattr(m, "padding_idx")), None)  # I-BERT's
     if table is not None and table.padding_idx is not None:
         limit -= table.padding_idx + 1  # RoBERTa counts positions from there
     if max_length is None:
