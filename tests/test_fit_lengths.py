@@ -171,12 +171,12 @@ def test_texts_that_there_is_no_time_to_read_are_cut_with_a_warning(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "says"), [("read_longer", 1), ("has_memory_for", 0)])
-def test_where_memory_is_short_texts_stay_shorter(name, says, monkeypatch):
+def test_where_memory_is_short_texts_stay_shorter(name, says, monkeypatch, tmp_path):
     """For reading, or only for fine-tuning, which takes more."""
-    monkeypatch.setattr(Longer, name, lambda self, given: False)
+    monkeypatch.setattr(Longer, name, lambda self, given: isinstance(given, Try) and not given.max_length)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        outcome, _ = raced(monkeypatch, 900, {0: 0.6, 256: 0.7, 512: 0.9})
+        outcome, _ = raced(monkeypatch, 900, {0: 0.6, 256: 0.7, 512: 0.9}, tmp_path)
     assert ["to read more of them failed. Give --max-length." in str(each.message) for each in caught] == [True] * says
     assert {way.max_length for way in tuned(outcome)} == {0}
     assert outcome.best.max_length == (0 if says else 512)
@@ -186,13 +186,14 @@ def test_a_step_that_memory_does_not_suffice_for_is_told(model, monkeypatch):
     bench = tiny_bench(model)
     bench.accelerator = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     monkeypatch.setattr(tries, "in_order", lambda rows, size, kind, device: in_order(rows, size, kind, CPU))
-    assert bench.has_memory_for(Try(1, 1e-3))
+    bench.encoded[256] = bench.encoded[0]
+    assert bench.has_memory_for(Try(1, 1e-3, max_length=256))
 
     def out_of_memory(method, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(FineTuning, "step", out_of_memory)
-    assert not bench.has_memory_for(Try(1, 1e-3))
+    assert not bench.has_memory_for(Try(1, 1e-3, max_length=256))
     monkeypatch.setattr(Bench, "_read", lambda *given: out_of_memory(None, None))
     assert not bench.read_longer(256)
 

@@ -84,7 +84,7 @@ class Race:
             self.train(itertools.product(probes, [fold]))
             if self.clock.spent - began > PART * self.clock.budget:
                 break
-        best = self._at_lengths(probes)
+        best = self._at_lengths(probes, self.clock.spent - began)
         probe = best[int(np.argmax(self.scores(best)))]
         # What comes first is not given up for a chance difference: more tokens rarely score less.
         self.alive = sorted(self.done, key=lambda each: each.max_length != probe.max_length)
@@ -92,9 +92,10 @@ class Race:
         self.processes.start(self.clock.left)
         if self.processes.count > 1:
             self.clock.tell(f"{self.processes.count} trainings at a time")
+        entrants: list[Try] = []
         for shorter in reversed(best[: best.index(probe) + 1]):
-            if (entrants := self._entrants(shorter)) and self.bench.has_memory_for(shorter):
-                break
+            if not entrants and self.bench.has_memory_for(shorter):
+                entrants = self._entrants(shorter)
         self.alive = [*entrants, *self.alive]
         later = [*LATER]
         ended = f"All {len(self.all_folds)} folds were used."
@@ -113,7 +114,7 @@ class Race:
                     ended = (
                         f"Time was short for fine-tuning, which needs a budget above {duration(self._least[0])} here."
                     )
-                elif entrants[0].max_length < probe.max_length:
+                elif probe.max_length in self._least and entrants[0].max_length < probe.max_length:
                     more, least = probe.max_length, duration(self._least[probe.max_length])
                     ended = (
                         f"A linear probe of {more} tokens was better than fine-tuning of fewer tokens; fine-tuning of "
@@ -136,11 +137,13 @@ class Race:
                     break
         return self._conclude(probe, ended)
 
-    def _at_lengths(self, probes: list[Try]) -> list[Try]:
-        """Return the best probe at every length: longer ones follow while they help and there is time for them."""
+    def _at_lengths(self, probes: list[Try], taken: float) -> list[Try]:
+        """Return the best probe at every length: longer ones follow while they help and there is time for them.
+
+        The training of the probes, all at the usual length, has ``taken`` so many seconds.
+        """
         best: list[Try] = []
         folds, began, limit = [*self.done[probes[0]]], self.clock.spent, LONGER * self.clock.left
-        taken = began  # seconds of the latest probes
         while True:
             best.append(probes[int(np.argmax(self.scores(probes)))])
             *_, before, score = [-math.inf, *self.scores(best)]

@@ -155,8 +155,8 @@ class Bench:
         return max(1.0, self.encoded[candidate.max_length].seconds / self.encoded[0].seconds)
 
     def has_memory_for(self, candidate: Try) -> bool:
-        """Whether a device has the memory for a step on the longest rows, cut as a try takes them."""
-        if self.accelerator.device.type == "cpu":
+        """Whether a device has the memory for a step on the longest rows, cut at more tokens than usual."""
+        if not candidate.max_length or self.accelerator.device.type == "cpu":
             return True  # a system whose memory is full does not tell
         rows = self.encoded[candidate.max_length].rows
         longest = np.argsort(self.kind.lengths(rows))[-self.batch_size :]
