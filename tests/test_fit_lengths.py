@@ -194,6 +194,7 @@ def test_a_step_that_memory_does_not_suffice_for_is_told(model, monkeypatch):
 
     monkeypatch.setattr(FineTuning, "step", out_of_memory)
     assert not bench.has_memory_for(Try(1, 1e-3, max_length=256))
+    assert bench.has_memory_for(Try(1, 1e-3))  # without it, there is no fit
     monkeypatch.setattr(Bench, "_read", lambda *given: out_of_memory(None, None))
     assert not bench.read_longer(256)
 
