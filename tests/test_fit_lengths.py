@@ -89,8 +89,6 @@ def test_a_model_reads_no_more_than_its_positions(model, monkeypatch):
 class Longer(MadeUp):
     """Such a bench whose texts are cut at 128, 256 or 512 tokens, where passes take one, two or four times as long."""
 
-    one_length = False
-
     def __init__(self, rows, time, right):
         super().__init__(rows, time, right)
         self.latest, self.next_length, self.read = self._read(128), 256, []

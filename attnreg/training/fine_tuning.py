@@ -110,10 +110,9 @@ class FineTuning(TrainingMethod):
             self._check_parts(a_regularizer(self.provider, type(self).__name__))
         check_objective(objective, model, self.provider)
         self.handle = attach(model, provider) if isinstance(provider, Regularizer) else provider
-        if self.handle is not None and not self.handle.attached:
-            raise InputError("This handle is detached, so nothing would be masked: pass the regularizer itself.")
         if self.handle is not None and not self.handle.holds(model):
-            raise InputError(f"This handle is of another model than this {type(model).__name__}: attach one to it.")
+            what = f"of another model than this {type(model).__name__}" if self.handle.attached else "detached"
+            raise InputError(f"This handle is {what}, so nothing would be masked: pass the regularizer itself.")
         self.max_grad_norm = max_grad_norm
         if not hasattr(optimizer, "param_groups"):
             raise InputError(f"Expected an optimizer, such as `adamw(model, 1e-3)`, got {described(optimizer)}.")

@@ -9,7 +9,8 @@ import transformers as hf
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from attnreg.errors import InputError
-from attnreg.experiments.fit.tries import LONGEST, Try
+from attnreg.experiments.fit.estimators import LONGEST
+from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.tasks.models.pretrained import longest_input
 from tests.helpers.bench import bench_with
 from tests.sweep.zoo import WARNINGS, configuration

@@ -142,8 +142,8 @@ class Comparison:
     def best_of(self, names: Sequence[str]) -> str | None:
         """Return the method with the best score on held-out rows; ``None`` until the searches of all have finished."""
         methods = [method for method in self.methods if method.name in names and self.chosen(method) is not None]
-        winners = {method.name: best(self.trials(method)) for method in methods}
-        scores = {name: rank(winner.mean) for name, winner in winners.items() if winner is not None}
+        winners = ((method.name, best(self.trials(method))) for method in methods)
+        scores = {name: rank(winner.mean) for name, winner in winners if winner is not None}
         return max(scores, key=lambda name: scores[name]) if scores.keys() == {*names} else None
 
     def final_runs(self, method: Method, role: Role = "final") -> list[PlannedRun]:

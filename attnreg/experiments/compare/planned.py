@@ -15,7 +15,6 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import DIVERGED, RunReader, check_same
-from attnreg.experiments.options.files import changed
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
@@ -82,10 +81,13 @@ class PlannedRun:
     @property
     def diverged(self) -> bool:
         """Whether the run ended because its numbers diverged, as they would again with its options and files."""
-        if DIVERGED not in (self.failure or "") or not (self.folder / "config.json").is_file():
+        if DIVERGED not in (self.failure or ""):
             return False
-        settings, config = self.settings, self.reader.config
-        return not settings.differences(config) and not changed(settings.content(), config)
+        try:
+            check_same(self.folder, self.settings)
+        except InputError:
+            return False
+        return True
 
     @property
     def result(self) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.outcome import Outcome
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import COLUMNS, MANY, Rows, texts_in
-from attnreg.experiments.fit.tries import LONGEST, Bench, logits_of
+from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
-from attnreg.experiments.options.files import checksum
+from attnreg.experiments.options.files import checksum_if_there
 from attnreg.experiments.setup.batches import to_score
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.rows import input_warnings, label_warnings
@@ -39,6 +39,7 @@ from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_lay
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 
+LONGEST = 512  # tokens of a text, unless it is asked for more
 _KEY = "attnreg_fit"  # in a model's config.json
 _UNKNOWN = 1 / 2  # share of unknown tokens above which a text cannot be judged
 SETUP = "fit.json"  # the settings of a fit, in its folder
@@ -94,14 +95,13 @@ class TextModel(BaseEstimator):
             torch.manual_seed(self.seed)
             self._load(str(self.model))
             dataset = self._dataset(rows.texts, rows.labels.tolist())
-            longest = longest_input(self.network_, self.max_length, LONGEST)
-            longest_kind = replace(self._kind, max_length=longest)
-            for message in (*label_warnings(self._kind, dataset), *input_warnings(longest_kind, dataset, "texts")):
+            longest = replace(self._kind, max_length=longest_input(self.network_, self.max_length, LONGEST))
+            for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
             bench = Bench(self.network_, self._kind, dataset, size, accelerator, self.seed, clock.paced)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
-            bench.one_length = self.max_length is not None
+            bench.longest = longest.max_length
             race = Race(bench, rows, clock, self.seed, folds)
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
@@ -189,9 +189,9 @@ class TextModel(BaseEstimator):
         return "other files" if output.has_other_files else difference
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
-        files = checksum(str(self.model)) if Path(self.model).is_dir() else None
-        setup = {"model": str(self.model), "model_files": files, "metric": rows.answers.metric, "seed": self.seed}
-        return {**setup, "max_length": self.max_length, "rows": rows.content()}
+        model = str(self.model)
+        setup = {"model": model, "model_files": checksum_if_there(model), "metric": rows.answers.metric}
+        return {**setup, "seed": self.seed, "max_length": self.max_length, "rows": rows.content()}
 
     def _folds(self, folder: Path, rows: Rows) -> Path:
         """Create the folder for the logits of folds; refuse a folder that holds another fit."""

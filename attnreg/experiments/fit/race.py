@@ -109,17 +109,7 @@ class Race:
                 followers = [candidate for candidate in self.tuned if candidate != leader]
                 self.drop(followers[int(np.argmin(self.scores(followers)))])
             if not self.tuned:
-                ended = "A linear probe was better than all fine-tuning."
-                if not entrants:
-                    ended = (
-                        f"Time was short for fine-tuning, which needs a budget above {duration(self._least[0])} here."
-                    )
-                elif probe.max_length in self._least and entrants[0].max_length < probe.max_length:
-                    more, least = probe.max_length, duration(self._least[probe.max_length])
-                    ended = (
-                        f"A linear probe of {more} tokens was better than fine-tuning of fewer tokens; fine-tuning of "
-                        f"{more} needs a budget above {least} here."
-                    )
+                ended = self._without_tuning(probe, entrants)
                 break
             if not self.is_time_for(itertools.product(self.tuned, needed)):
                 ended = f"Time ended the race after {number} of at most {len(self.all_folds)} folds."
@@ -136,6 +126,18 @@ class Race:
                     later.remove(change)
                     break
         return self._conclude(probe, ended)
+
+    def _without_tuning(self, probe: Try, entrants: list[Try]) -> str:
+        """Say why no fine-tuning is in the race any more."""
+        if not entrants:
+            return f"Time was short for fine-tuning, which needs a budget above {duration(self._least[0])} here."
+        more = probe.max_length
+        if more in self._least and entrants[0].max_length < more:
+            return (
+                f"A linear probe of {more} tokens was better than fine-tuning of fewer tokens; fine-tuning of {more} "
+                f"needs a budget above {duration(self._least[more])} here."
+            )
+        return "A linear probe was better than all fine-tuning."
 
     def _at_lengths(self, probes: list[Try], taken: float) -> list[Try]:
         """Return the best probe at every length: longer ones follow while they help and there is time for them.

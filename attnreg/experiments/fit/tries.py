@@ -27,7 +27,6 @@ from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, 
 from attnreg.experiments.setup.rows import MUCH
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
-from attnreg.experiments.tasks.models.pretrained import longest_input
 from attnreg.injection import CoverageWarning
 from attnreg.regularizers.attribution import times_float32
 from attnreg.training import FineTuning, RDropLoss
@@ -36,7 +35,6 @@ from attnreg.training.method import Batch
 from attnreg.training.start import adamw
 
 _WARMUP = 0.1  # of the steps
-LONGEST = 512  # tokens of a text, unless it is asked for more
 _AHEAD = 64  # rows of a batch without gradients
 _MEASURED = 5  # steps
 _FASTER = 1.15  # times, by which bfloat16 must be faster than float32
@@ -99,7 +97,7 @@ class Bench:
     seconds = math.nan  #: per row and epoch of plain fine-tuning, measured
     in_bfloat16 = False  #: whether networks compute in bfloat16 in training; weights stay in float32
     balanced = False  #: whether all classes weigh the same in training, however many rows they have
-    one_length = True  #: whether texts are cut at one length; else a race may find a longer one
+    longest = 0  #: tokens at which texts may be cut, if a race finds that this helps
 
     def __init__(
         self,
@@ -134,13 +132,12 @@ class Bench:
 
     @property
     def next_length(self) -> int:
-        """A length, twice that of now, at which texts may be cut; 0 if few texts are, or the model reads no more."""
-        if self.one_length:
-            return 0
+        """A length, twice that of now, at which texts may be cut; 0 if few texts are, or no more tokens may be read."""
         length = self.latest.kind.max_length
-        longer = min(LONGEST, longest_input(self.model, None, 2 * length))
-        is_cut = np.array(self.kind.lengths(self.latest.rows)) >= length
-        return longer if longer > length and is_cut.mean() > MUCH else 0
+        longer = min(self.longest, 2 * length)
+        if longer <= length or np.mean(np.array(self.kind.lengths(self.latest.rows)) >= length) <= MUCH:
+            return 0
+        return longer
 
     def read_longer(self, max_length: int) -> bool:
         """Read all rows, cut at another length; return whether memory and positions sufficed."""

@@ -94,13 +94,9 @@ class RunReader:
     @property
     def kept(self) -> bool:
         """Whether the folder holds a run with a result, a checkpoint or an evaluation, which must not be lost."""
-        begun = self.finished or self.resumable or self._has_metrics
-        return begun and (self.folder / "config.json").is_file()
-
-    @property
-    def _has_metrics(self) -> bool:
-        path = self.folder / "metrics.jsonl"
-        return path.is_file() and b"\n" in path.read_bytes()  # a process may have ended within its first line
+        metrics = self.folder / "metrics.jsonl"
+        is_evaluated = metrics.is_file() and b"\n" in metrics.read_bytes()  # not if it ended within the first line
+        return (self.finished or self.resumable or is_evaluated) and (self.folder / "config.json").is_file()
 
     @property
     def running(self) -> bool:

@@ -127,10 +127,15 @@ def code_of(values: Iterable[object]) -> str | None:
 
 
 def checksum(path: str) -> str:
-    """Return the checksum of a file, or of a folder's data files and their names, without results and predictions."""
+    """Return the checksum of a file, or of a folder's files and their names, without READMEs, results, predictions."""
     root = Path(path).resolve()
     files = [root] if root.is_file() else sorted(_files_in(root))
     return _checksum_of(tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files), root)
+
+
+def checksum_if_there(path: str | None) -> str | None:
+    """Return the :func:`checksum`; ``None`` without a path, or where there is nothing, such as a model on the hub."""
+    return checksum(path) if path and Path(path).exists() else None
 
 
 def _files_in(root: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ import click
 
 from attnreg.arguments import LARGEST_WHOLE
 from attnreg.errors import InputError
-from attnreg.experiments.options.files import checksum, code_of, is_built_in
+from attnreg.experiments.options.files import checksum, checksum_if_there, code_of, is_built_in
 from attnreg.experiments.options.option import (
     EXCLUDES,
     as_typed,
@@ -249,12 +249,11 @@ class Settings:
 
     def content(self) -> dict[str, str | None]:
         """Return checksums of the files behind the results: recipe, files with provider classes, data and model."""
-        recipe = self.recipe_file
         return {
             "provider": code_of(self.own.values()),
-            "recipe": checksum(recipe) if recipe and Path(recipe).is_file() else None,
+            "recipe": checksum_if_there(self.recipe_file),
             "data": None if self.data_dir is None else checksum(self.data_dir),
-            "model": checksum(self.model) if self.model and Path(self.model).is_dir() else None,
+            "model": checksum_if_there(self.model),
         }
 
     def command(self) -> str:

@@ -207,8 +207,8 @@ def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
 
 def _range(groups: Sequence[Group], name: str) -> str:
     """Return a count, which may differ between methods, from the least to the most."""
-    counts = sorted({int(group.first[name]) for group in groups})
-    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    counts = [int(group.first[name]) for group in groups]
+    return f"{min(counts)} to {max(counts)}" if len({*counts}) > 1 else str(counts[0])
 
 
 def _trained_on(group: Group) -> str:
