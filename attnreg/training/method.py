@@ -181,9 +181,10 @@ class Updater:
 
         Gradients of the model's parameters that the optimizer does not hold do not count, and are cleared, too.
         """
+        parameters = [*model.parameters()]  # once: a model takes a while to list them
         if self.max_grad_norm is not None:
             clip = nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
-            clip(held_by(optimizer, model.parameters()), self.max_grad_norm)
+            clip(held_by(optimizer, parameters), self.max_grad_norm)
         elif before is not None and self.accelerator is not None:
             self.accelerator.unscale_gradients(optimizer)  # clipping has done it
         if before is not None:
@@ -192,7 +193,8 @@ class Updater:
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        model.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = None
 
 
 def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None:
