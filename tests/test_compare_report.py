@@ -327,6 +327,9 @@ def test_a_search_comes_first_and_its_best_is_run(tmp_path):
     comparison = comparison_of(tmp_path, "finetune", text, search_seeds=2, equal_time=False)
     runs, method = comparison.runs(), comparison.methods[1]
     assert [run.role for run in runs] == ["final"] * 2 + ["search"] * 12
+    assert [(run.role, run.seed) for run in launch.in_turn(runs)] == [
+        *[("search", 1000)] * 6, *[("search", 1001)] * 6, ("final", 0), ("final", 1)
+    ]  # fmt: skip
     assert all("--validation-rows" in run.arguments for run in runs[2:])
     assert {run.seed for run in runs[2:]} == {1000, 1001}
     for run in runs[2:]:
@@ -339,6 +342,7 @@ def test_seeds_begin_where_they_are_told_to_and_never_meet_those_of_a_search(tmp
     comparison = comparison_of(tmp_path, "finetune", "attention-dropout", first_seed=30)
     comparison.check_methods()
     assert [run.seed for run in comparison.runs()] == [30, 31, 30, 31]
+    assert [run.seed for run in launch.in_turn(comparison.runs())] == [30, 30, 31, 31]
     assert "--seeds 2 --first-seed 30" in reported(comparison, lambda run: 0.5)
     comparison_of(tmp_path / "none", "finetune", "ad-drop", first_seed=999).check_methods()  # nothing is searched
     searched = [tmp_path / "some", "finetune", "ad-drop --q {0.1,0.3}"]

@@ -43,7 +43,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             console.rule(name)
         with comparison.begun():
             if launcher == "commands":
-                if pending := [run for run in comparison.runs() if not run.finished]:
+                if pending := in_turn(comparison.runs()):
                     count = commands(pending, threads, click.echo)
                     progress = f"{count} runs to start, {len(pending) - count} running."
                     click.echo(f"{progress} Repeat this command when they have finished.", err=True)
@@ -80,7 +80,7 @@ def _make_runs(comparison: Comparison, jobs: int | None, threads: int, console: 
     while True:
         for run in (planned := comparison.runs()):
             run.check()  # again, since the data or a file may have changed
-        runs = [run for run in planned if not run.finished and run.folder not in tried]
+        runs = [run for run in in_turn(planned) if run.folder not in tried]
         if not runs:
             break
         tried.update(run.folder for run in runs)  # a failed run starts again only when the command is repeated
@@ -94,6 +94,11 @@ def _make_runs(comparison: Comparison, jobs: int | None, threads: int, console: 
     if not failed:
         return None
     return f"{len(failed)} of the runs failed. The log of the first, {failed[0].log}, ends with: {failed[0].failure}"
+
+
+def in_turn(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that have not finished, in the order in which they are made."""
+    return sorted((run for run in runs if not run.finished), key=lambda run: run.turn)
 
 
 def describe(study: Study) -> None:

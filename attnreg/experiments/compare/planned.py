@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.method import Method, typed_words
@@ -18,7 +18,7 @@ from attnreg.experiments.folder.run_folder import DIVERGED, RunReader, check_sam
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
-Role = Literal["final", "search", "equal time"]
+Role = Literal["search", "final", "equal time"]  # in the order in which runs are made
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ class PlannedRun:
     def settings(self) -> Settings:
         """The run's options, with defaults filled in."""
         return self.method.command.settings(self.arguments)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """When it is made: searches first, on which more depends; then the first seed of all methods, the second, ...
+
+        So, what has finished is balanced at any time, and a method that fails is soon known.
+        """
+        return get_args(Role).index(self.role), self.seed
 
     @property
     def log(self) -> Path:
