@@ -18,6 +18,7 @@ from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.language import check_conversations
 from attnreg.training.objective import disagreement
 from tests.helpers import task_data as made
+from tests.helpers.cases import refused
 from tests.helpers.commands import assert_sentence, ran, read_lines
 from tests.helpers.method_cases import step_of_r_drop
 from tests.helpers.repository import ROOT
@@ -212,18 +213,13 @@ def test_templates_that_do_not_fit_are_one_sentence(trained):
             kind_of(tokenizer, text_columns="messages").encode(messages)
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"prompt": ["a", 1], "completion": ["b", "b"]}, "Expected text in column prompt, got 1 in row 2 of here"),
-        ({"messages": [[{"role": "user"}]]}, r"Expected a list of .* in column messages, got .* in row 1 of here"),
-        ({"messages": [[{"role": "user", "content": "a"}]]}, "to be of the role assistant, after others, got the role user"),
-        ({"messages": [[]]}, "to be of the role assistant, after others, got the role of none in row 1 of here"),
-    ],
+test_rows_of_another_form_are_one_sentence = refused(
+    (lambda: check_conversations({"prompt": ["a", 1], "completion": ["b", "b"]}, "here"), "Expected text in column prompt, got 1 in row 2 of here"),
+    (lambda: check_conversations({"messages": [[{"role": "user"}]]}, "here"), r"Expected a list of .* in column messages, got .* in row 1 of here"),
+    (lambda: check_conversations({"messages": [[{"role": "user", "content": "a"}]]}, "here"), "to be of the role assistant, after others, got the role user"),
+    (lambda: check_conversations({"messages": [[]]}, "here"), "to be of the role assistant, after others, got the role of none in row 1 of here"),
+    error=InputError,
 )  # fmt: skip
-def test_rows_of_another_form_are_one_sentence(columns, says):
-    with pytest.raises(InputError, match=says):
-        check_conversations(columns, "here")
 
 
 def test_models_that_see_the_future_are_refused(tmp_path):

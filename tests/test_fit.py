@@ -23,6 +23,7 @@ from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
+from tests.helpers.cases import refused
 from tests.helpers.commands import assert_sentence, ran, read_csv
 
 
@@ -233,24 +234,19 @@ def test_pairs_of_texts(tiny, rows):
         classifier.predict(["one"])
 
 
-@pytest.mark.parametrize(
-    ("texts", "labels", "says"),
-    [
-        (["a", "b"], ["x", "x"], "All 2 rows have the label x"),
-        ([f"{n} a" for n in range(9)], ["x"] * 6 + ["y"] * 3, r"at least 4 rows that differ, but too few have y \(3\)"),
-        (["a b"] * 9, ["x"] * 5 + ["y"] * 4, r"too few have x \(1\), y \(1\)"),
-        (["a", 3], ["x", "y"], "Expected texts, got 3 in row 1"),
-        (["a", "b"], ["x", None], "Row 1 has no label"),
-        (["a", "b"], [0.5, 1.5], "numbers, such as 0.5, not classes"),
-        (["a", "b"], ["4", "3.5"], "numbers, such as 3.5, not classes"),
-        (["a", "b"], [["x"], ["x", "y"]], "Expected one label per row, got lists"),
-        ("text", ["x"], "Expected a list of texts"),
-        (["a", ("a", "b")], ["x", "y"], "Expected one text or two per row, got 2"),
-    ],
-)
-def test_what_has_no_answer_is_refused(texts, labels, says):
-    with pytest.raises(InputError, match=says):
-        Rows.checked(texts, labels)
+test_what_has_no_answer_is_refused = refused(
+    (lambda: Rows.checked(["a", "b"], ["x", "x"]), "All 2 rows have the label x"),
+    (lambda: Rows.checked([f"{n} a" for n in range(9)], ["x"] * 6 + ["y"] * 3), r"at least 4 rows that differ, but too few have y \(3\)"),
+    (lambda: Rows.checked(["a b"] * 9, ["x"] * 5 + ["y"] * 4), r"too few have x \(1\), y \(1\)"),
+    (lambda: Rows.checked(["a", 3], ["x", "y"]), "Expected texts, got 3 in row 1"),
+    (lambda: Rows.checked(["a", "b"], ["x", None]), "Row 1 has no label"),
+    (lambda: Rows.checked(["a", "b"], [0.5, 1.5]), "numbers, such as 0.5, not classes"),
+    (lambda: Rows.checked(["a", "b"], ["4", "3.5"]), "numbers, such as 3.5, not classes"),
+    (lambda: Rows.checked(["a", "b"], [["x"], ["x", "y"]]), "Expected one label per row, got lists"),
+    (lambda: Rows.checked("text", ["x"]), "Expected a list of texts"),
+    (lambda: Rows.checked(["a", ("a", "b")], ["x", "y"]), "Expected one text or two per row, got 2"),
+    error=InputError,
+)  # fmt: skip
 
 
 def test_folds_part_no_group_and_no_repeated_text():

@@ -6,6 +6,7 @@ import torch
 from attnreg import kernels
 from attnreg.draws import Drawn
 from attnreg.errors import InputError
+from tests.helpers.cases import refused
 from tests.helpers.kernel_cases import DEVICE, DTYPE, LEAST, MARKS, TOLERANCE
 
 pytestmark = MARKS
@@ -220,25 +221,17 @@ def test_second_derivatives_are_refused():
         grad.sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key": torch.zeros(B, 3, N, D)}, "Expected query"),
-        ({"value": torch.zeros(B, H, N + 1, D)}, "Expected query"),
-        ({"query": torch.zeros(B, H, N, D, dtype=torch.float64)}, "one of float16, bfloat16 and float32, got float64"),
-        (
-            {"query": torch.zeros(B, H, N, 272), "key": torch.zeros(B, H, N, 272), "value": torch.zeros(B, H, N, 272)},
-            "at most 256",
-        ),
-        ({"bias": torch.zeros(N, N, requires_grad=True)}, "trained"),
-        ({"weights": (None,) * 3}, "at most two"),
-        ({"scores": drawn(0.1, (B, H, N, N + 1))}, "Expected decisions"),
-        ({"scores": drawn(0.1, (3, H, N, N))}, "Expected decisions"),
-        ({"scores": drawn(0.1, samples=torch.arange(3))}, "2 samples"),
-        ({"scores": drawn(0.1, first_query=torch.arange(N))}, "2 samples"),
-    ],
+X, WIDE = torch.zeros(B, H, N, D), torch.zeros(B, H, N, 272)
+test_what_does_not_fit_is_refused = refused(
+    (lambda: kernels.attention(X, torch.zeros(B, 3, N, D), X), "Expected query"),
+    (lambda: kernels.attention(X, X, torch.zeros(B, H, N + 1, D)), "Expected query"),
+    (lambda: kernels.attention(X.double(), X, X), "one of float16, bfloat16 and float32, got float64"),
+    (lambda: kernels.attention(WIDE, WIDE, WIDE), "at most 256"),
+    (lambda: kernels.attention(X, X, X, bias=torch.zeros(N, N, requires_grad=True)), "trained"),
+    (lambda: kernels.attention(X, X, X, weights=(None,) * 3), "at most two"),
+    (lambda: kernels.attention(X, X, X, scores=drawn(0.1, (B, H, N, N + 1))), "Expected decisions"),
+    (lambda: kernels.attention(X, X, X, scores=drawn(0.1, (3, H, N, N))), "Expected decisions"),
+    (lambda: kernels.attention(X, X, X, scores=drawn(0.1, samples=torch.arange(3))), "2 samples"),
+    (lambda: kernels.attention(X, X, X, scores=drawn(0.1, first_query=torch.arange(N))), "2 samples"),
+    error=InputError,
 )
-def test_what_does_not_fit_is_refused(change, message):
-    x = torch.zeros(B, H, N, D)
-    with pytest.raises(InputError, match=message):
-        kernels.attention(**{"query": x, "key": x, "value": x, **change})

@@ -5,6 +5,7 @@ import torch
 
 from attnreg import functional, kernels
 from attnreg.errors import InputError
+from tests.helpers.cases import refused
 from tests.helpers.kernel_cases import DEVICE, DTYPE, MARKS
 
 pytestmark = MARKS
@@ -115,20 +116,15 @@ def test_half_precision_is_summed_in_float32():
     assert (least - most).min() > -1e-4
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"p": 1.5}, "`p` in"),
-        ({"region": "middle"}, "region"),
-        ({"value": torch.zeros(B, H, 1025, 8)}, "1024 keys"),
-        ({"value": torch.zeros(B, 3, 5, 8)}, "same heads"),
-        ({"value": torch.zeros(B, H, 5, 8, dtype=torch.float64)}, "float32"),
-    ],
+GRADIENT, VALUE = torch.zeros(B, H, Q, 8), torch.zeros(B, H, 5, 8)
+test_what_does_not_fit_is_refused = refused(
+    (lambda: kernels.region(GRADIENT, VALUE, None, 1.5), "`p` in"),
+    (lambda: kernels.region(GRADIENT, VALUE, None, 0.5, "middle"), "region"),
+    (lambda: kernels.region(GRADIENT, torch.zeros(B, H, 1025, 8), None, 0.5), "1024 keys"),
+    (lambda: kernels.region(GRADIENT, torch.zeros(B, 3, 5, 8), None, 0.5), "same heads"),
+    (lambda: kernels.region(GRADIENT, VALUE.double(), None, 0.5), "float32"),
+    error=InputError,
 )
-def test_what_does_not_fit_is_refused(change, message):
-    plain = {"output_gradient": torch.zeros(B, H, Q, 8), "value": torch.zeros(B, H, 5, 8), "valid": None, "p": 0.5}
-    with pytest.raises(InputError, match=message):
-        kernels.region(**{**plain, **change})
 
 
 def test_compiled_code_and_the_operator():

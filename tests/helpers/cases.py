@@ -237,12 +237,12 @@ def tiny_bert(texts: list[str], folder: Path) -> None:
     hf.BertForSequenceClassification(config).save_pretrained(folder)
 
 
-def refused(*rows):
-    """A test of calls that raise ``ValueError``: each row is a function without arguments, and what it says."""
+def refused(*rows, error=ValueError):
+    """A test of calls that raise an error: each row is a function without arguments, and what it says."""
 
     @pytest.mark.parametrize(("make", "sentence"), rows)
     def test(make, sentence):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(error, match=sentence):
             make()
 
     return test
