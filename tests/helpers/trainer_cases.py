@@ -82,7 +82,7 @@ def no_metrics(self, *args, **kwargs):
     return {}
 
 
-# What somebody may write instead of each public method that runs in training; `None`: it is only called, not replaced.
+# What somebody may write instead of each public method that runs in training.
 REPLACED = {
     "training_step": stock_step,
     "compute_loss": stock_loss,
@@ -100,29 +100,20 @@ REPLACED = {
     "autocast_smart_context_manager": nothing,
     "log": lambda self, logs, *args, **kwargs: None,
     "evaluate": no_metrics,
-    "evaluation_loop": None,
     "predict": no_metrics,
     "prediction_step": lambda self, *args, **kwargs: (torch.zeros(()), None, None),
     "save_model": lambda self, *args, **kwargs: None,
     "store_flos": lambda self: None,
     "floating_point_ops": lambda self, inputs: 0,
-    "num_examples": lambda self, loader: 16,
-    "get_batch_samples": None,
-    "set_initial_training_values": None,
     "get_total_train_batch_size": lambda self, args: 4,
-    "create_accelerator_and_postprocess": None,
     "call_model_init": lambda self, trial=None: self.model_init(),
     "hyperparameter_search": search,
-    "train": None,
-    "add_callback": lambda self, callback: self.callback_handler.add_callback(callback),
-    "pop_callback": None,
-    "remove_callback": None,
-    "is_local_process_zero": lambda self: True,
-    "is_world_process_zero": lambda self: True,
-    "get_sp_size": lambda self: 1,
-    "get_cp_size": lambda self: 1,
-    "get_tp_size": lambda self: 1,
 }
+ONLY_CALLED = {  # by overrides: nobody writes them anew, or only with the same result
+    "evaluation_loop", "get_batch_samples", "set_initial_training_values", "create_accelerator_and_postprocess", "train",
+    "add_callback", "pop_callback", "remove_callback", "num_examples", "is_local_process_zero", "is_world_process_zero",
+    "get_sp_size", "get_cp_size", "get_tp_size",
+}  # fmt: skip
 OUTSIDE = {  # of training: nothing in it calls them
     "init_hf_repo", "create_model_card", "push_to_hub", "end", "save_metrics", "log_metrics", "metrics_format",
     "save_state", "get_num_trainable_parameters", "get_learning_rates", "get_optimizer_group",
