@@ -11,7 +11,7 @@ import attnreg
 from attnreg.integrations import AttnRegCallback
 from tests.helpers.cases import model_case, sample
 from tests.helpers.method_cases import weights
-from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, Sentences, arguments, bert, column
+from tests.helpers.trainers import QUIET, Rows, Sentences, arguments, bert, column, sentences
 
 pytestmark = QUIET
 llama = model_case("llama").build
@@ -124,21 +124,11 @@ def test_lora_gradients_replay_saving_and_merging(tmp_path, first):
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True])
 def test_one_argument_of_sentence_transformers(tmp_path, tiny_models, adapter):
-    st = pytest.importorskip("sentence_transformers", reason=EXTRA)
-    from datasets import Dataset
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    model = st.SentenceTransformer(str(tiny_models / "llama"))
+    kind, given = sentences(tmp_path, tiny_models, "llama")
     if adapter:
-        model.add_adapter(peft.LoraConfig(peft.TaskType.FEATURE_EXTRACTION, r=2, target_modules=["q_proj"]))
+        given["model"].add_adapter(peft.LoraConfig(peft.TaskType.FEATURE_EXTRACTION, r=2, target_modules=["q_proj"]))
     callback = AttnRegCallback(attnreg.HiddenKey(0.3))
-    trainer = st.SentenceTransformerTrainer(
-        model,
-        arguments(tmp_path, st.SentenceTransformerTrainingArguments),
-        train_dataset=Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4}),
-        loss=MultipleNegativesRankingLoss(model),
-        callbacks=[callback],
-    )
+    trainer = kind(**given, callbacks=[callback])
     trainer.train()
     assert [site.label for site in callback.handle.sites] == LABELS
     assert max(column(trainer, "drop_rate/decoder.0.output")) > 0.1

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader
 
 import attnreg
 from attnreg.integrations import AttnRegCallback
-from tests.helpers.cases import MODELS
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.repository import ROOT, run_script
-from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments, bert, of_trl
+from tests.helpers.trainers import EXTRA, QUIET, WORDS, Rows, arguments, bert, dpo, sentences, seq2seq, sft
 
 pytestmark = QUIET
 
@@ -55,43 +54,25 @@ def in_trainer(provider, folder, tiny_models):
 
 
 def in_seq2seq_trainer(provider, folder, tiny_models):
-    model = next(case for case in MODELS if case.name == "bart").build()
-    options = {"gradient_accumulation_steps": 2, "predict_with_generate": True, "generation_max_length": 4}
-    options = arguments(folder, hf.Seq2SeqTrainingArguments, **options)
-    trainer = hf.Seq2SeqTrainer(model, options, train_dataset=Rows(pair=True), eval_dataset=Rows(pair=True))
-    return added(trainer, attnreg.attach(model, provider, stacks=["encoder", "decoder", "cross"]))
+    kind, given = seq2seq(folder, tiny_models, predict_with_generate=True, generation_max_length=4)
+    return added(kind(**given), attnreg.attach(given["model"], provider, stacks=["encoder", "decoder", "cross"]))
 
 
 def in_sft_trainer(provider, folder, tiny_models):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
-    rows = Dataset.from_dict({"text": WORDS * 4})
-    trainer = trl.SFTTrainer(model, of_trl(trl.SFTConfig, folder), train_dataset=rows, eval_dataset=rows)
-    return added(trainer, attnreg.attach(model, provider))
-
-
-def dpo_trainer(model, folder, **options):
-    trl = pytest.importorskip("trl", reason=EXTRA)
-    rows = Dataset.from_dict({"prompt": ["red"] * 16, "chosen": [" green"] * 16, "rejected": [" blue red"] * 16})
-    return trl.DPOTrainer(model, args=of_trl(trl.DPOConfig, folder), train_dataset=rows, eval_dataset=rows, **options)
+    kind, given = sft(folder, tiny_models)
+    return added(kind(**given), attnreg.attach(given["model"], provider))
 
 
 def in_dpo_trainer(provider, folder, tiny_models):
-    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
-    handle = attnreg.attach(model, provider)
-    return added(dpo_trainer(model, folder), handle)
+    kind, given = dpo(folder, tiny_models)
+    handle = attnreg.attach(given["model"], provider)
+    return added(kind(**given), handle)
 
 
 def sentence_trainer(provider, folder, tiny_models):
-    st = pytest.importorskip("sentence_transformers", reason=EXTRA)
-    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
-    model = st.SentenceTransformer(str(tiny_models / "bert"))
-    handle = attnreg.attach(model[0].auto_model, provider)
-    rows = Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
-    options = {"train_dataset": rows, "eval_dataset": rows, "loss": MultipleNegativesRankingLoss(model)}
-    given = arguments(folder, st.SentenceTransformerTrainingArguments, gradient_accumulation_steps=2)
-    return st.SentenceTransformerTrainer(model, given, **options), handle
+    kind, given = sentences(folder, tiny_models)
+    handle = attnreg.attach(given["model"][0].auto_model, provider)
+    return kind(**given), handle
 
 
 def in_sentence_transformers(provider, folder, tiny_models):

@@ -1,12 +1,13 @@
 """Small models, rows and arguments for Trainers."""
 
+import datasets
 import pytest
 import torch
 import transformers as hf
 from torch.utils.data import Dataset
 
 from attnreg.integrations import RegularizedTrainer
-from tests.helpers.cases import SMALL, TEXT
+from tests.helpers.cases import SMALL, TEXT, model_case
 
 # What trl, peft and sentence-transformers do on a CPU and with the latest transformers; ours are UserWarnings.
 QUIET = [
@@ -74,3 +75,38 @@ WORDS = ["red green blue", "blue red green red", "green", "red blue"]
 def of_trl(kind, folder, **options):
     options = {"gradient_accumulation_steps": 2, "bf16": False, **options}
     return arguments(folder, kind, **options)
+
+
+# The class of a Trainer, and what it takes.
+
+
+def seq2seq(folder, tiny_models, **options):
+    given = arguments(folder, hf.Seq2SeqTrainingArguments, gradient_accumulation_steps=2, **options)
+    rows = {"train_dataset": Rows(pair=True), "eval_dataset": Rows(pair=True)}
+    return hf.Seq2SeqTrainer, {"model": model_case("bart").build(), "args": given, **rows}
+
+
+def sft(folder, tiny_models, **options):
+    trl = pytest.importorskip("trl", reason=EXTRA)
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
+    rows = dict.fromkeys(["train_dataset", "eval_dataset"], datasets.Dataset.from_dict({"text": WORDS * 4}))
+    return trl.SFTTrainer, {"model": model, "args": of_trl(trl.SFTConfig, folder, **options), **rows}
+
+
+def dpo(folder, tiny_models, **options):
+    trl = pytest.importorskip("trl", reason=EXTRA)
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_models / "llama")
+    table = {"prompt": ["red"] * 16, "chosen": [" green"] * 16, "rejected": [" blue red"] * 16}
+    rows = dict.fromkeys(["train_dataset", "eval_dataset"], datasets.Dataset.from_dict(table))
+    return trl.DPOTrainer, {"model": model, "args": of_trl(trl.DPOConfig, folder, **options), **rows}
+
+
+def sentences(folder, tiny_models, model="bert", **options):
+    st = pytest.importorskip("sentence_transformers", reason=EXTRA)
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model = st.SentenceTransformer(str(tiny_models / model))
+    table = datasets.Dataset.from_dict({"anchor": WORDS * 4, "positive": WORDS * 4})
+    rows = {"train_dataset": table, "eval_dataset": table, "loss": MultipleNegativesRankingLoss(model)}
+    given = arguments(folder, st.SentenceTransformerTrainingArguments, gradient_accumulation_steps=2, **options)
+    return st.SentenceTransformerTrainer, {"model": model, "args": given, **rows}
