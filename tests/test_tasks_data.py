@@ -38,6 +38,10 @@ def test_the_hubs_integer_tags_mean_the_same_as_their_names(tmp_path):
         assert kind.gold(load_data(task, folder)[1]["train"]) == [[1, 2, 0]]
 
 
+def custom(**options):
+    return choose_task("custom", text_columns="text", **options)
+
+
 def labelled(*labels):
     return [{"text": ["a"] * len(label) if isinstance(label, list) else "a", "label": label} for label in labels]
 
@@ -54,7 +58,7 @@ def labelled(*labels):
 )
 def test_labels_of_ones_own_set_are_read_off_all_of_it(tmp_path, train, dev, names, gold):
     folder = made.write_splits(tmp_path, train=labelled(*train), validation=labelled(dev))
-    task, splits = load_data(choose_task("custom", text_columns="text"), folder)
+    task, splits = load_data(custom(), folder)
     assert task.labels == names
     assert kind_class("classification")(task).gold(splits["train"]) == gold
     assert kind_class("classification")(task).gold(splits["validation"]) == [names.index(str(dev).removesuffix(".0"))]
@@ -118,57 +122,44 @@ def test_bad_rows_are_named(tmp_path, task, change, says):
         load_data(get_task(task), folder)
 
 
+def in_both(*rows):
+    return {"train": [*rows], "validation": [*rows]}
+
+
+UNTRAINED = "of .* does not occur in split train"
+
+
 @pytest.mark.parametrize(
-    ("task", "row", "says"),
+    ("task", "splits", "says"),
     [
-        ("conll2003", {"tokens": ["a"], "tags": ["O"]}, "ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has 'tokens', 'tags'"),
-        ("wmt16-en-ro", {"en": "red", "ro": "rot"}, "translation. Task 'wmt16-en-ro' needs translation; the data has 'en', 'ro'"),
+        # columns are missing
+        (get_task("conll2003"), in_both({"tokens": ["a"], "tags": ["O"]}), "ner_tags. Task 'conll2003' needs tokens, ner_tags; the data has 'tokens', 'tags'"),
+        (get_task("wmt16-en-ro"), in_both({"en": "red", "ro": "rot"}), "translation. Task 'wmt16-en-ro' needs translation; the data has 'en', 'ro'"),
+        # labels do not fit the metric
+        (custom(metric="f1"), in_both(*labelled("a", "b", "c")), "Metric f1 needs two classes, got 3 in column label .* --metric macro_f1"),
+        (custom(), in_both(*labelled("a", "a")), "Column label of .* needs at least two classes, got a"),
+        (custom(), in_both(*labelled(0.5, 1.5)), "Column label of .* needs at least two classes, got none: numbers are of --kind regression"),
+        (custom(), in_both(*labelled(0.5, 1.0, 2.0)), r"Expected labels 1, 2 \(to predict numbers, use --kind regression\), got 0.5"),
+        (custom(), in_both({"text": "a", "label": ["NN"]}, {"text": "a", "label": ["VB"]}), "needs at least two classes, got none: .* lists of labels of --kind tokens"),
+        (custom(), in_both(*labelled({"x": 1}, {"x": 2})), "Column label of .* needs at least two classes, got none"),
+        (custom(kind="tokens", metric="entity_f1"), in_both(*labelled(["NN"], ["VB"])), "Metric entity_f1 needs labels such as O, B-PER, I-PER, got 'NN'"),
+        (custom(kind="tokens"), in_both(*labelled(["NN"], ["NN"])), "Column label of .* needs at least two classes, got NN"),
+        # a class is not trained on
+        (custom(), {"train": labelled(True, False), "validation": labelled(0, 1)}, f"^Label '0' .* of split validation {UNTRAINED}"),
+        (custom(), {"train": labelled("x", "y"), "validation": labelled("x"), "test": labelled("x", "z")}, f"^Label 'z' .* of split test {UNTRAINED}"),
+        (custom(kind="tokens"), {"train": labelled(["X", "Y"]), "validation": labelled(["Z"])}, f"^Label 'Z' in column label of split validation {UNTRAINED}"),
     ],
 )  # fmt: skip
-def test_columns_that_are_missing(tmp_path, task, row, says):
-    folder = made.write_splits(tmp_path, train=[row], validation=[row])
+def test_splits_that_do_not_fit_the_task(tmp_path, task, splits, says):
     with pytest.raises(InputError, match=says):
-        load_data(get_task(task), folder)
-
-
-@pytest.mark.parametrize(
-    ("options", "rows", "says"),
-    [
-        ({"metric": "f1"}, ["a", "b", "c"], "Metric f1 needs two classes, got 3 in column label .* --metric macro_f1"),
-        ({}, ["a", "a"], "Column label of .* needs at least two classes, got a"),
-        ({}, [0.5, 1.5], "Column label of .* needs at least two classes, got none: numbers are of --kind regression"),
-        ({}, [0.5, 1.0, 2.0], r"Expected labels 1, 2 \(to predict numbers, use --kind regression\), got 0.5"),
-        ({}, [["NN"], ["VB"]], "needs at least two classes, got none: .* lists of labels of --kind tokens"),
-        ({}, [{"x": 1}, {"x": 2}], "Column label of .* needs at least two classes, got none"),
-        ({"kind": "tokens", "metric": "entity_f1"}, [["NN"], ["VB"]], "Metric entity_f1 needs labels such as O, B-PER, I-PER, got 'NN'"),
-        ({"kind": "tokens"}, [["NN"], ["NN"]], "Column label of .* needs at least two classes, got NN"),
-    ],
-)  # fmt: skip
-def test_labels_that_do_not_fit_the_metric(tmp_path, options, rows, says):
-    data = [{"text": ["a"] if options.get("kind") else "a", "label": label} for label in rows]
-    folder = made.write_splits(tmp_path / "data", train=data, validation=data)
-    with pytest.raises(InputError, match=says):
-        load_data(choose_task("custom", text_columns="text", **options), folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "splits", "says"),
-    [
-        ("classification", {"train": labelled(True, False), "validation": labelled(0, 1)}, "Label '0' .* of split validation"),
-        ("classification", {"train": labelled("x", "y"), "validation": labelled("x"), "test": labelled("x", "z")}, "Label 'z' .* of split test"),
-        ("tokens", {"train": labelled(["X", "Y"]), "validation": labelled(["Z"])}, "Label 'Z' in column label of split validation"),
-    ],
-)  # fmt: skip
-def test_a_class_that_is_not_trained_on_is_named(tmp_path, kind, splits, says):
-    with pytest.raises(InputError, match=f"^{says} of .* does not occur in split train"):
-        load_data(choose_task("custom", kind=kind, text_columns="text"), made.write_splits(tmp_path, **splits))
+        load_data(task, made.write_splits(tmp_path, **splits))
 
 
 def test_a_class_that_the_data_names_may_be_absent_from_train(tmp_path):
     named = datasets.ClassLabel(names=["x", "y", "z"])
     tables = [datasets.Dataset.from_list(rows).cast_column("label", named) for rows in (labelled("x", "y"), labelled("z"))]  # fmt: skip
     folder = made.write_splits(tmp_path, train=tables[0], validation=tables[1])
-    assert load_data(choose_task("custom", text_columns="text"), folder)[0].labels == ("x", "y", "z")
+    assert load_data(custom(), folder)[0].labels == ("x", "y", "z")
 
 
 def test_a_number_that_no_class_has_is_refused_also_where_classes_are_renamed(tmp_path):
@@ -177,7 +168,7 @@ def test_a_number_that_no_class_has_is_refused_also_where_classes_are_renamed(tm
     )
     rows = rows.cast_column("label", datasets.ClassLabel(names=["x", "y"]))
     folder = made.write_splits(tmp_path, train=rows, validation=rows.select([0, 1]))
-    task = choose_task("custom", text_columns="text")
+    task = custom()
     with pytest.raises(InputError, match=r"^Expected a class of x, y, got label -1 in row 3 of split train\.$"):
         load_data(task, folder, classes={"x": "bad"})
     with pytest.raises(InputError, match=r"got label -1 in row 3 of split train of"):
@@ -190,7 +181,7 @@ def test_classes_are_matched_by_the_names_that_each_file_declares(tmp_path):
         split: datasets.Dataset.from_list(labelled("yes", "no")).cast_column("label", datasets.ClassLabel(names=each))
         for split, each in names.items()
     }
-    task, splits = load_data(choose_task("custom", text_columns="text"), made.write_splits(tmp_path / "a", **tables))
+    task, splits = load_data(custom(), made.write_splits(tmp_path / "a", **tables))
     assert [list(splits[name]["label"]) for name in names] == [[1, 0], [0, 1]]
     assert [kind_class("classification")(task).gold(splits[name]) for name in names] == [[1, 0], [1, 0]]
     rows = datasets.Dataset.from_list(labelled("yes", "maybe"))
@@ -199,7 +190,7 @@ def test_classes_are_matched_by_the_names_that_each_file_declares(tmp_path):
     with pytest.raises(
         InputError, match=r"Expected labels 0 \(no\), 1 \(yes\), got 'maybe' in row 2 of split validation"
     ):
-        load_data(choose_task("custom", text_columns="text"), folder)
+        load_data(custom(), folder)
 
 
 def test_parts_of_a_split_that_declare_other_class_names_are_refused(tmp_path):
@@ -211,7 +202,7 @@ def test_parts_of_a_split_that_declare_other_class_names_are_refused(tmp_path):
         InputError,
         match=r"train-b.* as one table, their columns or types differ: .* the key label of features .* has unexpected type",
     ):
-        load_data(choose_task("custom", text_columns="text"), tmp_path)
+        load_data(custom(), tmp_path)
 
 
 def test_tags_are_matched_by_the_names_that_each_file_declares_and_can_be_renamed(tmp_path):
@@ -220,7 +211,7 @@ def test_tags_are_matched_by_the_names_that_each_file_declares_and_can_be_rename
         feature = datasets.List(datasets.ClassLabel(names=names))
         return made.write_splits(tmp_path / names[0], validation=rows.cast_column("label", feature))
 
-    task = replace(choose_task("custom", kind="tokens", text_columns="text"), labels=("B-X", "O"), evaluation_only=True)
+    task = replace(custom(kind="tokens"), labels=("B-X", "O"), evaluation_only=True)
     folder = tagged(["B-W", "O", "B-X"])
     assert kind_class("tokens")(task).gold(load_data(task, folder)[1]["validation"]) == [[1, 0], [0, 1]]
     task = replace(task, labels=("B-Y", "O"))
