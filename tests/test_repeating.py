@@ -4,10 +4,7 @@ import functools
 
 import pytest
 import torch
-from torch.nn.attention import flex_attention as torchs
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
-from transformers.integrations import flex_attention as kernels
 
 import attnreg
 from tests.helpers.cases import MODELS, keep_few_activations, output
@@ -57,13 +54,10 @@ def plainly(attention):
 def flexible():
     if torch.__version__ < "2.13":
         pytest.skip("needs torch 2.13")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        patch.setattr(kernels, "WrappedFlexAttention", lambda training: lambda: flex_attention)
-        model, provider = bert("flex_attention"), Recording(composed())
-        with attnreg.attach(model, provider) as handle, torch.no_grad(), handle.probing():
-            torch.manual_seed(SEED)
-            model(input_ids=IDS)
+    model, provider = bert("flex_attention"), Recording(composed())
+    with attnreg.attach(model, provider) as handle, torch.no_grad(), handle.probing():
+        torch.manual_seed(SEED)
+        model(input_ids=IDS)
     return provider.masks
 
 
@@ -127,6 +121,7 @@ ROUTES = {
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.usefixtures("eager_flex")
 @pytest.mark.parametrize("route", [pytest.param(route, marks=pytest.mark.slow if route == "compiled" else []) for route in ROUTES])  # fmt: skip
 def test_one_seed_gives_one_mask(route):
     masks = ROUTES[route]()
