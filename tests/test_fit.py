@@ -1,6 +1,5 @@
 """`attnreg fit` and `predict`, and the classifier that they are made of, with a tiny model."""
 
-import csv
 import itertools
 import json
 import pickle
@@ -21,25 +20,22 @@ from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Try
-from attnreg.experiments.tasks import get_task, load_data
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
+from tests.helpers.bench import sentences
 from tests.helpers.cases import refused
-from tests.helpers.commands import assert_sentence, ran, read_csv
+from tests.helpers.commands import assert_sentence, invoke, ran, read_csv, write_csv
 
 
 @pytest.fixture(scope="module")
 def rows():
     """Sentences, and whether they begin with "the"."""
-    _, splits = load_data(get_task("agreement"))
-    texts = list(dict.fromkeys(splits["train"]["sentence"][:]))[:120]
+    texts = sentences(120)
     return texts, ["the" if text.split()[0] == "the" else "no" for text in texts]
 
 
 @pytest.fixture(scope="module")
 def fitted(tiny, rows, tmp_path_factory):
     """A command that has ended, in the folder that it was called in, with odd columns and rows."""
-    from tests.helpers.commands import invoke
-
     place = tmp_path_factory.mktemp("fitted")
     texts, labels = rows
     lines = [
@@ -49,8 +45,7 @@ def fitted(tiny, rows, tmp_path_factory):
     lines[3][1], lines[4][1], lines[5][1] = "", 'the "boy" sleeps', " ".join(texts[:30])
     lines[7][2] = labels[7]
     lines[8][2] = ""
-    with (place / "my rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["Nr.", "What, they said", "Begins?"], *lines])
+    write_csv(place / "my rows.csv", [["Nr.", "What, they said", "Begins?"], *lines])
     done = ran(invoke("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s", "--output-dir", place / "out"))
     return place, done.output
 
@@ -90,8 +85,7 @@ def test_probabilities_are_softened_by_the_temperature(tiny, rows, monkeypatch):
 def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     place, _ = fitted
     texts = ["the boy sleeps", "", " ".join(["the boys sleep"] * 60), "qqq www zzz"]
-    with (place / "new.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["What, they said", "other"], *([text, "x"] for text in texts)])
+    write_csv(place / "new.csv", [["What, they said", "other"], *([text, "x"] for text in texts)])
     output = ran(cli("predict", place / "out", place / "new.csv")).output
     assert "1 row: no text." in output
     made = read_csv(place / "new.predicted.csv")
@@ -125,8 +119,7 @@ def test_predict_writes_classes_probabilities_and_doubts(fitted, cli):
     ],
 )
 def test_rows_that_cannot_be_predicted(table, options, says, fitted, cli, tmp_path):
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(table)
+    write_csv(tmp_path / "rows.csv", table)
     result = cli("predict", fitted[0] / "out", tmp_path / "rows.csv", *options)
     assert_sentence(result, result.exit_code, says)
     assert result.exit_code
@@ -313,9 +306,8 @@ def test_contrasts_come_first_of_few_rows_and_last_of_many(count, epochs, contra
     ],
 )
 def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows):
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        lines = [[text, label, number % 3] for number, (text, label) in enumerate(zip(*rows, strict=True))]
-        csv.writer(file).writerows([header, *lines])
+    lines = [[text, label, number % 3] for number, (text, label) in enumerate(zip(*rows, strict=True))]
+    write_csv(tmp_path / "rows.csv", [header, *lines])
     assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny, *options), 2, says)
     assert not (tmp_path / "runs").exists()
 

@@ -1,6 +1,5 @@
 """`attnreg fit` of labels that are numbers, and the regressor that it is made of, with a tiny model."""
 
-import csv
 import pickle
 
 import numpy as np
@@ -16,26 +15,22 @@ from attnreg.experiments.fit.answers import Answers, score_of
 from attnreg.experiments.fit.choice import bias_corrected
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import choose_columns
-from attnreg.experiments.tasks import get_task, load_data
-from tests.helpers.commands import assert_sentence, ran, read_csv
+from tests.helpers.bench import sentences
+from tests.helpers.commands import assert_sentence, invoke, ran, read_csv, write_csv
 
 
 @pytest.fixture(scope="module")
 def rows():
     """Sentences, and a number that falls with their length."""
-    _, splits = load_data(get_task("agreement"))
-    texts = list(dict.fromkeys(splits["train"]["sentence"][:]))[:90]
+    texts = sentences(90)
     return texts, [round(140 - 3.7 * len(text.split()), 1) for text in texts]
 
 
 @pytest.fixture(scope="module")
 def fitted(tiny, rows, tmp_path_factory):
     """The folder in which a csv was fitted, and what the command said."""
-    from tests.helpers.commands import invoke
-
     place = tmp_path_factory.mktemp("fitted")
-    with (place / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["said", "how much"], *zip(*rows, strict=True), ["", 3.5], ["the boy", ""]])
+    write_csv(place / "rows.csv", [["said", "how much"], *zip(*rows, strict=True), ["", 3.5], ["the boy", ""]])
     done = ran(invoke("fit", place / "rows.csv", "--model", tiny, "--budget", "2s", "--output-dir", place / "out"))
     return place, done.output
 
@@ -49,8 +44,7 @@ def test_numbers_with_fractions_are_predicted_as_numbers(fitted, rows, cli):
     assert "A regressor of 90 rows" in report
     assert "They are off by" in report
     assert (place / "out" / "plots" / "predictions.png").is_file()
-    with (place / "new.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["said"], *([text] for text in rows[0][:20]), [""]])
+    write_csv(place / "new.csv", [["said"], *([text] for text in rows[0][:20]), [""]])
     ran(cli("predict", place / "out", place / "new.csv"))
     made = read_csv(place / "new.predicted.csv")
     assert [row["cannot_judge"] for row in made] == [""] * 20 + ["no text"]
@@ -129,9 +123,8 @@ def test_no_fold_lacks_high_numbers():
     ],
 )  # fmt: skip
 def test_numbers_from_which_nothing_can_be_learned(labels, options, says, cli, tiny, tmp_path):
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        lines = [[f"this is text {number}", label] for number, label in enumerate(labels)]
-        csv.writer(file).writerows([["said", "is"], ["", labels[0]], *lines])  # the first row is left out, but counts
+    lines = [[f"this is text {number}", label] for number, label in enumerate(labels)]
+    write_csv(tmp_path / "rows.csv", [["said", "is"], ["", labels[0]], *lines])  # the first row is left out, but counts
     assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny, *options), 1, says)
 
 

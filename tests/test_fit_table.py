@@ -1,13 +1,12 @@
 """The rows that `attnreg fit` reads of a file: which columns hold texts and labels, and which rows are left out."""
 
-import csv
 import json
 
 import pytest
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.fit.table import choose_columns, labelled_rows
-from tests.helpers.commands import assert_sentence, ran
+from tests.helpers.commands import assert_sentence, ran, write_csv
 
 
 @pytest.mark.parametrize(
@@ -21,8 +20,7 @@ from tests.helpers.commands import assert_sentence, ran
 def test_the_only_other_column_holds_the_labels(labels, says, cli, tiny, tmp_path):
     lines = [[number, f"this is text {number}", labels[number % len(labels)]] for number in range(30)]
     begin = 0 if len(labels) == 1 else 1  # with the numbers of rows, or without
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(line[begin:] for line in [["no", "said", "is"], *lines])
+    write_csv(tmp_path / "rows.csv", [line[begin:] for line in [["no", "said", "is"], *lines]])
     assert_sentence(cli("fit", tmp_path / "rows.csv", "--model", tiny), 1, says)
 
 
@@ -53,8 +51,7 @@ def test_rows_of_rare_classes_are_left_out_where_asked_for(group, cli, tiny, tmp
     labels = ["a"] * 6 + ["b"] * 5 + ["c"] * 4 + ["d"] * 3 + ["e"]
     lines = [[f"This is text {n}", label, f"author {n}"] for n, label in enumerate(labels)]
     lines[12][0 if group is None else 2] = lines[11][0 if group is None else 2]
-    with (path := tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["said", "is", "author"], *lines])
+    path = write_csv(tmp_path / "rows.csv", [["said", "is", "author"], *lines])
     given = (path, "said", "is", group, None)
     units = "rows that differ" if group is None else "groups"
     with pytest.raises(InputError, match=r"too few have c \(3\), d \(3\), e \(1\): .*fit --drop-rare`\)"):
@@ -65,15 +62,13 @@ def test_rows_of_rare_classes_are_left_out_where_asked_for(group, cli, tiny, tmp
     assert len({*table.rows.units.tolist()}) == 11
     assert f"Left out, with a class of fewer than 4 {units} (c, d, e): 8 (row 12, 13," in capsys.readouterr().out
     lines[6:] = []
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([["said", "is", "author"], *lines, ["One more text", "b", "someone"]])
+    write_csv(path, [["said", "is", "author"], *lines, ["One more text", "b", "someone"]])
     asked = ("--label-column", "is", "--text-columns", "said", "--drop-rare")
     assert_sentence(cli("fit", path, "--model", tiny, *asked), 1, "All 6 rows have the label a: there is nothing")
 
 
 def test_numbers_have_no_rare_classes(tmp_path):
-    with (path := tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["said", "stars"], *([f"This is text {n}", n / 4] for n in range(20))])
+    path = write_csv(tmp_path / "rows.csv", [["said", "stars"], *([f"This is text {n}", n / 4] for n in range(20))])
     with pytest.raises(
         UsageError, match="--drop-rare is for classes, but the labels in stars are predicted as numbers"
     ):

@@ -11,9 +11,14 @@ from attnreg.experiments.fit.tries import Bench
 from attnreg.experiments.tasks import get_task, load_data
 
 
+def sentences(count):
+    """Return different sentences of the built-in task."""
+    return list(dict.fromkeys(load_data(get_task("agreement"))[1]["train"]["sentence"][:]))[:count]
+
+
 def tiny_bench(model):
     """Return a bench of 120 sentences, and whether they begin with "the"."""
-    texts = list(dict.fromkeys(load_data(get_task("agreement"))[1]["train"]["sentence"][:]))[:120]
+    texts = sentences(120)
     classifier = attnreg.TextClassifier(model)
     given = Rows.checked(texts, [text.split()[0] == "the" for text in texts])
     classifier.answers_, classifier.columns_ = given.answers, given.columns

@@ -42,6 +42,13 @@ def read_csv(path):
     return [*csv.DictReader(Path(path).read_text().splitlines())]
 
 
+def write_csv(path, lines):
+    """Write the lines of a table, of which the first has the names of columns; return its path."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    return path
+
+
 def assert_close(a, b, within=1e-5):
     if isinstance(a, float):
         assert a == pytest.approx(b, abs=within)
