@@ -1,6 +1,5 @@
 """Causal language models: labels, completions, chat templates and scores."""
 
-import json
 import math
 
 import datasets
@@ -19,8 +18,9 @@ from attnreg.experiments.tasks.kinds.language import check_conversations
 from attnreg.training.objective import disagreement
 from tests.helpers import task_data as made
 from tests.helpers.cases import refused
-from tests.helpers.commands import assert_sentence, ran, read_lines
+from tests.helpers.commands import assert_sentence, ran, read_lines, result_of
 from tests.helpers.method_cases import step_of_r_drop
+from tests.helpers.recipe_cases import evaluated_again
 from tests.helpers.repository import ROOT
 
 TEMPLATE = (
@@ -259,13 +259,11 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     rows = agreement.completions("train")
     pairs = write(tmp_path / "pairs", rows.__getitem__)
     ran(cli("recipe", "finetune", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "a"))
-    scores = json.loads((tmp_path / "a" / "result.json").read_text())["dev"]
-    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
     assert "Perplexity on dev rows after the last epoch: " in (tmp_path / "a" / "report.md").read_text()
-    ran(cli("evaluate", "a", "--data-dir", pairs))
-    evaluated = json.loads(next((tmp_path / "a" / "evaluations").iterdir()).read_text())["metrics"]
-    assert evaluated["exact_match"] == scores["exact_match"]
-    assert evaluated["perplexity"] == pytest.approx(scores["perplexity"])
+    written, scores = evaluated_again(cli, tmp_path / "a", "--data-dir", pairs)
+    assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
+    assert written["metrics"]["exact_match"] == scores["exact_match"]
+    assert written["metrics"]["perplexity"] == pytest.approx(scores["perplexity"])
     texts = write(tmp_path / "texts", lambda i: {"text": f"{rows[i]['prompt']} {rows[i]['completion']}"})
     given = ["--data-dir", texts, "--model", decoder, "--text-columns", "text"]
     ran(cli("recipe", "ad-drop", *OWN, *given, "--epochs", 2, "--output-dir", "b"))
@@ -299,7 +297,7 @@ def test_a_run_on_conversations(cli, tmp_path, decoder, trained):
     folder = write(tmp_path / "chats", conversation)
     args = ["--data-dir", folder, "--model", decoder, "--text-columns", "messages", "--output-dir", "out"]
     ran(cli("recipe", "finetune", *OWN, *args))
-    scores = json.loads((tmp_path / "out" / "result.json").read_text())["dev"]
+    scores = result_of(tmp_path / "out")["dev"]
     assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
 
 

@@ -17,8 +17,9 @@ from attnreg.experiments.tasks import get_task, load_model
 from attnreg.experiments.tasks.models.lora import parameter_counts, with_lora
 from attnreg.experiments.tasks.models.pretrained import load_pretrained
 from tests.helpers import task_data as made
-from tests.helpers.commands import assert_sentence, invoke, ran, read_lines
+from tests.helpers.commands import assert_sentence, invoke, ran, read_lines, result_of
 from tests.helpers.method_cases import same
+from tests.helpers.recipe_cases import evaluated_again
 from tests.helpers.runs import assert_goes_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks
@@ -42,10 +43,6 @@ def places(tmp_path_factory):
 
 def finetune(places, task="mnli", folder="nli", model="bert"):
     return [*("--task", task, "--data-dir", places / folder, "--model", places / model), *SMALL]
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
 
 
 def trained_names(model):
@@ -94,7 +91,7 @@ def finished(places, tmp_path_factory):
 def test_the_run_says_what_trains_and_saves_the_adapter(finished, places):
     config = json.loads((finished / "config.json").read_text())
     assert config["parameters"]["trained"] == 4 * 2 * 2 * 32 + 3 * 32 + 3
-    assert config["parameters"] == result(finished)["parameters"]
+    assert config["parameters"] == result_of(finished)["parameters"]
     share = config["parameters"]["trained"] / config["parameters"]["all"]
     sentence = f"({share:.2%}): adapters of rank 2 of query, value in 4 modules, and classifier."
     assert sentence in (finished / "report.md").read_text()
@@ -119,11 +116,8 @@ def test_peft_loads_the_adapter_on_the_plain_model(finished, places):
 
 
 def test_other_commands_read_the_adapter(cli, finished, places, undrawn):
-    ran(cli("evaluate", finished, "--data-dir", places / "nli"))
-    metrics = json.loads(next((finished / "evaluations").iterdir()).read_text())["metrics"]
-    dev = result(finished)["dev"]
-    assert metrics["accuracy"] == dev["accuracy"]
-    assert metrics["loss"] == pytest.approx(dev["loss"], abs=1e-6)
+    written, dev = evaluated_again(cli, finished, "--data-dir", places / "nli")
+    assert written["metrics"]["accuracy"] == dev["accuracy"]
     assert "attention.png" in ran(cli("plot", finished)).output
     again = cli("recipe", "finetune", *finetune(places, model=finished / "model"), "--output-dir", "again")
     for used in (again, cli("doctor", finished / "model")):

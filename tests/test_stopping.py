@@ -1,6 +1,5 @@
 """Runs that end before their time: asked to, diverged, unable to write, or because the score no longer rises."""
 
-import json
 import math
 import os
 import random
@@ -22,7 +21,7 @@ from attnreg.experiments.folder.history import Selection, best_of
 from attnreg.experiments.runs.run import Run
 from attnreg.experiments.runs.stopping import read_state
 from attnreg.training import StepResult
-from tests.helpers.commands import invoke, ran, read_lines
+from tests.helpers.commands import invoke, ran, read_lines, result_of
 from tests.helpers.runs import assert_goes_on, at_step, make, texts, trained_on
 
 SMALL = ["--epochs", 2, "--train-size", 64, "--batch-size", 16, "--validation-rows", 32]
@@ -176,10 +175,6 @@ EARLY = {
     "finetune": ["--patience", 2],
     "attendout": ["--patience", 1, "--round-steps", 2, "--game", 0.5, "--no-baseline"],
 }
-
-
-def result_of(run):
-    return json.loads((run / "result.json").read_text())
 
 
 @pytest.fixture(scope="module")

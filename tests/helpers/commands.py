@@ -37,6 +37,11 @@ def read_lines(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
+def result_of(run):
+    """What a run folder has as its result."""
+    return json.loads((run / "result.json").read_text())
+
+
 def read_csv(path):
     """The rows of a table, by column."""
     return [*csv.DictReader(Path(path).read_text().splitlines())]

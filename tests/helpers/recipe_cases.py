@@ -11,7 +11,7 @@ import re
 import pytest
 
 from attnreg.experiments.options.files import recipe_files
-from tests.helpers.commands import ran, read_lines
+from tests.helpers.commands import ran, read_lines, result_of
 
 OPTIONS = {
     "ad-drop": ["--p", 0.5, "--q", 0.4],
@@ -40,16 +40,21 @@ def recipes(*quick):
     )
 
 
+def evaluated_again(cli, run, *options):
+    """A saved run is evaluated with the loss with which it ended; return what else was written, and the dev scores."""
+    ran(cli("evaluate", run, *options))
+    [path] = (run / "evaluations").iterdir()
+    written, dev = json.loads(path.read_text()), result_of(run)["dev"]
+    assert written["metrics"].pop("loss") == pytest.approx(dev["loss"], abs=1e-6)
+    return written, dev
+
+
 def assert_evaluated_as_trained(cli, folder, args, data, rows):
     """A run under AD-DROP, and one of LoRA alone, are saved, drawn, and scored again on their dev rows as they ended."""
     for recipe, further in (("ad-drop", []), ("finetune", ["--lora-rank", 2, "--lora-targets", "all-linear"])):
         ran(cli("recipe", recipe, *args, *further, "--output-dir", recipe))
-        dev = json.loads((folder / recipe / "result.json").read_text())["dev"]
-        ran(cli("evaluate", recipe, "--data-dir", data))
-        written = json.loads(next((folder / recipe / "evaluations").iterdir()).read_text())
+        written, dev = evaluated_again(cli, folder / recipe, "--data-dir", data)
         assert written["rows"] == rows
-        found = written["metrics"]
-        assert found.pop("loss") == pytest.approx(dev["loss"], abs=1e-6)
-        assert found.items() <= dev.items()
+        assert written["metrics"].items() <= dev.items()
         assert len(read_lines(folder / recipe / "predictions.jsonl")) == rows
         ran(cli("plot", recipe))
