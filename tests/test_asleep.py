@@ -15,6 +15,7 @@ from attnreg.integrations import AttnRegCallback
 from attnreg.regularizer.abilities import PATIENCE, asleep_for
 from attnreg.training import FineTuning
 from tests.helpers.cases import BERT
+from tests.helpers.regularizers import Costly
 from tests.helpers.trainers import Rows, arguments
 
 
@@ -120,17 +121,7 @@ def test_a_generator_that_nobody_trains(patience):
         assert [message[:28] for message in messages] == ["GNetProvider has not learned"] * (not known)
 
 
-class Priced(attnreg.MaskProvider):
-    """Drops nothing, at a price."""
-
-    def forward(self, site):
-        return None
-
-    def penalty(self):
-        return torch.tensor(0.1)
-
-
-@pytest.mark.parametrize("make", [lambda: attnreg.AttentionEntropy(0.1), Priced, lambda: attnreg.CrossTuning(attnreg.DropHead(0.1) & Priced(), offset=0)])  # fmt: skip
+@pytest.mark.parametrize("make", [lambda: attnreg.AttentionEntropy(0.1), Costly, lambda: attnreg.CrossTuning(attnreg.DropHead(0.1) & Costly(), offset=0)])  # fmt: skip
 def test_a_penalty_that_nobody_adds(make, patience):
     model = BERT.build()
     for added in (False, True):
