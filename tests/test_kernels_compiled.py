@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from attnreg import kernels
 from attnreg.draws import Drawn
@@ -27,15 +28,8 @@ def inputs():
 
 
 def test_one_graph_for_all_seeds_and_rates():
-    graphs = []
-
-    def backend(module, example_inputs):
-        graphs.append(module)
-        return aot_eager(module, example_inputs)
-
-    from torch._dynamo.backends.debugging import aot_eager
-
-    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attend, backend=counter, fullgraph=True)
     q, k, v, valid, first = inputs()
     for seed, p in ((3, 0.4), (-9, 0.1)):
         results = []
@@ -46,7 +40,7 @@ def test_one_graph_for_all_seeds_and_rates():
         for mine, other in zip(*results, strict=True):
             assert torch.equal(mine, other)
         assert results[0][1] > 0
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 def test_operators_pass_the_checks_of_torch():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from attnreg import functional, kernels
 from attnreg.errors import InputError
@@ -100,19 +101,13 @@ def test_factors_of_heads(heads, p):
 
 
 def test_compiled_code_serves_all_seeds_and_rates():
-    graphs = []
-
-    def backend(module, example_inputs):
-        from torch._dynamo.backends.debugging import aot_eager
-
-        graphs.append(module)
-        return aot_eager(module, example_inputs)
+    counter = CompileCounterWithBackend("aot_eager")
 
     def call(x, seed, p, counts):
         out = kernels.dropout(x, seed, p, shape=(B, 1, T, C), samples=SAMPLES, counts=counts)
         return out, kernels.head_factors(seed, B, 4, p, device=DEVICE, samples=SAMPLES)
 
-    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    compiled = torch.compile(call, backend=counter, fullgraph=True)
     x = torch.randn(B, T, C, device=DEVICE, requires_grad=True)
     for seed, p in ((3, 0.4), (-9, 0.1)):
         results = []
@@ -122,7 +117,7 @@ def test_compiled_code_serves_all_seeds_and_rates():
             results.append((out, factors, counts, *torch.autograd.grad(out.square().sum(), x)))
         assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))
         assert results[0][2].all()
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
 
 
 def test_operators_pass_the_checks_of_torch():
