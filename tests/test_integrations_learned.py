@@ -89,9 +89,15 @@ def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
     assert column(resumed, "loss") == column(whole, "loss")
 
 
-def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path):
-    """Not that of an older run in the output folder."""
-    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
+class Mine(RegularizedTrainer):
+    def train(self, *, resume_from_checkpoint=None):
+        return super().train(resume_from_checkpoint=resume_from_checkpoint)
+
+
+@pytest.mark.parametrize("kind", [RegularizedTrainer, Mine])
+def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path, kind):
+    """Not that of an older run in the output folder; a subclass may override `train`."""
+    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "kind": kind}
     made = [regularized(tmp_path / "a", attnreg.ConcreteDropout(2, p=0.2), **options)]
     made += [regularized(tmp_path / "b", attnreg.ConcreteDropout(2, p=p), **options) for p in (0.5, 0.2)]
     whole, older, resumed = made
@@ -100,19 +106,6 @@ def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
     assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
     assert not torch.equal(weights(older.handle.provider), weights(whole.handle.provider))
-
-
-def test_a_subclass_may_override_train(tmp_path):
-    class Mine(RegularizedTrainer):
-        def train(self, *, resume_from_checkpoint=None):
-            return super().train(resume_from_checkpoint=resume_from_checkpoint)
-
-    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3}
-    whole = regularized(tmp_path / "a", attnreg.ConcreteDropout(2, p=0.2), kind=Mine, **options)
-    whole.train()
-    resumed = regularized(tmp_path / "b", attnreg.ConcreteDropout(2, p=0.2), kind=Mine, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
-    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
 
 
 IN_TWO_PROCESSES = """
