@@ -270,17 +270,8 @@ def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     assert {row["prediction"] for row in read_lines(tmp_path / "b" / "predictions.jsonl")} == {None}
     result = cli("recipe", "finetune", *OWN, *given, "--metric", "exact_match", "--output-dir", "c")
     assert_sentence(result, 1, "Metric exact_match needs prompts, but column text is plain text: use --metric accuracy")
-    result = cli(
-        "recipe",
-        ROOT / "docs/results/attribution/probe.py",
-        *OWN,
-        "--data-dir",
-        pairs,
-        "--model",
-        decoder,
-        "--output-dir",
-        "c",
-    )
+    given = ["--data-dir", pairs, "--model", decoder]
+    result = cli("recipe", ROOT / "docs/results/attribution/probe.py", *OWN, *given, "--output-dir", "c")
     assert_sentence(result, 2, "Probing needs a task without generated text, got custom")
 
 

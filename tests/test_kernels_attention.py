@@ -29,20 +29,9 @@ def random(*shape, p=0.7):
 
 
 def formula(
-    q,
-    k,
-    v,
-    *,
-    valid=None,
-    causal=None,
-    bias=None,
-    keep=None,
-    scale=None,
-    scores=None,
-    weights=(),
-    rows=None,
-    counts=None,
-):
+    q, k, v, *, valid=None, causal=None, bias=None, keep=None, scale=None,
+    scores=None, weights=(), rows=None, counts=None,
+):  # fmt: skip
     """Eq. 3 and 4 of AttendOut with dropout of weights after it, in float64."""
     shape = (*q.shape[:3], k.shape[2])
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

@@ -25,21 +25,9 @@ def probed(tmp_path_factory):
             torch.nn.init.normal_(weight, std=0.3)  # so that predictions differ, and masks make a difference
     for each in (network, tokenizer):
         each.save_pretrained(folder.with_name("model"))
-    args = [
-        "--epochs",
-        1,
-        "--train-size",
-        32,
-        "--learning-rate",
-        1e-6,
-        "--metric",
-        "accuracy",
-        "--p",
-        0.5,
-        "--q",
-        "0,1",
-    ]
-    args += ["--target", "label", "--model", folder.with_name("model"), "--output-dir", folder]
+    args = ["--epochs", 1, "--train-size", 32, "--learning-rate", 1e-6, "--metric", "accuracy"]
+    args += ["--p", 0.5, "--q", "0,1", "--target", "label"]
+    args += ["--model", folder.with_name("model"), "--output-dir", folder]
     with keeping() as figures:
         result = ran(invoke("recipe", ROOT / "docs/results/attribution/probe.py", *args))
     return folder, result.output, figures["probe"]
