@@ -13,7 +13,7 @@ from tests.helpers.trainers import QUIET, dpo, sentences, seq2seq, sft
 pytestmark = QUIET
 REFUSED = {
     ("sft", "objective"): "R-Drop needs `logits` with gradients in the output of LlamaForCausalLM, which has none",
-    ("sentences", "objective"): "R-Drop needs `logits` in the output of SentenceTransformer",
+    ("sentences", "objective"): "R-Drop needs `logits` with gradients in the output of SentenceTransformer",
     ("sentences", "two passes"): r"Expected the batch to be a dict of arguments of SentenceTransformer.forward\(input\)",
     ("dpo", "objective"): "R-Drop needs `logits`",
 }  # fmt: skip
