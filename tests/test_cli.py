@@ -1,17 +1,21 @@
 """The command line: help, lists, copies, and a sentence for each kind of bad input."""
 
+import html
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from attnreg.experiments.cli.main import main
-from attnreg.experiments.results.document import Heading, Table, markdown, print_table
+from attnreg.experiments.results.document import Heading, Table, html_page, markdown, print_table
 from attnreg.experiments.tasks import TASKS
 from attnreg.regularizer.saving import built_in
 from tests.helpers.commands import assert_sentence, ran
@@ -155,6 +159,13 @@ def test_in_a_notebook_there_is_no_progress_bar(cli, monkeypatch):
         assert not Console(file=terminal).is_terminal
 
 
-def test_a_bar_in_a_cell_of_a_written_table_is_no_column():
-    blocks = [Heading("A"), Table(["m", "x"], [["a|b", "1"]])]
-    assert markdown(blocks, Path()) == "# A\n\n| m | x |\n| --- | ---: |\n| a\\|b | 1 |\n"
+@given(st.lists(st.sampled_from([*"a1 _*`[]()<>!|\\&~#", "![x](y.png)", "<http://a.b>", "&amp;", "<b>"])).map("".join))
+def test_a_cell_of_a_report_shows_its_text_as_it_is(text):
+    text = " ".join(text.split())
+    page = html_page(markdown([Heading("A"), Table(["m", "x"], [[text, "<0.1"]])], Path()), Path())
+    assert [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page)] == [text, "<0.1"]
+
+
+def test_a_written_table_has_few_signs_more_than_the_cells():
+    blocks = [Heading("A"), Table(["m", "x"], [["a|b_c", "[<0.1, 1]"]])]
+    assert markdown(blocks, Path()) == "# A\n\n| m | x |\n| --- | ---: |\n| a\\|b_c | [<0.1, 1] |\n"

@@ -41,6 +41,9 @@ img { max-width: 100%; }
 pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
 """
 
+# What is a mark in a cell, whose texts may be users': not an underscore within a word, nor the brackets of an interval.
+_MARKS = re.compile(r"[|`*~]|\\(?=[^\w\s]|$)|\](?=\()|<(?=[A-Za-z/!?])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])")
+
 
 class Heading(str):
     """A heading; the first heading is the title."""
@@ -97,7 +100,8 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
                 parts.append(f"```\n{block}\n```")
             case Table():
                 rule = ["---" if column in block.texts else "---:" for column in range(len(block.header))]
-                rows = ([cell.replace("|", "\\|") for cell in row] for row in (block.header, rule, *block.rows))
+                cells = [[_MARKS.sub(r"\\\g<0>", cell) for cell in row] for row in (block.header, *block.rows)]
+                rows = [cells[0], rule, *cells[1:]]
                 parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
             case Picture():
                 parts.append(f"![{block.caption}]({block.path.relative_to(folder).as_posix()})\n\n*{block.caption}*")
