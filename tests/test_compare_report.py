@@ -238,7 +238,7 @@ def test_a_search_ranks_a_score_that_is_no_number_last(scores):
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("Warning: tiny.\n", "stopped; repeat the command to continue it"),
+        ("Warning: tiny.\n", "stopped without an error, as if it was killed"),
         ("Traceback (most recent call last):\nOSError: no\n", "OSError: no"),
     ],
 )

@@ -49,7 +49,7 @@ class Runs:
                 run.prepare()
                 score = self.score(run.method.text, run.seed)
                 if isinstance(score, str):
-                    run.log.write_text(f"epoch 1\nError: {score}\n")
+                    run.log.write_text(f"epoch 1\n{score}\n")
                 else:
                     write(run, score, seconds=60.0, training_cpu_seconds=30.0)
                 self.made.append(run)
@@ -131,7 +131,7 @@ def test_the_winner_is_the_best_complete_trial_and_the_report_has_what_it_needs(
 
 
 def test_a_run_that_fails_fails_its_trial(search, runs, tmp_path):
-    runs.score = lambda text, seed: "No such thing." if "DropKey" in text else rate(text)
+    runs.score = lambda text, seed: "Error: No such thing." if "DropKey" in text else rate(text)
     output = ran(search("--runs", 12, "--seeds", 2)).output
     failed = [run for run in runs.made if not run.finished]
     assert 2 * len({run.method for run in failed}) == len(failed) > 0
@@ -143,8 +143,23 @@ def test_a_run_that_fails_fails_its_trial(search, runs, tmp_path):
     assert not drawn(ran(search("--runs", 12, "--seeds", 2)).output)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_that_was_killed_is_made_once_more(search, runs, times):
+    killed = []
+
+    def score(text, seed):
+        killed.append(text)
+        return "epoch 2" if "DropKey" in text and killed.count(text) <= times else rate(text)
+
+    runs.score = score
+    output = ran(search("--runs", 4, "--seeds", 1)).output
+    assert [*map(killed.count, killed)].count(2) == 2 * sum("DropKey" in text for text in drawn(output)) > 0
+    says = r"^trial-\d+ failed: stopped without an error, as if it was killed \(see "
+    assert bool(re.search(says, output, re.M)) == (times == 2)
+
+
 def test_a_search_of_failures_says_why(search, runs):
-    runs.score = lambda text, seed: "No such thing."
+    runs.score = lambda text, seed: "Error: No such thing."
     result = search("--runs", 4, "--seeds", 2)
     assert result.exit_code == 1
     assert result.output.endswith("Error: No trial has finished. trial-0 failed: Error: No such thing.\n")

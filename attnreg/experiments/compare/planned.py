@@ -18,6 +18,7 @@ from attnreg.experiments.folder.run_folder import DIVERGED, RunReader, check_sam
 from attnreg.experiments.options.settings import Settings, with_defaults
 from attnreg.experiments.runs.command import check_paths
 
+KILLED = "stopped without an error, as if it was killed"
 Role = Literal["search", "final", "equal time"]  # in the order in which runs are made
 
 
@@ -81,10 +82,8 @@ class PlannedRun:
         if self.finished or not self.log.is_file() or self.reader.running:
             return None
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[::-1]
-        messages = [line for line in lines if not line.startswith(("Warning: ", "CPU threads"))] or [
-            "stopped; repeat the command to continue it"
-        ]
-        return next((line for line in messages if line.startswith("Error: ")), messages[0])
+        last = lines[0] if any(line.startswith("Traceback") for line in lines) else KILLED
+        return next((line for line in lines if line.startswith("Error: ")), last)
 
     @property
     def diverged(self) -> bool:

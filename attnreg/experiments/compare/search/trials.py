@@ -23,6 +23,7 @@ from attnreg.experiments.compare.make import Board, Launcher
 from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_words
 from attnreg.experiments.compare.planned import (
     FIRST_SEED,
+    KILLED,
     HeldOut,
     PlannedRun,
     State,
@@ -192,6 +193,8 @@ class Search:
             if unfinished := [run for runs in runs_by_trial for run in runs if not run.finished]:
                 with Board(self.runs_of(trials), console, total=limit * self.held_out.seeds) as board:
                     launch(unfinished, board)
+                    if killed := [run for run in unfinished if run.failure == KILLED]:
+                        launch(killed, board)  # once more: several at a time may have had too little memory
             for trial, runs in zip(unscored, runs_by_trial, strict=True):
                 for run in runs:
                     run.tidy()
