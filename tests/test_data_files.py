@@ -111,7 +111,8 @@ REFUSED = [
     ("train.jsonl", "", r"train.jsonl is empty"),
     ("train.jsonl", lines([{**GOOD[0], "text": None}, GOOD[1]]), "Expected text in column text, got None in row 1"),
     ("train.json", json.dumps([{**GOOD[0], "label": 1}, GOOD[1]]), r"\(a column needs one type\)"),
-    ("train.jsonl", '{"text": "a", "label": "neg"}\n{"text": "b \\ud83d", "label": "pos"}\n', r"Cannot read .*train.jsonl as .jsonl: 'utf-8' codec can't encode character '\\ud83d'"),
+    ("train.jsonl", '{"text": "a", "label": "neg"}\n{"text": "b \\ud83d", "label": "pos"}\n', r"Row 2 of .*train.jsonl has half of a character, as where an emoji is cut: remove it\.$"),
+    ("train.csv", 'text,label\na,neg\n"b,pos\nc,neg\n"d" e,pos\nf,neg\n', r"Cannot read .*train.csv: in the row from line 3 to 5, ',' expected after '\"': put a text with quotation marks between"),
     ("train.csv", "text,label\na,neg\nb,pos\ntext,label\nc,neg\n", r"Row 3 of .*train.csv repeats the column names, as if files were joined: remove it\.$"),
     ("train.parquet", "x", r"Cannot read .*train.parquet as .parquet: (?!.*needs one type)"),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Image classification: a folder of images, its checks, and runs on it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -85,6 +86,17 @@ def test_rows_held_out_of_a_folder_without_splits(cli, places, args, tmp_path):
     assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"] == 18
 
 
+def test_only_folders_are_splits(places, tmp_path):
+    for number, name in enumerate(("train_1", "test_1", "my test", "other")):
+        shutil.copytree(
+            places / "bars" / "val" / "vertical", tmp_path / "f [1]" / ("train set", "b")[number % 2] / name
+        )
+    task, splits = load_data(
+        choose_task("custom", kind="image-classification"), tmp_path / "f [1]", needs_validation=False
+    )
+    assert (len(splits["train"]), task.labels) == (20, ("my test", "other", "test_1", "train_1"))
+
+
 def test_what_does_not_fit_is_one_sentence(cli, places, args, tmp_path):
     result = cli("recipe", "attendout", *args, "--output-dir", "out")
     assert_sentence(
@@ -95,6 +107,12 @@ def test_what_does_not_fit_is_one_sentence(cli, places, args, tmp_path):
     (tmp_path / "broken" / "train" / "vertical" / "1.png").write_bytes(b"\x89PNG no more")
     task = choose_task("custom", kind="image-classification")
     with pytest.raises(InputError, match=r"Cannot read the image in row 3 of split train of .*broken"):
+        load_data(task, tmp_path / "broken")
+    deep = np.full((8, 8), 50_000, dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "broken" / "train" / "vertical" / "1.png")
+    with pytest.raises(
+        InputError, match=r"Expected images of 8 bits, got mode I;16 in row 3 of split train of .*broken"
+    ):
         load_data(task, tmp_path / "broken")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"Cannot read .*empty as a folder of images"):

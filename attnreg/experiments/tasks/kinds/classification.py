@@ -105,6 +105,11 @@ class ImageClassification(Classification):
                 raise InputError(f"Cannot read the image in row {row + 1} of {place}: {reason}") from error
             if image is None:
                 raise InputError(f"Expected an image in column {column}, got None in row {row + 1} of {place}.")
+            if image.mode.startswith(("I", "F")):
+                raise InputError(
+                    f"Expected images of 8 bits, got mode {image.mode} in row {row + 1} of {place}, whose values would "
+                    "be cut at 255: save it with 8 bits per channel."
+                )
         self.gold(rows, place)
 
     @override

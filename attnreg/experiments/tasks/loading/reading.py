@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ def import_datasets() -> Any:
     return datasets
 
 
+_HALF = re.compile("[\ud800-\udfff]")  # of the two codes of a character beyond 16 bits
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
@@ -57,16 +60,17 @@ def read_images(folder: Path) -> dict[str, datasets.Dataset]:
     datasets = import_datasets()
     if not folder.is_dir():
         raise InputError(f"Expected --data-dir to be a folder of images, got {folder}: no such folder.")
-    has_splits = any((folder / name).is_dir() for name in ("train", *VALIDATION, "test"))
+    names = [name for name in ("train", *VALIDATION, "test") if (folder / name).is_dir()]
+    # Explicit, since names of files and classes that begin with "train" or "test" would be taken for splits.
+    parts = {name: folder.resolve() / name for name in names} or {"train": folder.resolve()}
+    files = {name: f"{glob.escape(str(part))}/**" for name, part in parts.items()}
     with tempfile.TemporaryDirectory() as cache:
         try:
-            splits = datasets.load_dataset(
-                "imagefolder", data_dir=str(folder.resolve()), cache_dir=cache, keep_in_memory=True
-            )
+            splits = datasets.load_dataset("imagefolder", data_files=files, cache_dir=cache, keep_in_memory=True)
         except (datasets.exceptions.DatasetGenerationError, OSError, ValueError) as error:
             reason = one_line(error.__cause__ or error)
             raise InputError(f"Cannot read {folder} as a folder of images: {reason}") from error
-    return {str(name): rows for name, rows in splits.items()} if has_splits else {WHOLE: splits["train"]}
+    return {str(name) if names else WHOLE: rows for name, rows in splits.items()}
 
 
 def read_files(files: Sequence[Path], check: Callable[[Sequence[str], int], None] | None = None) -> datasets.Dataset:
@@ -175,7 +179,24 @@ def _table_in(file: Path) -> Columns:
         raise InputError(f"Row {row} of {file} repeats the column names, as if files were joined: remove it.")
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{file} has two columns named {twice[0]!r}: rename one of them.")
+    if form == "csv":
+        _check_quotes(text, file)
     return {name: [*rows[number]] for number, name in enumerate(names)}
+
+
+def _check_quotes(text: str, file: Path) -> None:
+    """Refuse a quotation mark within a quoted text, which may begin a text that swallows the rows below it."""
+    begin, usual = 1, csv.field_size_limit(len(text) + 1)
+    lines = csv.reader((line.replace("\r", " ") for line in text.split("\n")), strict=True)
+    try:
+        for _ in lines:
+            begin = lines.line_num + 1
+    except csv.Error as error:
+        place = f"{file}: in the row from line {begin} to {lines.line_num}"
+        advice = "put a text with quotation marks between quotation marks, and write its own twice"
+        raise InputError(f"Cannot read {place}, {error}: {advice}.") from None
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _objects_in(file: Path) -> Columns:
@@ -195,6 +216,9 @@ def _objects_in(file: Path) -> Columns:
         raise InputError(f'{file} must be an array of objects, one per row, or have it as in {{"data": [...]}}.')
     if not rows:
         raise InputError(f"{file} has no rows.")
+    for number, row in enumerate(rows if r"\ud" in text.lower() else (), 1):
+        if _HALF.search(json.dumps(row, ensure_ascii=False)):
+            raise InputError(f"Row {number} of {file} has half of a character, as where an emoji is cut: remove it.")
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
