@@ -257,9 +257,12 @@ def decoder(tmp_path, trained):
 
 def test_runs_on_ones_own_data(cli, tmp_path, decoder):
     rows = agreement.completions("train")
-    pairs = write(tmp_path / "pairs", rows.__getitem__)
+    long = {**rows[3], "prompt": " ".join([rows[3]["prompt"]] * 9)}
+    pairs = write(tmp_path / "pairs", lambda i: long if i == 3 else rows[i])
     ran(cli("recipe", "finetune", *OWN, "--data-dir", pairs, "--model", decoder, "--output-dir", "a"))
-    assert "Perplexity on dev rows after the last epoch: " in (tmp_path / "a" / "report.md").read_text()
+    report = (tmp_path / "a" / "report.md").read_text()
+    assert "Perplexity on dev rows after the last epoch: " in report
+    assert "1 of 24 training inputs lack a token to predict within --max-length: they are left out." in report
     written, scores = evaluated_again(cli, tmp_path / "a", "--data-dir", pairs)
     assert {"accuracy", "exact_match", "perplexity"} <= set(scores)
     assert written["metrics"]["exact_match"] == scores["exact_match"]

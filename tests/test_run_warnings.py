@@ -81,6 +81,8 @@ ABSENT = "raise --train-size, or add such rows."
         ([*pairs(9), *pairs(2, words=40, start=9)], pairs(6, start=20), "mnli", {}, []),  # less than a fifth
         ([*pairs(9), *pairs(3, words=40, start=9)], pairs(6, start=20), "mnli", {},
          [f"3 of 12 training inputs (25%) are cut by --max-length 32; the longest has {LONGEST} tokens."]),
+        ([{"translation": {"en": "red " * n, "ro": "blue " * (34 * n)}} for n in (1, 2)], [{"translation": {"en": "a", "ro": "b"}}], "wmt16-en-ro", {},
+         ["2 of 2 training inputs (100%) are cut by --max-length 32; the longest has 70 tokens."]),
         (UNKNOWN, [{"sentence": "far", "label": 1}], "cola", {},
          ["38% of the tokens in the training inputs are unknown to the tokenizer ([UNK]): check that the tokenizer "
           "belongs to the model and fits the language of your texts."]),

@@ -67,10 +67,13 @@ class Setup:
         self.kind = kind_class(self.task.kind)(self.task, self.tokenizer, max_length)
         if self.accelerator.is_fsdp2:
             self._check_sharded()
-        self.train_rows = self.kind.to_train_on(self.kind.encode(train))
+        self.train_rows = self.kind.to_train_on(encoded := self.kind.encode(train))
         self.dev_rows = self.kind.encode(dev)
         whole_splits = {name: splits[name] for name in ("train", "validation") if name in splits}
         doubts = *doubts, *data_warnings(self.kind, train, dev, self.scored_on, whole_splits)
+        if untrained := len(encoded) - len(self.train_rows):
+            lacking = f"training inputs lack {self.kind.learns_from}: they are left out."
+            doubts = *doubts, f"{untrained} of {len(encoded)} {lacking}"
         adapted = [summary(self.model)] if is_adapted(self.model) else []
         self.remarks += [*adapted, *self.kind.remarks, *(f"{WARNING}{doubt}" for doubt in doubts)]
         if settings.prompt_weight and not any(IGNORED in row for row in self.train_rows["labels"][:]):

@@ -173,7 +173,7 @@ class Kind(ABC):
         return dict(getattr(transformers, self.collator)(self.tokenizer)(rows))
 
     def lengths(self, encoded: Dataset) -> list[int]:
-        """Return the numbers of tokens of encoded rows; 1 for images."""
+        """Return the numbers of tokens of encoded rows, of the longest part; 1 for images."""
         return [1] * len(encoded) if self.reads_images else [len(ids) for ids in encoded["input_ids"]]
 
     @abstractmethod

@@ -370,6 +370,10 @@ class Seq2Seq(Kind):
         return {**encoded, REFERENCE: gold}
 
     @override
+    def lengths(self, encoded: Dataset) -> list[int]:
+        return list(map(max, super().lengths(encoded), map(len, encoded["labels"])))
+
+    @override
     def answers(self, network: nn.Module, batch: Mapping[str, Tensor], output: Any) -> list[Any]:
         generate: Any = network.generate
         inputs = {name: tensor for name, tensor in batch.items() if name in ("input_ids", "attention_mask")}

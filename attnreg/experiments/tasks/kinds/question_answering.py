@@ -38,6 +38,7 @@ class QuestionAnswering(Kind):
     usual_columns = ("question", "context")
     usual_label = "answers"
     has_windows = True
+    learns_from = "its first answer within a window of --max-length"
     config: ClassVar[Mapping[str, Any]] = {"num_labels": 2}  # start and end, whatever the model's task has
     tokenizer_needs = FAST
     remarks = ("Rows, batch sizes and losses are of windows, into which contexts are divided; scores of questions.",)
@@ -129,7 +130,7 @@ class QuestionAnswering(Kind):
         references = encoded[REFERENCE][:]
         whole = {reference["row"] for reference in references if reference["has_answer"] or not reference["answers"]}
         wanted = [reference["row"] in whole for reference in references]  # others would teach no answer
-        return keep_rows(encoded, wanted, "its first answer within a window of --max-length")
+        return keep_rows(encoded, wanted, self.learns_from)
 
     @override
     def divided(self, encoded: Dataset, at: int) -> int:
