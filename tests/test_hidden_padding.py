@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
+from attnreg.injection.running.padding import Padding
 from tests.helpers import handwritten
 from tests.helpers.cases import SMALL
 from tests.helpers.models import clip
@@ -115,7 +116,25 @@ class Pair(nn.Module):
         return self.decoder(x, memory, tgt_key_padding_mask=hidden_from_view)
 
 
-@pytest.mark.parametrize("build", [Stack, Pair])
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x, key_padding_mask=None):
+        return x + self.attention(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)[0]
+
+
+class Residuals(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Residual(), Residual()])
+
+    def forward(self, x, hidden_from_view):
+        return functools.reduce(lambda states, layer: layer(states, key_padding_mask=hidden_from_view), self.layers, x)
+
+
+@pytest.mark.parametrize("build", [Stack, Pair, Residuals])
 def test_a_block_knows_the_padding_under_whatever_name_the_model_has_it(build):
     model, provider = build().train(), Scale(["embeddings", "output"])
     batch = {"x": torch.randn(2, 6, 16), "hidden_from_view": PADDING}
@@ -125,6 +144,12 @@ def test_a_block_knows_the_padding_under_whatever_name_the_model_has_it(build):
         model(**batch)
     assert len(lengths(provider)) == 3
     assert all(each == LENGTHS for each in lengths(provider).values())
+
+
+@pytest.mark.parametrize("name", ["src_key_padding_mask", "key_padding_mask"])
+def test_torchs_names_tell_what_is_padding(name):
+    valid, _ = Padding({name: PADDING}, conventions={}).tokens("encoder", (2, 6, 16))
+    assert valid.sum(1).tolist() == LENGTHS
 
 
 def test_in_a_wrapper_a_decoder_does_not_have_the_padding_of_its_encoder():

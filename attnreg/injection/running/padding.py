@@ -17,7 +17,7 @@ from attnreg.injection.discovery.blocks import ModuleCall, input_names
 from attnreg.injection.discovery.sites import ModelSite
 from attnreg.sites import Stack
 
-ENCODER_MASKS = "attention_mask", "src_key_padding_mask"
+ENCODER_MASKS = "attention_mask", "src_key_padding_mask", "key_padding_mask"
 DECODER_MASKS = "decoder_attention_mask", "tgt_key_padding_mask"
 MASK_NAMES = *ENCODER_MASKS, *DECODER_MASKS
 
@@ -26,7 +26,7 @@ MASK_NAMES = *ENCODER_MASKS, *DECODER_MASKS
 Convention = Literal["token", "padding", "pairs", "other"]
 Key = tuple[str, int, bool]  # name and rank of a mask, and whether it holds floats
 DECODES = {"decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"}  # inputs of two stacks
-BLOCK_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
+BLOCK_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask", "attention_mask")
 
 
 class Padding:
