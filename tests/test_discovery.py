@@ -75,7 +75,7 @@ def test_attention_that_is_not_square(form):
     assert site.info.shares_keys == (form not in (handwritten.local, handwritten.blocks))
 
 
-FORMS = [*handwritten.SAME, *OTHERS, handwritten.pieces, handwritten.halves_of_values, handwritten.differential, handwritten.twice, handwritten.probabilities]  # fmt: skip
+FORMS = [*handwritten.SAME, *OTHERS, handwritten.pieces, handwritten.halves_of_values, handwritten.differential, handwritten.twice, handwritten.joined, handwritten.averaged, handwritten.probabilities]  # fmt: skip
 
 
 USUAL = ("dropped key", "nothing leaks", "no trace")
@@ -94,7 +94,7 @@ def test_it_is_right(form, check):
     {**CHECKS, "no trace": no_trace}[check](model, inputs, {"example_inputs": inputs})
 
 
-@pytest.mark.parametrize("form", [handwritten.differential, handwritten.twice], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [handwritten.differential, handwritten.twice, handwritten.joined, handwritten.averaged], ids=lambda form: form.__name__)  # fmt: skip
 def test_two_attentions_in_one_forward_are_two_sites(form):
     sites, _ = first(form)
     assert [site.info.name for site in sites] == ["layers.0", "layers.0@2"]

@@ -215,6 +215,18 @@ def twice(q, k, v):
 
 
 @of_heads
+def joined(q, k, v):
+    scores = q @ k.transpose(-1, -2)
+    return torch.cat([part.softmax(-1) for part in scores.chunk(2, 1)], 1) @ v
+
+
+@of_heads
+def averaged(q, k, v):
+    scores = q @ k.transpose(-1, -2)
+    return torch.stack([scores.softmax(-1), (2 * scores).softmax(-1)]).mean(0) @ v
+
+
+@of_heads
 def pieces(q, k, v):
     """Each sequence goes through the kernel alone, as images of different sizes do."""
     parts = [F.scaled_dot_product_attention(*(t[i : i + 1] for t in (q, k, v)), scale=1.0) for i in range(len(q))]

@@ -162,8 +162,7 @@ class Tracer(TorchDispatchMode):
         name = func._schema.name
         if _broadcast_shape(tensors) == out.shape:
             result = rules.merged(floats or known, out.shape)
-            numbers = sorted({int(origin[SOFTMAX].max()) for origin in known if rules.has(origin, SOFTMAX)})
-            self._combined.update((later, earlier) for earlier, later in itertools.pairwise(numbers))
+            self._combine({int(origin[SOFTMAX].max()) for origin in known if rules.has(origin, SOFTMAX)})
             if op in (aten.mul, aten.mul_) and _multiplies_values(tensors, origins):
                 return rules.with_field(result, VALUED, 1)
             return result
@@ -174,6 +173,7 @@ class Tracer(TorchDispatchMode):
         if "dim" in arguments or "dims" in arguments:
             dims = arguments.get("dim", arguments.get("dims"))
             dims = [] if dims is None else list(dims) if isinstance(dims, (list, tuple)) else [dims]
+            self._combine(_numbers(first))  # a mean of joined weights
             if first.dim() - 1 == out.dim():
                 return rules.reduced(first, dims, keepdim=True).expand(FIELDS, *out.shape)
             queries = self._summed_over_keys(first, dims)
@@ -213,7 +213,9 @@ class Tracer(TorchDispatchMode):
                 continue
             queries = rules.of_queries(weights, dim, *self._keys.get(number, (None, None)))
             if queries is not None:
-                self._confirm(None if number == NOTHING else number)
+                numbers: Sequence[int | None] = _numbers(weights) or [None]
+                for each in numbers:  # several where weights were joined, as by `torch.cat`
+                    self._confirm(each)
                 return self._at_queries(queries.unsqueeze(dim).expand(2, *out.shape), out)
         return rules.scores(left, right, out.shape)
 
@@ -224,6 +226,10 @@ class Tracer(TorchDispatchMode):
             number = self._combined.pop(number)
             self._weighted(number)
 
+    def _combine(self, numbers: Iterable[int]) -> None:
+        """Note that a tensor is computed from the weights of several softmaxes."""
+        self._combined.update((later, earlier) for earlier, later in itertools.pairwise(sorted(numbers)))
+
     def _at_queries(self, queries: Tensor, out: Tensor) -> Tensor:
         """Give attention output the origins of its queries, or new positions if the queries have none."""
         queries = compact(queries)
@@ -232,6 +238,11 @@ class Tracer(TorchDispatchMode):
         origin = blank(queries.shape[1:])
         origin[FIRST] = queries
         return origin.expand(FIELDS, *out.shape)
+
+
+def _numbers(origin: Tensor) -> list[int]:
+    """Return the numbers of the softmaxes from which a tensor's elements come."""
+    return [int(number) for number in compact(origin)[SOFTMAX].unique() if number != NOTHING]
 
 
 def _tensors(*values: Any) -> list[Tensor]:
