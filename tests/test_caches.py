@@ -94,6 +94,7 @@ CACHED = {
     "DropKey, shared": lambda: attnreg.DropKey(0.5, share_queries=True),
     "DropAttention": lambda: attnreg.DropAttention(0.5),
     "AttentionLayerDrop": lambda: attnreg.AttentionLayerDrop(0.5),
+    "LayerDrop": lambda: attnreg.LayerDrop(0.7),  # skips the first layer in the pass of seed 7
 }
 
 

@@ -183,10 +183,14 @@ def test_a_frozen_block_and_no_gradient():
 
 def test_hidden_states_and_caches_can_still_be_asked_for():
     model = model_case("gpt2").build()
+    model.set_attn_implementation("eager")
     ids = torch.arange(1, 9).view(2, 4)
     with attnreg.attach(model, Skip("decoder.0")):
-        out = model(ids, output_hidden_states=True, use_cache=True)
+        out = model(ids, output_hidden_states=True, output_attentions=True, use_cache=True)
+        model.config.output_attentions = True
+        assert len(model(ids).attentions) == 2
     assert len(out.hidden_states) == 3
+    assert len(out.attentions) == 2
     assert torch.equal(out.hidden_states[0], out.hidden_states[1])
 
 

@@ -72,7 +72,9 @@ class AttachedBlock(ReplacedForward[BlockCall]):
         if skip is None or not (compiling or bool(skip)):
             return self._run(call, args, kwargs)
         hidden = _input_states(call, args, kwargs)
-        if call.only_states and not compiling:
+        # A cache must have the keys of all layers, which later passes continue.
+        caches = not torch.is_grad_enabled() and any(hasattr(x, "get_seq_length") for x in (*args, *kwargs.values()))
+        if call.only_states and not (compiling or caches or self.passes.latest.lists_attention):
             for module in call.modules:
                 module.calls.done += 1
             output: Any = hidden

@@ -44,6 +44,7 @@ class Pass:
     acts: bool = False  # whether the provider masked any module when it began
     is_checked: bool = False  # whether it is known that all masked modules ran in it
     with_gradients: bool = False  # whether gradients were enabled when it began
+    lists_attention: bool = False  # whether the model returns the weights of every layer
     is_running: bool = False  # whether the module, or another part of the model in this pass, is running
     active: bool | None = None  # whether the provider acts in it; ``None`` if that is not known yet
     allowed: dict[Any, Allowed] = field(default_factory=dict)  # the positions that masks allow, by mask, while it runs

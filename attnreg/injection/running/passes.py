@@ -127,6 +127,9 @@ class Passes(Repeatable):
         now = self.latest = Pass(module, whole, not whole, original=original)
         self._run(now, inputs, names)
         now.with_gradients = torch.is_grad_enabled()
+        if (lists := inputs.get("output_attentions")) is None:
+            lists = getattr(getattr(module, "config", None), "output_attentions", False)
+        now.lists_attention = bool(lists)
         if self.replayed_seed is not None and not torch.compiler.is_compiling():
             check_windows(inputs)
         self._check_repetition(now, module)
