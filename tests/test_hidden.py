@@ -273,6 +273,17 @@ def test_blocks_without_attention_between_others_have_states_too():
     assert [site.label for site in handle.sites] == ["decoder.0.embeddings", *(f"decoder.{i}.output" for i in range(4))]
 
 
+def test_a_norm_behind_blocks_and_an_encoding_before_them_are_no_blocks():
+    x, blocks = torch.randn(2, 5, 16), [nn.TransformerEncoderLayer(16, 4, 32, batch_first=True) for _ in range(2)]
+    model, provider = nn.Sequential(nn.Linear(16, 16), *blocks, nn.LayerNorm(16)).train(), Scale(BLOCKS)
+    with attnreg.attach(model, provider, example_inputs=(x,)) as handle:
+        model(x)
+    assert [site.label for site in handle.sites] == [site.label for site, _ in provider.seen] == [
+        "encoder.0.embeddings", *(f"encoder.{i}.{where}" for i in range(2) for where in ("input", "output")),
+    ]  # fmt: skip
+    assert [site.name for site in handle.sites] == ["1", "1", "1", "2", "2"]
+
+
 def test_states_of_unknown_layout_are_refused():
     x = torch.randn(2, 5, 3, 8)
     with pytest.raises(ValueError, match="has no such hidden states"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from attnreg.errors import InputError
 from attnreg.injection.discovery import Discovery, ModelSite
-from attnreg.injection.discovery.blocks import ModuleCall, lists_around
+from attnreg.injection.discovery.blocks import ModuleCall, lists_around, may_hold_blocks
 from attnreg.sites import HiddenInfo, Site, Where
 
 
@@ -46,12 +46,15 @@ def hidden_sites(
 ) -> list[HiddenModelSite]:
     """Return the hidden-state sites of a model, in the order in which they run.
 
-    Blocks are the blocks around ``chosen`` attention, and the list entries beside them, such as Mamba layers, that
-    return hidden states in their input shape. If no attention was seen (a kernel hides it), they are all list entries
-    that return such states. ``is_chosen`` tells whether a block without attention is chosen.
+    Blocks are the blocks around ``chosen`` attention, and the entries beside them in lists that number layers, such as
+    Mamba layers, that return hidden states in their input shape. If no attention was seen (a kernel hides it), they are
+    all list entries that return such states. ``is_chosen`` tells whether a block without attention is chosen.
     """
     blocks = _around_attention(discovery, chosen)
-    blocks += list(_beside(discovery, blocks, is_chosen) if blocks else _without_attention(model, discovery, is_chosen))
+    if blocks:
+        blocks += list(_beside(model, discovery, blocks, is_chosen))
+    else:
+        blocks = list(_without_attention(model, discovery, is_chosen))
     order = {id(call): number for number, call in enumerate(discovery.entries)}
     blocks.sort(key=lambda block: order.get(id(block.call), -1))
     sites = []
@@ -90,17 +93,24 @@ def _around_attention(discovery: Discovery, chosen: Sequence[ModelSite]) -> list
     return list(blocks.values())
 
 
-def _beside(discovery: Discovery, blocks: Sequence[_Block], is_chosen: Callable[[Site], bool]) -> Iterator[_Block]:
-    """Yield the entries without attention of lists that hold blocks."""
+def _beside(
+    model: nn.Module, discovery: Discovery, blocks: Sequence[_Block], is_chosen: Callable[[Site], bool]
+) -> Iterator[_Block]:
+    """Yield the entries without attention of lists that number the layers of the blocks in them."""
     first_blocks = {discovery.names[block.call.module].rpartition(".")[0]: block for block in reversed(blocks)}
     for call in discovery.entries:
         path, _, key = discovery.names[call.module].rpartition(".")
         if path not in first_blocks or call.attention_count or not call.is_block:
             continue
+        # A Sequential of a positional encoding, blocks and a norm numbers no layers: the first block is layer 0.
+        if not may_hold_blocks(model.get_submodule(path)):
+            continue
         first, first_call, axes = first_blocks[path][:3]
         first_key = discovery.names[first_call.module].rpartition(".")[2]
         if key.isdigit() and first_key.isdigit():
             layer = first.layer + int(key) - int(first_key)
+            if not 0 <= layer < first.num_layers:  # a list around this one numbers the layers
+                continue
             site = Site(name=_name(discovery, call), layer=layer, num_layers=first.num_layers, stack=first.stack)
             yield _Block(site, call, axes, is_chosen(site))
 
