@@ -1,5 +1,6 @@
 """DropAttention, DropHead and DropKey: what is dropped at which rate, and what is made of the rest."""
 
+import copy
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 import attnreg
 from attnreg import functional
 from attnreg.draws import Draws
+from attnreg.errors import InputError
 from tests.helpers.reference import attention, close, gradients
 
 SITE = attnreg.AttentionSite(shape=(4, 8, 30, 30))
@@ -116,6 +118,16 @@ def test_output_of_a_model_is_the_sum_over_kept_heads():
     assert not keep.all()
     factor = torch.stack([4 / int(row.sum()) * row.double() for row in keep])[..., None, None]
     assert (got - slowly(factor=factor)).abs().max() < 1e-7  # the factors are float32
+
+
+def test_dropping_heads_needs_a_layer_of_several():
+    x, one, two = torch.randn(3, 5, 12), *(nn.TransformerEncoderLayer(12, n, 12, batch_first=True) for n in (1, 2))
+    with pytest.raises(InputError, match=r"^Expected several heads for DropHead, .* got 1 at 0\.self_attn "):
+        attnreg.attach(nn.Sequential(one, copy.deepcopy(one)), attnreg.DropHead(0.5), example_inputs=(x,))
+    model = nn.Sequential(one, two).train()
+    with attnreg.attach(model, attnreg.DropHead(1.0), example_inputs=(x,)) as handle:
+        model(x)
+    assert handle.drop_rates() == {"encoder.0": 0.0, "encoder.1": 0.5}
 
 
 SHAPE = (40, 4, 30, 30)

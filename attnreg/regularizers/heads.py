@@ -52,6 +52,12 @@ class DropHead(MaskProvider):
     @override
     def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
         check_shared_keys("DropHead drops a head for all queries of a sample", sites, in_parts=True)
+        # It does nothing in a layer of one head, such as the first of a pyramid, but must act in some layer.
+        if sites and all(site.heads == 1 for site in sites):
+            raise InputError(
+                f"Expected several heads for DropHead, which never drops all of a layer, got 1 at {sites[0].name} and "
+                "in every other layer: use another regularizer, such as DropKey."
+            )
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
