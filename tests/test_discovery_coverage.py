@@ -8,6 +8,7 @@ import transformers as hf
 from torch import nn
 
 import attnreg
+from attnreg.errors import AttnRegWarning
 from attnreg.injection import NoAttentionError
 from tests.helpers import handwritten
 from tests.helpers.cases import NO_DROPOUT, SMALL, TEXT
@@ -109,6 +110,32 @@ def test_layer_numbers_are_those_of_the_models_blocks():
         assert [site.name for site in handle.sites] == ["blocks.5"]
     with pytest.raises(ValueError, match=r"Expected layers among \[2, 5\]"):
         attnreg.attach(Hybrid(), attnreg.AttentionDropout(0.1), layers=[1], example_inputs=(x,))
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return (q @ k.transpose(-1, -2)).softmax(-1) @ v
+
+
+class OfHeads(nn.ModuleList):
+    def forward(self, x):
+        return x + torch.cat([head(x) for head in self], -1)
+
+
+def test_heads_that_are_modules_count_as_layers_which_is_warned_of():
+    model = nn.Sequential(*(OfHeads([Head(), Head()]) for _ in range(2)))
+    options = {"provider": attnreg.DropKey(0.1), "example_inputs": (torch.randn(2, 5, 16),)}
+    with pytest.warns(AttnRegWarning, match=r"^In Sequential, 0\.0 and 0\.1 are heads .* each counts as a layer"):
+        handle = attnreg.attach(model, **options)
+    assert [site.label for site in handle.sites] == [f"encoder.{i}" for i in range(4)]
+    handle.detach()
+    handle = attnreg.attach(model, **options, modules="0.*")  # without a warning, which would be an error here
+    assert [site.name for site in handle.sites] == ["0.0", "0.1"]
 
 
 def test_one_sample_does_not_show_the_order_of_samples_and_heads():

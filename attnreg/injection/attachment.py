@@ -18,6 +18,7 @@ from attnreg.injection.discovery.selection import (
     choose,
     choose_hidden,
     is_chosen,
+    warn_of_heads,
     warn_of_left_out,
     warn_of_sequences,
 )
@@ -95,6 +96,7 @@ def attach(
     chosen = choose(discovery, layers, stacks, modules) if discovery.sites else []
     if modules is None:
         warn_of_sequences(model, discovery)
+        warn_of_heads(model, discovery)
         if masks_attention:
             warn_of_left_out(model, discovery, everything=layers is None and stacks is None)
     that_look_at_batches(provider)  # raises if two of them do not fit together

@@ -38,12 +38,17 @@ class ModuleCall:
     def __post_init__(self) -> None:
         self._leaves_before = list(_leaves((self.args, self.kwargs)))
 
+    @property
+    def states(self) -> Any:
+        """Its first argument, the hidden states of a block; known when the call has ended."""
+        return self.args[0] if self.args else self.kwargs.get(self.input_name)
+
     def end(self, output: Any) -> None:
         """Describe the call by its output and by what it has stored in its arguments."""
         if not (self.attention_count or self.is_entry):
             return
         self.input_name = next(iter(input_names(self.module)), "")
-        states = self.args[0] if self.args else self.kwargs.get(self.input_name)
+        states = self.states
         before, after = self._leaves_before, list(_leaves((self.args, self.kwargs)))
         stored = len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True))
         self.only_states = isinstance(output, Tensor) and not stored

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnreg.errors import AttnRegWarning, CoverageWarning, InputError, NoAttentionError, listed
 from attnreg.injection.discovery import Discovery, ModelSite
@@ -146,6 +146,26 @@ def warn_of_sequences(model: nn.Module, discovery: Discovery) -> None:
             AttnRegWarning,
             stacklevel=3,
         )
+
+
+def warn_of_heads(model: nn.Module, discovery: Discovery) -> None:
+    """Warn if heads are modules of their own, entries of a list that attend to the same input: each is a layer."""
+    first: dict[tuple[str, int], nn.Module] = {}
+    for site in discovery.sites:
+        entry = next((call for call in reversed(site.attention.running) if call.is_entry), None)
+        if site.info.heads != 1 or entry is None or not isinstance(entry.states, Tensor):
+            continue
+        path = discovery.names[entry.module].rpartition(".")[0]
+        other = first.setdefault((path, id(entry.states)), entry.module)
+        if other is not entry.module:
+            warnings.warn(
+                f"In {type(model).__name__}, {discovery.names[other]} and {discovery.names[entry.module]} are heads of "
+                "one attention, but each counts as a layer, in `layers=...` and in what depends on depth. To choose "
+                "blocks, and to silence this warning, pass `modules=...`.",
+                AttnRegWarning,
+                stacklevel=3,
+            )
+            return
 
 
 def _check_patterns(patterns: Sequence[str], sites: Sequence[ModelSite]) -> None:
