@@ -156,6 +156,9 @@ def test_penalties_add_up_where_they_are_active():
     quiet = attnreg.CrossTuning(Penalized())  # in epoch 0
     assert attnreg.OnLayers(Penalized() & Penalized() & quiet & Fixed(), [0]).penalty() == 4
     assert Fixed().penalty() is None
+    assert quiet.penalty() is None
+    quiet.on_epoch(1)
+    assert quiet.penalty() == 2
 
 
 LAYERDROP = {"provider": "AttentionLayerDrop", "config": {"p": 0.1}}

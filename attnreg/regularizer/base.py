@@ -163,7 +163,7 @@ class Regularizer(PretrainedMixin, nn.Module, ABC):
 
         Parameters learn through it, too: ``optimizer.add_param_group({"params": provider.learned_parameters()})``.
         """
-        return _combined(operator.add, [part.penalty() for part in self._acting()])
+        return _combined(operator.add, [part.penalty() for part in self._acting()]) if self.active else None
 
     def learned_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the model's loss trains: by default, all that require a gradient."""
