@@ -110,6 +110,17 @@ def test_the_penalty_is_the_entropy_however_often_masks_were_drawn():
     assert provider.logits.grad.flatten().tolist() == pytest.approx([-0.5 * slope] * 3, rel=1e-5)
 
 
+def test_only_layers_that_are_masked_are_rewarded():
+    provider = ConcreteDropout({"encoder": 2}, 0.2, "head", 4, regularizer=0.5)
+    with attnreg.attach(bert(), attnreg.OnLayers(provider, [1])):
+        entropy = -0.2 * math.log(0.2) - 0.8 * math.log(0.8)
+        assert provider.penalty().item() == pytest.approx(-0.5 * 4 * entropy, rel=1e-5)
+        provider.penalty().backward()
+    assert provider.logits.grad.any(1).tolist() == [False, True]
+    with attnreg.attach(bert(), provider):
+        assert provider.penalty().item() == pytest.approx(-0.5 * 8 * entropy, rel=1e-5)
+
+
 HARMS, HELPS = 1, -1  # what noise does to the toy's loss
 
 

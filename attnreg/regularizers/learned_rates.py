@@ -39,6 +39,14 @@ class LearnedRates(LayerwiseProvider):
         self.per = per
         self.num_heads = num_heads
         self.regularizer = not_negative("regularizer", regularizer)
+        self._rewarded: Sequence[int] | None = None  # the layers whose entropy counts, if not all of them
+
+    @override
+    def check(self, sites: Sequence[SiteInfo], model: nn.Module) -> None:
+        super().check(sites, model)
+        # Rates that mask nothing would only follow the reward, to 0.5.
+        layers = sorted({self._layer_index(site) for site in sites})
+        self._rewarded = layers if len(layers) < self._total_layers else None
 
     @classmethod
     @override
@@ -53,7 +61,8 @@ class LearnedRates(LayerwiseProvider):
 
     @override
     def penalty(self) -> Tensor:
-        return -self.regularizer * functional.bernoulli_entropy(self.logits).sum()
+        logits = self.logits if self._rewarded is None else self.logits[self._rewarded]
+        return -self.regularizer * functional.bernoulli_entropy(logits).sum()
 
     def _logits_at(self, site: AttentionSite) -> Tensor:
         """Return the logits of a site, broadcastable to ``(B, H, Q, K)``."""
@@ -73,8 +82,9 @@ class ConcreteDropout(LearnedRates):
 
     .. math:: \begin{aligned} & -\lambda \sum_l H(p_l), \\ & H(p) = -p \log p - (1 - p) \log(1 - p) \end{aligned}
 
-    Add the rates to the optimizer, with a learning rate such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured
-    drop rates count a unit as dropped if z > 1/2, which has probability p.
+    Once attached, the sum runs over the layers on which it acts. Add the rates to the optimizer, with a learning rate
+    such as 0.01; see :meth:`attnreg.Regularizer.penalty`. Measured drop rates count a unit as dropped if z > 1/2, which
+    has probability p.
 
     Args:
         num_layers: number of layers; by stack, ``{"encoder": 6, "decoder": 6}``. :meth:`for_model` sets it.
