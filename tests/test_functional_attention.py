@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnreg import functional
-from tests.helpers.reference import assert_same, attention
+from tests.helpers.reference import assert_same, attention, close
 
 B, H, Q, K, D = 2, 3, 4, 4, 5
 
@@ -103,6 +103,15 @@ def test_uniform_attention_is_scores_dropout_of_everything(valid):
     q, k, v = tensors()
     fast = functional.uniform_attention(v, valid, (B, H, Q, K))
     assert_same(fast, attention(q, k, v, keep=torch.tensor(False), valid=valid), v)
+
+
+def test_uniform_attention_under_dropout_of_weights():
+    p, valid = 0.25, torch.arange(K) < K - 1
+    weights = functional.uniform_attention(torch.eye(K).expand(200, H, K, K), valid, (200, H, Q, K), dropout_p=p)
+    kept = weights != 0
+    torch.testing.assert_close(weights, kept / ((K - 1) * (1 - p)))
+    assert not kept[..., -1].any()
+    assert close(kept[..., :-1].float().mean(), 1 - p, kept[..., :-1].numel())
 
 
 def test_uniform_attention_shares_value_heads():

@@ -215,7 +215,12 @@ def test_a_cached_continuation_of_a_decoder_goes_on(family, length):
     ("text", "options"),
     sample(
         itertools.product(
-            ["UniDrop(0.2, 0.3, 0.4)", "AttentionDropout(0.3)", "AttentionDropout(0.3, placement='scores')"],
+            [
+                "UniDrop(0.2, 0.3, 0.4)",
+                "AttentionDropout(0.3)",
+                "AttentionDropout(0.3, placement='scores')",
+                "AttentionLayerDrop(1.0)",
+            ],
             [None, *OPTIONS[1:]],
         ),
         lambda text, options: options is None or text.startswith("UniDrop"),

@@ -55,7 +55,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_a_dropped_layer_computes_no_scores(p):
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     with attnreg.attach(layer, attnreg.AttentionLayerDrop(p)), Operations() as operations:
         layer(torch.randn(2, 3, 8)).sum().backward()
     scores = {name for name in operations.names if "softmax" in name or "scaled_dot_product" in name or "bmm" in name}

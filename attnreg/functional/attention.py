@@ -213,10 +213,11 @@ def renormalized(weights: Tensor, factor: Tensor, valid: Tensor | None = None, *
     return torch.where(dead, uniform, weights / total.masked_fill(dead, 1.0))
 
 
-def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int]) -> Tensor:
+def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int], *, dropout_p: float = 0.0) -> Tensor:
     """Attend equally to all valid keys, as in a layer whose scores are all dropped (AttendOut, Eq. 4).
 
-    ``value`` may have fewer heads, ``(B, H_kv, K, D)`` with H a multiple of H_kv.
+    ``value`` may have fewer heads, ``(B, H_kv, K, D)`` with H a multiple of H_kv. ``dropout_p`` is the probability of
+    the model's dropout of weights.
 
     Returns:
         ``(B, H, Q, D)``: the mean of ``value`` over the valid keys of a row; zeros in rows without a valid key.
@@ -227,6 +228,9 @@ def uniform_attention(value: Tensor, valid: Tensor | None, shape: Sequence[int])
         tensor([2., 2.])
     """
     value, queries = per_head(value, shape[-3]), shape[-2]
+    if dropout_p:
+        shares = _shares(_open(None, valid, shape[-1], value.device), shape[-1], value.dtype)
+        return F.dropout(shares.expand(*shape), dropout_p) @ value
     out = value.mean(-2, keepdim=True) if valid is None else _shares(valid, value.shape[-2], value.dtype) @ value
     return out.expand(*out.shape[:-2], queries, out.shape[-1])
 
