@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import attnreg
 from attnreg.errors import NoAttentionError
 from tests.helpers import handwritten
+from tests.helpers.reference import attention
 from tests.sweep.checks import Answer
 
 
@@ -131,6 +132,40 @@ def test_the_number_of_sinks_is_read_off_each_pass():
         model.number = 2
         with pytest.raises(NoAttentionError, match="2 columns that belong to no query, but 3 when the model was att"):
             model(torch.randn(4, 8, 16))
+
+
+class NullKey(nn.Module):
+    """Attention with a learned key in front, which the mask may shut, too."""
+
+    def __init__(self, fused):
+        super().__init__()
+        self.qkv, self.null, self.fused = nn.Linear(8, 24), nn.Parameter(torch.randn(2, 1, 2, 1, 4)), fused
+
+    def projected(self, x):
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return q, *(
+            torch.cat([null.expand(len(x), -1, -1, -1), y], 2) for null, y in zip(self.null, (k, v), strict=True)
+        )
+
+    def forward(self, x, mask):
+        q, k, v = self.projected(x)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v, mask)
+        return (q @ k.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_row_without_valid_keys_keeps_its_sink(fused):
+    model, x = NullKey(fused).double().train(), torch.randn(3, 4, 8, dtype=torch.float64)
+    example = x[:2, :3], torch.ones(2, 1, 1, 4, dtype=torch.bool)
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0]]).bool()[:, None, None]
+    with attnreg.attach(model, attnreg.DropKey(0.0), example_inputs=example):
+        assert (model(x, mask) - attention(*model.projected(x), valid=mask)).abs().max() < 1e-12
+    with attnreg.attach(model, attnreg.AttentionLayerDrop(1.0), example_inputs=example):
+        mask[0, ..., 0] = False  # the keys are dropped, and so is the sink in rows that have valid keys
+        expected = attention(*model.projected(x), keep=torch.tensor(False), valid=mask)
+        mask[0, ..., 0] = True
+        assert (model(x, mask) - expected).abs().max() < 1e-12
 
 
 def chunked(a, x, y):

@@ -66,8 +66,8 @@ class AttentionLayerDrop(MaskProvider):
     .. math:: A_{ij} = 1 / n_{\text{valid}} \text{ in a dropped layer}
 
     A forward pass drops every layer with probability p. If the model calls torch's fused attention or
-    ``nn.MultiheadAttention``, a dropped layer does not compute :math:`QK^\top`; Q and K then get zero gradients, as
-    distributed data parallel needs. :class:`attnreg.LayerDrop`, in contrast, skips whole blocks.
+    ``nn.MultiheadAttention``, a dropped layer without sinks does not compute :math:`QK^\top`; Q and K then get zero
+    gradients, as distributed data parallel needs. :class:`attnreg.LayerDrop`, in contrast, skips whole blocks.
 
     Args:
         p: probability of dropping a layer's attention scores.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,8 +47,11 @@ class Attention:
             return self._written_out(None, mode)
         rest, factor = mask, None
         if mask.scores is not None and mask.drops_layer:
-            mode.note(mask)
-            return self._uniform()
+            if not self.layout.has_sinks:
+                mode.note(mask)
+                return self._uniform()
+            # Rows without valid keys attend to the sinks, so that the scores are needed.
+            rest = mask = replace(mask, scores=mask.scores.to(self.query.device))
         if mask.weights is not None and not self.layout.has_sinks:
             rest, factor = mask.factored()
         if factor is not None and rest.is_empty:
@@ -140,7 +143,7 @@ class Attention:
         return dropped_weights(query, key, value, keep, shut, scale, 1 / float(drawn.divisor))
 
     def _uniform(self) -> Tensor:
-        values, valid = self.layout.of_keys(self.value, dim=-2), self.allowed.valid(self.query.device)
+        values, valid = self.value, self.allowed.valid(self.query.device)
         # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
         unused = (x[:0].sum() for x in (self.query, self.key, self.with_sinks.bias) if x is not None)
         shape = (*self.query.shape[:-1], values.shape[-2])
@@ -161,7 +164,8 @@ class Attention:
         if keep is None and gamma is not None:
             keep = torch.ones((), dtype=torch.bool, device=query.device)
         if keep is not None and layout.has_sinks:
-            keep, valid = layout.around_keys(keep, key_valid, full)
+            keep, open_ = layout.around_keys(keep, key_valid, full)
+            valid = open_ if valid is None or open_ is None else open_ & valid
         elif keep is not None:
             valid = key_valid
         if bias is not None and valid is not None:

@@ -121,13 +121,15 @@ class Layout:
     def around_keys(self, keep: Tensor, valid: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """Add columns for sinks to a mask on keys and to the valid positions (``None``: all); ``shape`` has sinks.
 
-        Sinks are kept, except in query rows whose keys are all dropped: those rows attend only to their valid keys.
+        Sinks are kept, except in query rows whose valid keys are all dropped: those rows attend only to these keys. A
+        row without valid keys keeps its sinks.
         """
         if not self.has_sinks:
             return keep, valid
         key_shape = (*shape[:-1], self.number_of_keys(shape[-1]))
-        kept = (keep if valid is None else keep & valid).expand(key_shape)
-        pad = (self.sinks_before, self.sinks_after)
-        sinks = ~self.are_keys(shape[-1], keep.device) & kept.any(-1, keepdim=True)
         valid = torch.ones((), dtype=torch.bool, device=keep.device) if valid is None else valid
-        return F.pad(kept, pad) | sinks, F.pad(valid.expand(key_shape), pad) | sinks
+        kept, valid = (keep & valid).expand(key_shape), valid.expand(key_shape)
+        pad = (self.sinks_before, self.sinks_after)
+        is_alive = kept.any(-1, keepdim=True) | ~valid.any(-1, keepdim=True)
+        sinks = ~self.are_keys(shape[-1], keep.device) & is_alive
+        return F.pad(kept, pad) | sinks, F.pad(valid, pad) | sinks
