@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnreg.draws import generator_states
-from attnreg.errors import InputError, listed
+from attnreg.errors import InputError, listed, one_line
 from attnreg.injection.attachment import handles
-from attnreg.injection.discovery.example_inputs import example_inputs
+from attnreg.injection.discovery.example_inputs import whole_inputs
 from attnreg.injection.discovery.rules import named
 from attnreg.injection.discovery.snapshot import put_back, restored, undisturbed
 from attnreg.injection.report import Report
@@ -62,7 +62,7 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: boo
         sentences: one per measurement, and one per fault.
 
     Raises:
-        InputError: if the model is no module, or inputs cannot be generated.
+        InputError: if the model is no module, or inputs that it takes cannot be generated.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
@@ -75,17 +75,14 @@ def doctor(model: Any, inputs: Mapping[str, Any] | None = None, *, compiled: boo
     model = getattr(model, "model", model) if hasattr(model, "train_dataset") else model
     if not isinstance(model, nn.Module):
         raise InputError(f"Expected a model or a Trainer, got {type(model).__name__}.")
-    if inputs is None and not (examples := example_inputs(model)):
-        raise InputError(f"Cannot make inputs for {type(model).__name__}: pass `inputs`, the arguments of its forward.")
-    inputs = examples[0] if inputs is None else inputs
     faults = list(_asleep(model))
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     try:
         model.zero_grad(set_to_none=True)
         with restored(model), put_back((*model.parameters(), *model.buffers())):
-            passes = _Passes(model, inputs)
+            passes = _on_generated(model) if inputs is None else _Passes(model, inputs)
             faults += passes.faults()
-            rows, notes = passes.rows(), [*passes.notes(), *(_compiled(model, inputs) if compiled else ())]
+            rows, notes = passes.rows(), [*passes.notes(), *(_compiled(model, passes.inputs) if compiled else ())]
     finally:
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name]
@@ -322,6 +319,20 @@ class _Passes:
                 "state, draws from elsewhere, asks whether gradients are on, or gets no input with gradients."
             )
         yield from self.frozen
+
+
+def _on_generated(model: nn.Module) -> _Passes:
+    """Make the passes with the first generated inputs that the model takes."""
+    problems = list[str]()
+    for inputs in whole_inputs(model):
+        try:
+            return _Passes(model, inputs)
+        except Exception as error:  # noqa: PERF203 (from anywhere in the model)
+            problems.append(f" ({type(error).__name__}: {one_line(error)})")
+    raise InputError(
+        f"Cannot make inputs for {type(model).__name__}{''.join(problems[:1])}: pass `inputs`, the arguments of its "
+        "forward, to `attnreg.doctor`."
+    )
 
 
 def _asleep(model: nn.Module) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import attnreg
-from tests.helpers.cases import BERT, MODELS, keep_few_activations, sample
+from tests.helpers.cases import BERT, MODELS, SEQ2SEQ, SMALL, TEXT, keep_few_activations, sample
 from tests.helpers.commands import assert_sentence, ran
 from tests.helpers.own_dropout_cases import SOUND, Drawing
 
@@ -202,6 +202,24 @@ def test_what_is_refused():
         attnreg.doctor("bert")
     with pytest.raises(ValueError, match="Cannot make inputs for Linear: pass `inputs`"):
         attnreg.doctor(nn.Linear(2, 2))
+    classifier = hf.GPT2ForSequenceClassification(hf.GPT2Config(vocab_size=40, n_embd=8, n_layer=1, n_head=2))
+    says = r"Cannot make inputs for GPT2For.* \(ValueError: .* padding token is defined\.\): pass `inputs`"
+    with pytest.raises(ValueError, match=says):
+        attnreg.doctor(classifier)
+
+
+HEADS = {
+    "choices": lambda: hf.BertForMultipleChoice(hf.BertConfig(**TEXT, **SMALL)),
+    "end": lambda: hf.BartForSequenceClassification(hf.BartConfig(**SEQ2SEQ)),
+    "image": lambda: hf.CLIPModel(
+        hf.CLIPConfig(text_config={**TEXT, **SMALL}, vision_config={**SMALL, "image_size": 8, "patch_size": 4})
+    ),
+}
+
+
+@pytest.mark.parametrize("needs", HEADS)
+def test_heads_that_need_more_than_tokens_get_it(needs):
+    assert attnreg.doctor(HEADS[needs]()).faults == []
 
 
 def test_a_trainer(tmp_path):

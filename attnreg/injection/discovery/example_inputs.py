@@ -37,6 +37,19 @@ def example_inputs(model: nn.Module) -> list[Inputs]:
     return [{name: cast[id(x)] for name, x in inputs.items()} for inputs in candidates]
 
 
+def whole_inputs(model: nn.Module) -> list[Inputs]:
+    """Make candidates as :func:`example_inputs`, which also suit heads that need more than their backbone."""
+    candidates, head = example_inputs(model), type(model).__name__
+    config: Any = getattr(model, "config", None)
+    if head.endswith("ForMultipleChoice"):
+        return [{name: torch.stack([x, x], 1) for name, x in made.items()} for made in candidates]
+    if head.endswith("ForSequenceClassification") and getattr(config, "is_encoder_decoder", False):
+        for made in candidates:
+            made.pop("decoder_input_ids")  # the decoder reads the same tokens
+            made["input_ids"][:, -1] = config.eos_token_id  # whose state is classified
+    return candidates
+
+
 def _transformers_inputs(model: nn.Module) -> Iterator[Inputs]:
     config: Any = model.config
     main = str(model.main_input_name)
