@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import random
 
 import numpy as np
@@ -252,5 +253,11 @@ def test_the_command(cli, tmp_path):
     assert_sentence(
         cli("doctor", tmp_path / "run"), 1, "Expected MODEL to be .* got .*run, the folder of a run: give .*run.model"
     )
+    config = tmp_path / "model" / "config.json"
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps({**content, "architectures": ["BertConfig"]}))
+    assert "No fault was found." in ran(cli("doctor", tmp_path / "model")).output
+    config.write_text(json.dumps({**content, "vocab_size": 2}))
+    assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from .*: RuntimeError")
     (tmp_path / "model/model.safetensors").write_bytes(b"damaged")
     assert_sentence(cli("doctor", tmp_path / "model"), 1, "Cannot load a model of transformers from")

@@ -126,7 +126,6 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
     """
     place = check_there(model, "MODEL")
     import transformers as hf  # late, as all these: they import torch
-    from safetensors import SafetensorError
 
     import attnreg
     from attnreg.experiments.tasks.models.lora import adapter_base
@@ -135,10 +134,13 @@ def doctor(ctx: click.Context, model: str, *, compiled: bool) -> None:
         raise InputError(f"MODEL {model} holds an adapter, not a whole model: merge it (`merge_and_unload` of peft).")
     try:
         config = hf.AutoConfig.from_pretrained(model)
-        head = getattr(hf, (config.architectures or [""])[0], hf.AutoModel)
+        head = getattr(hf, (config.architectures or [""])[0], None)
+        if not (isinstance(head, type) and issubclass(head, hf.PreTrainedModel)):
+            head = hf.AutoModel
         network = head.from_pretrained(model)
-    except (ImportError, OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"Cannot load a model of transformers from {model} ({place}): {one_line(error)}") from error
+    except Exception as error:  # a configuration may be wrong in many ways
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"Cannot load a model of transformers from {model} ({place}): {reason}") from error
     report = attnreg.doctor(network.train(), compiled=compiled)
     click.echo(report)
     ctx.exit(1 if report.faults else 0)
