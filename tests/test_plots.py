@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import attnreg
+from attnreg.errors import InputError
 from attnreg.experiments.folder.run_folder import RunReader
-from attnreg.experiments.results.plots.attention import plot_attention
+from attnreg.experiments.results.plots.attention import plot_attention, show_tokens
 from attnreg.experiments.results.plots.run import plot_run
 from attnreg.experiments.results.plots.style import COLORS, styles
 from attnreg.experiments.runs.run import Run
@@ -255,3 +256,14 @@ def test_what_is_dropped_of_the_tokens_of_a_text(runs, cli, undrawn):
     page = (runs / "ad-drop" / "plots" / "tokens.html").read_text()
     assert re.findall(r">([^<>]+)</span>", page) == [row[0] for row in rows]
     assert_sentence(cli("plot", runs / "finetune", "--tokens", "the boy"), 1, "needs a finished run with a regularizer")
+
+
+def test_texts_that_cannot_be_shown(runs, tmp_path):
+    run = RunReader(shutil.copytree(runs / "ad-drop", tmp_path / "run"))
+    file = run.folder / "model" / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": None}))  # no special tokens
+    with pytest.raises(InputError, match="Expected --tokens to be a text, got '', which has no tokens"):
+        show_tokens(run, "")
+    run.config |= {"task": "custom", "kind": "seq2seq", "text_columns": "text", "label_column": "reply"}
+    with pytest.raises(InputError, match="--tokens shows a single text, but custom is a seq2seq task"):
+        show_tokens(run, "the boy")

@@ -66,10 +66,12 @@ def show_tokens(run: RunReader, text: str) -> DroppedTokens:
     if not run.finished or not all((run.folder / name).is_dir() for name in ("provider", "model")):
         raise InputError(f"--tokens needs a finished run with a regularizer and its model, and {run.folder} lacks one.")
     task = replace(task_of(run.config), labels=tuple(run.result["classes"]))
-    if kind_class(task.kind).reads_images or task.choices:
-        raise InputError(f"--tokens shows a text, but {task.name} is a {task.kind} task.")
+    if kind_class(task.kind).reads_images or task.choices or task.kind == "seq2seq":
+        raise InputError(f"--tokens shows a single text, but {task.name} is a {task.kind} task.")
     model, tokenizer = load_model(task, str(run.folder / "model"))
     batch = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=run.config["max_length"]))
+    if not batch["input_ids"].numel():  # of a tokenizer that adds no special tokens
+        raise InputError(f"Expected --tokens to be a text, got {text!r}, which has no tokens.")
     with attnreg.attach(model.eval(), saved_provider(run)) as handle:
         return handle.show(batch, tokenizer)
 
