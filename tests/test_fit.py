@@ -140,6 +140,16 @@ def test_predict_says_which_other_column_it_read(fitted, cli, tmp_path):
     assert "1 row: no text." in output
 
 
+def test_predict_takes_the_present_folder(fitted, cli, tmp_path, monkeypatch):
+    (tmp_path / "rows").mkdir()
+    write_csv(tmp_path / "rows" / "test.csv", [["text"], ["the boy"]])
+    monkeypatch.chdir(tmp_path / "rows")
+    ran(cli("predict", fitted[0] / "out", "."))
+    assert len(read_csv(tmp_path / "rows.predicted.csv")) == 1  # beside the folder
+    monkeypatch.chdir(fitted[0] / "out")
+    assert_sentence(cli("predict", "."), 1, r"out.predicted.csv would change \.: choose another place with --output")
+
+
 def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     place, _ = fitted
     out, command = place / "out", ("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s")

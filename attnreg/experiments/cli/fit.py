@@ -10,7 +10,7 @@ import click
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, TRAINING
-from attnreg.experiments.tasks.loading.files import PREDICTED, stem_of
+from attnreg.experiments.tasks.loading.files import PREDICTED, named, stem_of
 from attnreg.experiments.tasks.models.place import check_there
 
 _FIT = (
@@ -82,7 +82,7 @@ def predict(model: Path, data: Path | None, text_columns: str | None, output: Pa
         raise InputError(f"There is no folder {model}.")
     if data is not None and not data.exists():
         raise InputError(f"There is no file {data}.")
-    source = data or Path(model.name)
+    source = Path(named(model).name) if data is None else named(data)
     output = output or source.with_name(f"{stem_of(source)}{PREDICTED}.csv")
     if output.suffix not in (".csv", ".jsonl"):
         raise UsageError(f"Expected --output to be a .csv or .jsonl file, got {output}.")

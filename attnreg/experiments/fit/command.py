@@ -25,7 +25,7 @@ from attnreg.experiments.fit.table import (
 from attnreg.experiments.folder.run_folder import OutputFolder, RunReader, free_folder
 from attnreg.experiments.results.document import save, save_rows, with_predictions
 from attnreg.experiments.results.saved_model import SavedModel
-from attnreg.experiments.tasks.loading.files import stem_of
+from attnreg.experiments.tasks.loading.files import named, stem_of
 
 _MOST_COLUMNS = 20  # of probabilities
 
@@ -36,7 +36,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
         torch.set_num_threads(threads)
     kind = TextRegressor if table.rows.answers.classes is None else TextClassifier
     model = kind(**options, verbose=True)
-    usual = Path("runs") / f"fit-{stem_of(data if data.name.strip('.') else data.resolve())}"  # `.` or `..`
+    usual = Path("runs") / f"fit-{stem_of(named(data))}"
     folder, note = free_folder(output_dir or usual, "a fit", lambda path: model.other_settings(path, table.rows))
     if note:
         print(note)

@@ -160,6 +160,11 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if is_data(path.name))
 
 
+def named(path: Path) -> Path:
+    """Return a path that ends with a name: that of ``.`` or ``..`` in full."""
+    return path if path.name.strip(".") else path.resolve()
+
+
 def stem_of(file: Path) -> str:
     """Return the name of a file without its known suffix."""
     return file.name[: len(file.name) - len(suffix_of(file) or "")]
