@@ -129,6 +129,10 @@ BAD = [
             "providers: {DropHead: {p: 0.5..0.1}}": "DropHead p in the search space as a range from low",
             "providers: {DropHead: {p: 0.1..0.5 lin}}": "DropHead p in the search space as a range",
             "providers: {DropHead: {p: []}}": "DropHead p in the search space as a range",
+            **{
+                f"providers: {{DropHead: {{p: {dots}}}}}": "DropHead p in the search space as a range"
+                for dots in ("1e-3...1e-1", "0.1 .. 0.5", "'0.1..'", "[0.1..0.5, 0.9]")
+            },
             "providers: {DropHead: {layers: middle}}": "Expected `layers` .* got 'middle'",
             "{providers: {DropHead: {}}, most: 0}": "Expected `most` in the search space",
             "options: {learning-rate: -1..1}": "Invalid value for '--learning-rate'",

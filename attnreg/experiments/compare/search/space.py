@@ -181,14 +181,19 @@ def read_values(value: Any, name: str) -> Values:
     if isinstance(value, str) and (ends := _RANGE.fullmatch(value.strip())):
         low, high, log = _number(ends[1]), _number(ends[2]), ends[3] == "log"
         numbers = not isinstance(low, str) and not isinstance(high, str) and (log or ends[3] is None)
-        if numbers and low < high and (low > 0 or not log):
+        if numbers and low < high and (low > 0 or not log) and "..." not in value:
             return Range(low, high, log)
     else:
         values = [_number(item) for item in (value if isinstance(value, list) else [value])]
-        if values and not any(isinstance(item, dict) for item in values):
+        if values and not any(isinstance(item, dict) or _has_dots(item) for item in values):
             return Choice(values)
     forms = "a range from low to high, such as 0.1..0.5 or 1e-5..1e-3 log (above 0), a list of values, or a value"
     raise InputError(f"Expected {name} in the search space as {forms}, got {value!r}.")
+
+
+def _has_dots(value: Any) -> bool:
+    """Whether a value is a text with the dots of a range, which is not a path."""
+    return isinstance(value, str) and ".." in value and "/" not in value
 
 
 def literal(value: Any) -> str:
