@@ -160,6 +160,13 @@ def test_a_run_folder_with_a_foreign_config(cli, tmp_path, text):
         assert_sentence(result, 1, CONFIG[text].replace("out", "all/finetune/seed0"))
 
 
+def test_predict_with_a_run_whose_config_is_cut(cli, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").write_text("{")
+    (tmp_path / "new.csv").write_text("text\nthe boy\n")
+    assert_sentence(cli("predict", "out", "new.csv"), 1, "Cannot read the run's options in out/config.json: ")
+
+
 def test_a_finished_run_with_a_damaged_file_is_refused(cli, tmp_path):
     args = ["recipe", "finetune", "--epochs", 1, "--train-size", 64, "--output-dir", "out"]
     ran(cli(*args))

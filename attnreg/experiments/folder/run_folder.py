@@ -48,11 +48,16 @@ class RunReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def is_run(self) -> bool:
+        """Whether the folder has the options of a run; an error if its config.json cannot be read."""
+        return (self.folder / "config.json").is_file() and "recipe" in self._object("config.json")
+
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The run's options; an error if the folder holds no run."""
-        config = self._object("config.json") if (self.folder / "config.json").is_file() else {}
-        if "recipe" not in config or not isinstance(config.get("own", {}), dict):
+        config = self._object("config.json") if self.is_run else {}
+        if not config or not isinstance(config.get("own", {}), dict):
             raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
         return config
 
