@@ -72,6 +72,7 @@ def test_without_a_name_all_lists_are_shown(cli):
 
 
 def test_a_copied_recipe_runs(cli, tmp_path):
+    assert "with `attnreg recipe 'my own.py'`" in ran(cli("copy", "finetune", "my own.py")).output
     ran(cli("copy", "finetune", "mine.py"))
     text = (tmp_path / "mine.py").read_text().replace('@recipe("finetune")', '@recipe("mine")')
     (tmp_path / "mine.py").write_text(text)

@@ -36,7 +36,7 @@ def rows():
 @pytest.fixture(scope="module")
 def fitted(tiny, rows, tmp_path_factory):
     """A command that has ended, in the folder that it was called in, with odd columns and rows."""
-    place = tmp_path_factory.mktemp("fitted")
+    place = tmp_path_factory.mktemp("my fit")
     texts, labels = rows
     lines = [
         [number, text, f" {label}" if number == 7 else label]
@@ -55,6 +55,7 @@ def test_fit_makes_a_model_a_number_and_a_report(fitted):
     assert "118 rows: texts in What, they said, labels in Begins?." in output
     assert "Left out, with no text: 1 (row 4)." in output
     assert "will score" in output
+    assert f"New rows: attnreg predict '{place / 'out'}' FILE" in output
     assert "majority class" in (place / "out" / "report.md").read_text()
     assert "<html" in (place / "out" / "report.html").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -101,4 +102,4 @@ def copy(name: str, file: Path) -> None:
     if file.exists():
         raise UsageError(f"{file} is there already: choose another FILE, or remove it.")
     write_text(file, source.read_text(encoding="utf-8"))
-    click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {file}`.")
+    click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {shlex.quote(str(file))}`.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
         text = report.promise.replace("**", "")
         content = {"promise": text, "budget": options["budget"], **model.outcome_.summary()}
         write_text(result_file, json.dumps(content, indent=2) + "\n")
-        print(f"\n{text}{report.tested}\nModel and report saved to {folder}/. New rows: attnreg predict {folder} FILE")
+        command = f"attnreg predict {shlex.quote(str(folder))} FILE"
+        print(f"\n{text}{report.tested}\nModel and report saved to {folder}/. New rows: {command}")
 
 
 def predict_file(model: Path, data: Path | None, text_columns: str | None, output: Path, device: str | None) -> str:
