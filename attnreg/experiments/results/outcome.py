@@ -166,7 +166,7 @@ def notes_of(run: Setup, history: History, plain: tuple[Setup, History] | None) 
         yield f"Perplexity on {run.scored_on} rows after the last epoch: {perplexity:.4g}."
     if plain is not None:
         yield (
-            "One seed is no evidence that a method is better. To compare over seeds: "
+            "One seed is no evidence that a method is better. To compare over seeds, with the other options as here: "
             f"attnreg compare finetune {settings.recipe} --task {settings.task} --seeds 10"
         )
     yield from run.remarks

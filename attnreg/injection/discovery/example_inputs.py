@@ -45,7 +45,7 @@ def whole_inputs(model: nn.Module) -> list[Inputs]:
         return [{name: torch.stack([x, x], 1) for name, x in made.items()} for made in candidates]
     if head.endswith("ForSequenceClassification") and getattr(config, "is_encoder_decoder", False):
         for made in candidates:
-            made.pop("decoder_input_ids")  # the decoder reads the same tokens
+            made.pop("decoder_input_ids", None)  # the decoder reads the same tokens
             made["input_ids"][:, -1] = config.eos_token_id  # whose state is classified
     return candidates
 
