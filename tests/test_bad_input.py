@@ -54,6 +54,7 @@ BAD = [
     bad("ad-drop", "--epochs", 1, code=2, says="No such command 'ad-drop'. To run the recipe: attnreg recipe ad-drop$"),
     bad("copy", "finetune", "/proc/x.py", says="Cannot read or write a file: .*/proc/.*x.py"),
     bad("recipe", "finetune", "--epochs", 10**26, code=2, says="--epochs.*is not in the range 1<=x<=100000"),
+    *(bad(*command, "--threads", 10**5, code=2, says="100000 is not in the range 1<=x<=1024") for command in (["recipe", "finetune"], ["fit", "x.csv"], ["compare"], ["search"])),
     bad("recipe", "finetune", "--learning-rate", "nan", code=2, says="Expected a finite number for --learning-rate, got nan"),
     bad("recipe", "finetune", "--batch-size", 10**26, code=2, says="Expected at most 2147483647 for --batch-size"),
     bad("recipe", "attendout", "--round-steps", 10**20, code=2, says="Expected at most 2147483647 for --round-steps"),

@@ -9,7 +9,7 @@ import click
 
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
-from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, TRAINING
+from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, THREADS, TRAINING
 from attnreg.experiments.tasks.loading.files import PREDICTED, named, stem_of
 from attnreg.experiments.tasks.models.place import check_there
 
@@ -32,7 +32,7 @@ _FIT = (
     option("--output-dir", type=click.Path(path_type=Path, file_okay=False), group=OUTPUT,
            help="Folder for model and report (default: runs/fit-NAME)."),
     DEVICE,
-    option("--threads", type=click.IntRange(min=1), group=RUNNING,
+    option("--threads", type=THREADS, group=RUNNING,
            help="CPU threads at most (default: torch's number)."),
 )  # fmt: skip
 

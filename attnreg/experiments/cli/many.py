@@ -24,11 +24,11 @@ from attnreg.experiments.options.option import (
     option,
     together,
 )
-from attnreg.experiments.options.settings import OUTPUT, RUNNING, data_name, shared_options, task_of
+from attnreg.experiments.options.settings import OUTPUT, RUNNING, THREADS, data_name, shared_options, task_of
 from attnreg.experiments.runs.command import load_command
 
-THREADS = option(
-    "--threads", group=RUNNING, type=click.IntRange(min=1), default=1,
+_THREADS = option(
+    "--threads", group=RUNNING, type=THREADS, default=1,
     help="CPU threads per run; results may differ in the last digits.",
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ _OPTIONS = (
     option("--search-rows", group=COMPARISON, type=click.IntRange(min=1), default=500,
            help="Rows held out from train to select values in braces."),
     jobs_option("Runs at a time on this machine"),
-    THREADS,
+    _THREADS,
     option("--launcher", group=RUNNING, type=click.Choice(["local", "commands"]), default="local",
            help="Run on this machine, or print commands for your scheduler."),
     option("--keep-models", group=OUTPUT, is_flag=True, help="Keep the model of every run but those of a search."),
@@ -154,7 +154,7 @@ _TRIALS = (
     option("--sampler-seed", group=SEARCH, type=click.IntRange(0, LARGEST_WHOLE), default=0,
            help="Seed of the draws; with the same --jobs, the same seed repeats a search."),
     jobs_option("Trials at a time"),
-    THREADS,
+    _THREADS,
     *of_all_runs("search"),
 )  # fmt: skip
 _SEARCH = "Example: attnreg search --task cola --runs 60 --space 'providers: {DropHead: {p: 0.05..0.5}}'"

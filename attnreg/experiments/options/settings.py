@@ -66,6 +66,7 @@ class _Norm(click.FloatRange):
 
 # Annotations of options beside the type: a type of click, or arguments of `option`.
 Positive = Annotated[int, click.IntRange(min=1)]
+THREADS = click.IntRange(1, 1024)  # an operating system refuses to start very many
 NotNegative = Annotated[float, click.FloatRange(min=0)]
 Share = Annotated[float, click.FloatRange(0, 1)]
 BelowOne = Annotated[float, click.FloatRange(0, 1, max_open=True)]
@@ -178,7 +179,7 @@ class Settings:
     """Seed of the new head, the choice and order of rows, and dropout."""
     device: Annotated[str | None, click.Choice(DEVICES)] = None
     """Device (default: the best available)."""
-    threads: Positive | None = None
+    threads: Annotated[int | None, THREADS] = None
     """CPU threads (default: 1 for a model of at most 5 million parameters, else torch's number)."""
     mixed_precision: Annotated[str | None, click.Choice(["bf16", "fp16"])] = None
     """Mixed precision (default: float32)."""
