@@ -100,6 +100,7 @@ BAD = [
     bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected every method once, got 'a=finetune' and 'a=ad-drop'"),
     bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected every method once, got 'finetune' and 'finetune=ad-drop'"),
     bad("compare", "finetune", "search=ad-drop", code=2, says="A comparison has a folder search: choose another name than in 'search=ad-drop'"),
+    bad("compare", "finetune", "--first-seed", 2**31 - 1, "--seeds", 2, code=2, says="Expected seeds of at most 2147483647, got 2147483647 to 2147483648"),
     *(
         bad("compare", f"ad-drop --q {{{values}}}", code=2,
             says=f"Expected different values in braces, none of them empty, got {{{values}}} in 'ad-drop")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from attnreg.arguments import Count, Index
+from attnreg.arguments import LARGEST_WHOLE, Count, Index
 from attnreg.errors import UsageError
 from attnreg.experiments.compare.group import Group
 from attnreg.experiments.compare.method import OF_ALL, Method, typed_words
@@ -44,7 +44,12 @@ class Comparison:
     keep_models: bool = False
 
     def check_methods(self) -> None:
-        """Check the methods and their options."""
+        """Check the methods, their options and the seeds."""
+        if self._seeds[-1] > LARGEST_WHOLE:
+            raise UsageError(
+                f"Expected seeds of at most {LARGEST_WHOLE}, got {self._seeds[0]} to {self._seeds[-1]}: lower "
+                "--first-seed or --seeds."
+            )
         slugs = [method.slug for method in self.methods]
         if repeated := [method.typed for method in self.methods if slugs.count(method.slug) > 1]:
             raise UsageError(f"Expected every method once, got {' and '.join(map(repr, repeated))}.")
