@@ -120,6 +120,8 @@ def _checked(content: Any) -> dict[str, Any]:
         for name in ("text_columns", "choice_columns"):  # lists of other values make several comparisons
             columns = options.get(name)
             _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
+        for name in ("name", "task"):
+            _check(options.get(name, "") is not None, name, "a name", None)
     for entry in (study, *study["tasks"]):
         scorings = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
         entry |= {"score_on": scorings} if scorings else {}
