@@ -170,3 +170,10 @@ def test_a_cell_of_a_report_shows_its_text_as_it_is(text):
 def test_a_written_table_has_few_signs_more_than_the_cells():
     blocks = [Heading("A"), Table(["m", "x"], [["a|b_c", "[<0.1, 1]"]])]
     assert markdown(blocks, Path()) == "# A\n\n| m | x |\n| --- | ---: |\n| a\\|b_c | [<0.1, 1] |\n"
+
+
+def test_letters_that_the_stream_lacks_are_escaped(tmp_path):
+    command = [sys.executable, "-m", "attnreg", "copy", "finetune", "日本.py"]
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Copied finetune to \\u65e5\\u672c.py.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import shlex
+import sys
 import warnings
 from typing import Any
 
@@ -23,6 +25,8 @@ class _Commands(click.Group):
     """A group that prints a user's errors as one sentence, with exit code 2 for wrong usage and 1 otherwise."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack letters of the data
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's is
         ctx.obj = list(args)  # as typed
         return super().parse_args(ctx, args)
 
