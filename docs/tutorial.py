@@ -33,7 +33,8 @@ BLOCK = re.compile(
 )
 #: Lines of a fit or a comparison that only say how far it is
 PROGRESS = re.compile(
-    r", (?:fold \d+|all rows)  \(at most |^dropped |\d of \d+ runs done"
+    r", fold (?!1:)|, fold .*most \d min|, all rows  \(|^training (?!.* on all)|^dropped "
+    r"|\d of \d+ runs done|^{'train_runtime'"
 )
 SHOWN = {"calibration.png": "fit-reviews/plots", "differences.png": "compared/plots"}
 
