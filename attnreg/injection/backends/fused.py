@@ -143,11 +143,11 @@ class Attention:
         return dropped_weights(query, key, value, keep, shut, scale, 1 / float(drawn.divisor))
 
     def _uniform(self) -> Tensor:
-        values, valid = self.value, self.allowed.valid(self.query.device)
+        """Attend evenly, without scores; only where there are no sinks."""
         # Empty sums keep Q, K and a learned bias in the graph with zero gradients, and cannot add a NaN.
         unused = (x[:0].sum() for x in (self.query, self.key, self.with_sinks.bias) if x is not None)
-        shape = (*self.query.shape[:-1], values.shape[-2])
-        return functional.uniform_attention(values, valid, shape, dropout_p=self.dropout_p) + sum(unused)
+        shape, valid = (*self.query.shape[:-1], self.value.shape[-2]), self.allowed.valid(self.query.device)
+        return functional.uniform_attention(self.value, valid, shape, dropout_p=self.dropout_p) + sum(unused)
 
     def _written_out(self, mask: Mask | None, mode: Masking) -> Tensor:
         """Apply a mask of tensors: to the scores of the fused kernel if it has no factors, else to weights."""
