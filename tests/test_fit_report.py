@@ -39,6 +39,5 @@ def test_a_score_no_higher_than_the_majority_class_is_told(metric, trivial, repo
 
 
 def test_classes_count_the_rows_that_were_scored(report):
-    outcome = report().outcome
-    scored = report(rows=np.arange(10, 50), logits=outcome.logits[10:50])
+    scored = report(rows=np.arange(10, 50), logits=np.zeros((40, 2)))
     assert [row[:2] for row in scored._classes().rows] == [["no", "10"], ["yes", "30"]]
