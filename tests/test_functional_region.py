@@ -14,7 +14,7 @@ from tests.helpers.formulas import slow_region
 shares = st.integers(0, 20).map(lambda k: Fraction(k, 20)) | st.fractions(0, 1, max_denominator=12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.integers(1, 3),
     st.integers(1, 2),

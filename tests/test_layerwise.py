@@ -255,7 +255,7 @@ def test_a_unit_is_masked_where_it_is_more_probable_or_by_chance():
     assert torch.equal(provider(place).kept[0, 0], probability > 0.5)
     provider = learned(AdversarialAttention, sampled=True)
     torch.manual_seed(0)
-    n = 3000
+    n = 1000
     kept = torch.stack([provider(place).kept[0, 0] for _ in range(n)]).float().mean(0)
     assert ((kept - probability).abs() < 5 * (probability * (1 - probability) / n).sqrt()).all()
 
