@@ -52,6 +52,17 @@ def test_the_ends_of_the_ranges(p, keep_whole, rate):
     assert (~keep[..., 1:]).float().mean() == rate
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_a_schedule_over_depth_gives_each_layer_its_rates(kernel):
+    model = BERT.build()
+    model.set_attn_implementation(kernel)
+    rates = {"p": [(0, 0.0), (1, 1.0)], "keep_whole": [(0, 1.0), (1, 0.0)]}
+    provider = attnreg.Scheduled(TokenDropout(), over="depth", **rates)
+    with attnreg.attach(model, provider) as handle:
+        model(torch.ones(2, 6, dtype=torch.long))
+    assert handle.drop_rates() == pytest.approx({"encoder.0": 0.0, "encoder.1": 5 / 6})
+
+
 @pytest.mark.parametrize(
     ("provider", "parts", "of_states"),
     [

@@ -64,7 +64,8 @@ class TokenDropout(MaskProvider):
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
         is_decoder = site.stack == "decoder"
-        keep = site.once(("tokens", id(self), is_decoder), lambda: self._keep(site, is_decoder))
+        known = "tokens", id(self), is_decoder, self.p, self.keep_whole  # rates may differ by layer
+        keep = site.once(known, lambda: self._keep(site, is_decoder))
         return Mask(scores=keep)
 
     def _keep(self, site: AttentionSite, is_decoder: bool) -> Tensor:
