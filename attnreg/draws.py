@@ -173,8 +173,8 @@ class DrawsHere:
 class Batch:
     """The samples and tokens of one forward pass, by which its tensors get different numbers.
 
-    A tensor has the dimensions ``(B, ...)``, ``(B, C)``, ``(B, T, C)``, ``(B, H, Q, K)`` or others; its numbers follow
-    from its indices, so that a sample keeps its numbers in a batch of any size and length.
+    A tensor has the dimensions ``(B, ...)``, ``(B, C)``, ``(B, T, C)``, ``(B * T, C)``, ``(B, H, Q, K)`` or others; its
+    numbers follow from its indices, so that a sample keeps its numbers in a batch of any size and length.
     """
 
     size: int = 0  # B; 0 if it is not known
@@ -189,13 +189,15 @@ class Batch:
         self, shape: Sequence[int], device: torch.device, *, shared: bool
     ) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
         """Return the dimensions ``(B, H, Q, K)`` of a tensor and their first indices, from which its numbers follow."""
+        is_joined = not shared and len(shape) == 2 and shape[0] == self.size * self.tokens > self.size  # as in OPT
+        shape = (self.size, self.tokens, shape[1]) if is_joined else shape
         lead, *rest = shape if len(shape) else (1,)
         middle, (keys, *_) = rest[:-1], (*rest[-1:], 1)
         heads = middle[0] if len(middle) == 2 and middle[0] <= MOST_HEADS else 1
         dims = lead, heads, math.prod(middle) // heads, keys
         place: dict[str, Any] = {}
         if self.rows is not None and not shared and len(shape):
-            place = self._of_rows(shape)
+            place = {"samples": self.rows} if is_joined else self._of_rows(shape)
         if lead == self.size and not shared and math.prod(rest) > 1 and (self.first is not None or self.cached):
             first = torch.zeros((), dtype=torch.long, device=device) if self.first is None else self.first.to(device)
             first = first.view(-1, 1, 1)
@@ -210,8 +212,6 @@ class Batch:
         assert rows is not None
         if shape[0] == self.size and len(shape) > 1 and not (len(shape) == 3 and shape[1] == self.size > 1):
             return {"samples": rows}
-        if len(shape) == 2 and shape[0] == self.size * self.tokens:
-            return {"samples": (rows[:, None] * self.tokens + torch.arange(self.tokens, device=rows.device)).flatten()}
         if len(shape) == 3 and shape[1] == self.size and shape[0] == self.tokens:
             return {"first_query": rows - torch.arange(self.size, device=rows.device)}
         raise InputError(

@@ -128,6 +128,7 @@ def test_rows_are_refused_where_samples_are_unknown():
 MASKED += ["DropHead(0.4) & HiddenNoise(0.1)"]
 SIDES = [
     ("gpt2", "eager", None),
+    ("opt", "sdpa", None),
     ("llama with lora", "sdpa", None),
     *(("llama with lora", "sdpa", text) for text in MASKED),
 ]
@@ -145,7 +146,7 @@ def cache_of(model, *, static):
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
-    ("family", "text"), [("gpt2", None), ("llama with lora", None), ("llama with lora", MASKED[2])]
+    ("family", "text"), [("gpt2", None), ("opt", None), ("llama with lora", None), ("llama with lora", MASKED[2])]
 )
 def test_a_cached_continuation_goes_on(family, text, static, compiled):
     torch._dynamo.reset()

@@ -70,6 +70,10 @@ FAMILIES = {
         inputs="pair",
     ),
     "gpt2": Family(made(hf.GPT2LMHeadModel, hf.GPT2Config, vocab_size=40, n_embd=16, n_layer=2, n_head=2)),
+    "opt": Family(  # joins samples and tokens
+        made(hf.OPTForCausalLM, hf.OPTConfig, vocab_size=40, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24,
+             num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32, dropout=0.2)
+    ),
     "llama with lora": Family(llama_with_lora),
     "beit": Family(
         made(hf.BeitForImageClassification, hf.BeitConfig, **IMAGE, drop_path_rate=0.5, hidden_dropout_prob=0.2),
