@@ -212,7 +212,7 @@ class Batch:
         assert rows is not None
         if shape[0] == self.size and len(shape) > 1 and not (len(shape) == 3 and shape[1] == self.size > 1):
             return {"samples": rows}
-        if len(shape) == 3 and shape[1] == self.size and shape[0] == self.tokens:
+        if len(shape) == 3 and shape[1] == self.size != shape[0] == self.tokens:
             return {"first_query": rows - torch.arange(self.size, device=rows.device)}
         raise InputError(
             f"has shape {tuple(shape)}, and it is not known which of its values belong to which of {self.size} samples"

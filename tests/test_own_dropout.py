@@ -125,6 +125,13 @@ def test_rows_are_refused_where_samples_are_unknown():
         model(**batch)
 
 
+def test_rows_are_refused_where_they_may_be_tokens():
+    model, batch = build("bert"), batch_of("bert", 6)  # of six tokens
+    handle = attnreg.seeded(model)
+    with handle.replay(SEED, [5, 4, 3, 2, 1, 0]), pytest.raises(InputError, match="which of its values belong to whic"):
+        model(**batch)
+
+
 MASKED += ["DropHead(0.4) & HiddenNoise(0.1)"]
 SIDES = [
     ("gpt2", "eager", None),
