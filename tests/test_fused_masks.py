@@ -25,7 +25,16 @@ TOGETHER = {
     "two scores": lambda: attnreg.DropKey(0.3) & attnreg.DropKey(0.9, share_queries=True),
     "heads & normalized": lambda: attnreg.DropHead(0.4) & attnreg.DropAttention(0.3),
     "heads & relaxed": lambda: attnreg.DropHead(0.4) & attnreg.RelaxedAttention(0.2),
+    "relaxed heads & weights": lambda: RelaxedHeads() & DROP(0.3),
 }
+
+
+class RelaxedHeads(attnreg.MaskProvider):
+    """Drops heads by factors that are never 0."""
+
+    def forward(self, site):
+        factor = site.uniform((*site.shape[:2], 1, 1), dtype=site.dtype) + 0.1
+        return Mask(weights=factor, kept=factor > 0.5)
 
 
 def model(kernel, dtype=torch.float64):

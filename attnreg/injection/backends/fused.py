@@ -137,7 +137,7 @@ class Attention:
             return None
         (drawn,) = mask.drawn_weights
         keep = drawn.written_out()
-        mode.count(keep, factor)
+        mode.count(keep if mask.kept is None else mask.kept, factor)
         shut = allowed.once(("closed", query.dtype), lambda: closed(allowed.valid(query.device), query))
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         return dropped_weights(query, key, value, keep, shut, scale, 1 / float(drawn.divisor))
