@@ -46,6 +46,15 @@ def test_all_layers_drop_the_same_tokens_and_another_pass_others():
     assert torch.equal(drawn()[1], keep)
 
 
+def test_padding_on_the_left_does_not_change_what_is_dropped():
+    provider, keep = drawn()
+    valid = torch.ones(2000, 1, 1, 23, dtype=torch.bool)
+    valid[..., :3] = False
+    for stack, queries in (("encoder", 23), ("cross", 7)):
+        padded = attnreg.AttentionSite(shape=(2000, 4, queries, 23), valid=valid, stack=stack)
+        assert torch.equal(provider(padded).scores[..., 3:], keep)
+
+
 @pytest.mark.parametrize(("p", "keep_whole", "rate"), [(0.0, 0.0, 0.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0)])
 def test_the_ends_of_the_ranges(p, keep_whole, rate):
     _, keep = drawn(p, keep_whole)

@@ -72,11 +72,12 @@ class TokenDropout(MaskProvider):
         # The numbers follow from the seed, so that all layers and gradient checkpointing get the same decisions.
         seed = functional.fold_seed(self.seed, int(is_decoder))
         rows = torch.arange(site.shape[0], device=site.device)[:, None]
-        columns = torch.arange(site.shape[-1], device=site.device)
         head, query = torch.zeros(2, dtype=torch.long, device=site.device)
-        keep = functional.uniform_at(seed, rows, head, query, columns) >= self.p
         starts = functional.sequence_starts(site.valid, site.shape, self_attention=site.stack != "cross")
         starts = starts.to(site.device)
+        first = starts.int().argmax(1, keepdim=True)  # padding on the left does not count
+        columns = torch.arange(site.shape[-1], device=site.device) - first
+        keep = functional.uniform_at(seed, rows, head, query, columns) >= self.p
         sequences = starts.cumsum(1).clamp(min=1)  # counted from 1 in every row
         whole = functional.uniform_at(seed, rows, head, query + 1, sequences) < self.keep_whole
         return (keep | whole | starts)[:, None, None]
