@@ -36,6 +36,12 @@ def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
     assert study.primary == ("high", "random")
 
 
+def test_each_of_several_tasks_has_its_own_name(tmp_path):
+    tasks = [{"task": ["agreement", "agreement-words"], "train_size": [64]}, {"name": "other", "task": ["agreement"]}]
+    names = ["agreement-train_size=64", "agreement-words-train_size=64", "other-task=agreement"]
+    assert list(read_study(file_of(tmp_path, tasks=tasks)).comparisons) == names
+
+
 def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
     methods = {"high": "ad-drop", "plain": "finetune --weight-decay 0.1"}
     comparison = read_study(file_of(tmp_path, methods=methods, baseline=None, primary=None)).comparisons["few"]

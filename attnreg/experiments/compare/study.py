@@ -282,8 +282,9 @@ def _expanded(task: Mapping[str, Any], common: Mapping[str, Any], where: str) ->
         raise InputError(f"Expected values for `{empty[0]}` of {where}, got an empty list.")
     for values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
-        name = "-".join([str(task.get("name", options["task"])), *(f"{key}={value}" for key, value in chosen.items())])
-        yield name.replace("/", "_"), {**options, **chosen}
+        first = task.get("name", chosen.get("task", options["task"]))
+        parts = [f"{key}={value}" for key, value in chosen.items() if key != "task" or "name" in task]
+        yield "-".join([str(first), *parts]).replace("/", "_"), {**options, **chosen}
 
 
 def _scorings(entries: Sequence[Mapping[str, Any]]) -> list[Scoring]:
