@@ -211,6 +211,25 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     assert rows[3]["difference"] == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("option", [{"folds": 3}, {"validation_rows": 20}])
+def test_a_contributed_study_may_be_scored_on_rows_of_train(overview, tmp_path, monkeypatch, option):
+    folder = tmp_path / "contributed" / "mine"
+    folder.mkdir(parents=True)
+    plan = {"methods": {"plain": "finetune", "high": "ad-drop"}, "tasks": [{"task": "sst2", **option}]}
+    (folder / "study.yaml").write_text(yaml.safe_dump(plan))
+    lines = [
+        f"sst2,{name},{seed},held-out,accuracy,{seed * by}"
+        for name, by in (("plain", 1), ("high", 3))
+        for seed in (1, 2)
+    ]
+    (folder / "results.csv").write_text("\n".join(["task,method,seed,scored_on,metric,score", *lines]))
+    names = overview["comparisons"].__globals__  # of published.py
+    monkeypatch.setitem(names, "FOLDER", tmp_path)
+    names["table"].cache_clear()
+    (setting,) = names["contributed"](folder)
+    assert names["comparison"](setting, "high - plain")["difference"] == 3.0
+
+
 def test_a_second_model_is_a_column_of_the_board(overview):
     def row(board, model, difference, matched=""):
         made = {"board": board, "model": model, "difference": difference, "matched": matched, "method": "high"}

@@ -23,7 +23,7 @@ from scipy import optimize, stats
 
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 from attnreg.experiments.compare.study import read_study
-from attnreg.experiments.options.settings import task_of
+from attnreg.experiments.options.settings import scored_rows, task_of
 
 FOLDER = Path(__file__).parent
 ALL = FOLDER / "comparisons" / "all.csv"
@@ -128,9 +128,9 @@ def crossed(gaps: Mapping[tuple[str, str], FloatArray]) -> tuple[Difference, tup
 def contributed(folder: Path) -> Iterator[Row]:
     """Yield the settings of a contributed study, one for each of its tasks."""
     study = read_study(folder / "study.yaml")
-    data, primary = study.report_on or "dev", study.primary or ()
+    primary = study.primary or ()
     for name, each in study.comparisons.items():
-        task = task_of(each.options)
+        task, data = task_of(each.options), study.report_on or scored_rows(each.options)
         train_size = each.options.get("train_size", "all")
         place, model = Path(str(each.options.get("data_dir", ""))).name, str(each.options.get("model", "tiny BERT"))
         of_task = f"-train_size={train_size}", f"-model={model.replace('/', '_')}"  # in names of comparisons
