@@ -6,6 +6,7 @@ import re
 import runpy
 from collections import defaultdict
 from functools import cache
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ import yaml
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
+from tests.helpers.commands import write_csv
 from tests.helpers.repository import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -36,7 +38,8 @@ def of_seeds(formula):
     found = {}
     for sign, path, column, where in re.findall(TERM, formula):
         for row in read(RESULTS / path):
-            if all(f"{name}={row[name]}" in where.split(" & ") for name in re.findall(r"(?:^| & )(\w+)=", where)):
+            values = [*map(unquote, where.split(" & "))]
+            if all(f"{name}={row[name]}" in values for name in re.findall(r"(?:^| & )(\w+)=", where)):
                 found.setdefault(int(row["seed"]), []).append((-1 if sign == "-" else 1) * float(row[column]))
     terms = len(re.findall(TERM, formula))
     assert terms
@@ -211,23 +214,19 @@ def test_a_contributed_study_is_compared_as_its_file_says(overview, tmp_path, mo
     assert rows[3]["difference"] == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("option", [{"folds": 3}, {"validation_rows": 20}])
-def test_a_contributed_study_may_be_scored_on_rows_of_train(overview, tmp_path, monkeypatch, option):
-    folder = tmp_path / "contributed" / "mine"
-    folder.mkdir(parents=True)
-    plan = {"methods": {"plain": "finetune", "high": "ad-drop"}, "tasks": [{"task": "sst2", **option}]}
+def test_a_contributed_study_may_have_folds_and_methods_without_names(overview, tmp_path, monkeypatch):
+    (folder := tmp_path / "contributed" / "mine").mkdir(parents=True)
+    high = 'regularize --provider "OnLayers(DropHead(0.1), [0]) & DropKey(0.1)"'
+    plan = {"methods": ["finetune", high], "tasks": [{"task": "sst2", "folds": 3}]}
     (folder / "study.yaml").write_text(yaml.safe_dump(plan))
-    lines = [
-        f"sst2,{name},{seed},held-out,accuracy,{seed * by}"
-        for name, by in (("plain", 1), ("high", 3))
-        for seed in (1, 2)
-    ]
-    (folder / "results.csv").write_text("\n".join(["task,method,seed,scored_on,metric,score", *lines]))
-    names = overview["comparisons"].__globals__  # of published.py
-    monkeypatch.setitem(names, "FOLDER", tmp_path)
+    runs = [(name, seed, seed * by) for name, by in (("finetune", 1), (high, 3)) for seed in (1, 2)]
+    rows = [("sst2", name, seed, "held-out", "accuracy", score) for name, seed, score in runs]
+    write_csv(folder / "results.csv", [("task", "method", "seed", "scored_on", "metric", "score"), *rows])
+    monkeypatch.setitem(names := overview["comparisons"].__globals__, "FOLDER", tmp_path)
     names["table"].cache_clear()
-    (setting,) = names["contributed"](folder)
-    assert names["comparison"](setting, "high - plain")["difference"] == 3.0
+    (row,) = (names["comparison"](each, f"{high} - finetune") for each in names["contributed"](folder))
+    monkeypatch.setitem(globals(), "RESULTS", tmp_path)
+    assert of_seeds(row["scores"]) == {1: 3.0, 2: 6.0}
 
 
 def test_a_second_model_is_a_column_of_the_board(overview):

@@ -30,6 +30,7 @@ ALL = FOLDER / "comparisons" / "all.csv"
 SHORT = {"all-MiniLM-L6-v2": "MiniLM", "multilingual-e5-small": "e5-small"}  # names of models
 ENVIRONMENT = ("commit", "device", "cpu", "torch", "transformers")
 TERM = re.compile(r"(?:^| ([+-]) )(\S+\.csv):(\w+)\[([^\]]*)\]")
+SIGNS = {ord(sign): f"%{ord(sign):X}" for sign in "%&;[]"}  # of a formula, in a method that is an expression
 
 Row = dict[str, Any]
 FloatArray = NDArray[np.float64]
@@ -45,7 +46,7 @@ def table(path: str) -> list[dict[str, str]]:
 def chosen(path: str, where: str) -> list[dict[str, str]]:
     """Return the rows of a table that have these values: ``NAME=VALUE & NAME=VALUE``."""
     wanted = dict(each.split("=", 1) for each in where.split(" & "))
-    return [row for row in table(path) if all(row[name] == value for name, value in wanted.items())]
+    return [row for row in table(path) if all(row[name].translate(SIGNS) == value for name, value in wanted.items())]
 
 
 def scores(formula: str) -> dict[int, float]:
@@ -172,7 +173,7 @@ def formula(setting: Row, method: str) -> str:
         tasks = [{**alone, "where": {**setting["where"], "task": task}} for task in setting["pooled"]]
         return "; ".join(formula(each, method) for each in tasks)
     where = {"method": named, **setting.get("where", {})}
-    values = " & ".join(f"{name}={value}" for name, value in where.items())
+    values = " & ".join(f"{name}={str(value).translate(SIGNS)}" for name, value in where.items())
     return f"{setting['table']}:{setting.get('score', 'score')}[{values}]"
 
 
