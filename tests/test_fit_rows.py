@@ -63,3 +63,8 @@ def test_columns_of_a_frame_are_read_by_name(tiny):
     fitted.columns_ = ["q", "q"]  # as after a fit to such a frame
     twice = fitted.predict_proba(frame.set_axis(["q", "q"], axis=1))  # by position, as no name tells them apart
     np.testing.assert_array_equal(twice, expected)
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path):
+    with pytest.raises(InputError, match=r"^There is no folder .*nope\.$"):
+        attnreg.TextClassifier.load(tmp_path / "nope")

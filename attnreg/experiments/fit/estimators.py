@@ -161,6 +161,8 @@ class TextModel(BaseEstimator):
         import transformers
 
         path = Path(folder) / "model" if (Path(folder) / "model").is_dir() else Path(folder)
+        if not path.is_dir():
+            raise InputError(f"There is no folder {path}.")
         if (path / SETUP).is_file():
             raise InputError(f"The fit in {folder} has not finished: repeat its `attnreg fit` command to continue it.")
         try:
