@@ -64,6 +64,11 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"tasks": [{"task": None}]}, "Expected `task` to be a name, got None"),
         ({"options": {"task": None}}, "Expected `task` to be a name, got None"),
         ({"tasks": [{"name": None}]}, "Expected `name` to be a name, got None"),
+        ({"tasks": [{"name": ".."}]}, "Expected `name` to be a name, got '..'"),
+        ({"tasks": [{"name": ["a"]}]}, r"Expected `name` to be a name, got \['a'\]"),
+        ({"output_dir": ["a"]}, r"Expected `output_dir` to be a folder, got \['a'\]"),
+        ({"score_on": [{"task": "hanss"}]}, "Expected a task among .*, got 'hanss'.* Did you mean hans?"),
+        ({"score_on": [{"data_dir": 2026}]}, "Expected data to score 2026 on in 2026: there is nothing"),
         ({"tasks": [{}, {}]}, "Two comparisons are called 'agreement': give one of them another `name`"),
         ({"tasks": [{"published": {"other": {"dev": 1}}}]}, "Expected `published` to be one of .*, got 'other'"),
         ({"seeds": 0}, "Expected `seeds` to be at least 1, got 0"),
@@ -99,7 +104,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
 )
 def test_what_is_wrong_is_said(cli, tmp_path, changes, says):
     result = cli("compare", "--study", file_of(tmp_path, **changes))
-    assert_sentence(result, 2 if changes.get("methods") or says.startswith("--folds") else 1, says)
+    assert_sentence(result, 2 if changes.get("methods") or says.startswith(("--folds", "Expected a task")) else 1, says)
     assert not (tmp_path / "runs").exists()
 
 

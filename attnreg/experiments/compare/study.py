@@ -90,7 +90,7 @@ def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any
     content = load_yaml(path, f"the study {path}")
     try:
         content, notes = change(_checked(content), changed or {})
-        return _study(content, folder or Path(content.get("output_dir") or f"runs/{path.stem}"), notes)
+        return _study(content, folder or Path(str(content.get("output_dir") or f"runs/{path.stem}")), notes)
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
 
@@ -120,10 +120,12 @@ def _checked(content: Any) -> dict[str, Any]:
         for name in ("text_columns", "choice_columns"):  # lists of other values make several comparisons
             columns = options.get(name)
             _check(not isinstance(columns, list), name, f"names with commas, as in `{name}: a,b`", columns)
-        for name in ("name", "task"):
-            _check(options.get(name, "") is not None, name, "a name", None)
+        for name in ("name", "task"):  # of tasks, a list makes several comparisons
+            value = options.get(name, name)
+            _check(value if name == "task" else _is_word(value) and str(value).strip("."), name, "a name", value)
+    _check(_is_word(study.get("output_dir") or "runs"), "output_dir", "a folder", study.get("output_dir"))
     for entry in (study, *study["tasks"]):
-        scorings = [mapping(item, "`score_on`", _SCORING) for item in _list(entry, "score_on")]
+        scorings = [_data(mapping(item, "`score_on`", _SCORING)) for item in _list(entry, "score_on")]
         entry |= {"score_on": scorings} if scorings else {}
     search = mapping(study.pop("search", None), "`search`", _SEARCH)
     return study | {f"search_{name}": value for name, value in search.items()}
@@ -261,6 +263,22 @@ def _study(content: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> St
     names = [rung.name for rung in rungs]
     published = content.get("published")
     return Study(comparisons, folder, primary, score_on, report_on, published, figures, metrics, names, notes)
+
+
+def _data(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of ``score_on``, with texts for words that YAML reads as numbers, and a task that exists."""
+    given = {key: value for key, value in entry.items() if value is not None}
+    words = {key: given[key] for key in ("name", "task", "data_dir") if key in given}
+    for key, value in words.items():
+        _check(_is_word(value), key, "a word", value)
+    if "task" in words:
+        get_task(str(words["task"]))
+    return given | {key: str(value) for key, value in words.items()}
+
+
+def _is_word(value: object) -> bool:
+    """Whether a value is a text, or a number that stands for one, such as a folder that is called 2026."""
+    return isinstance(value, (str, int, float))
 
 
 def _check(holds: object, key: str, expected: str, value: object) -> None:
