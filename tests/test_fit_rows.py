@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import ParameterGrid
 
 import attnreg
 from attnreg.errors import InputError
@@ -68,3 +69,14 @@ def test_columns_of_a_frame_are_read_by_name(tiny):
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path):
     with pytest.raises(InputError, match=r"^There is no folder .*nope\.$"):
         attnreg.TextClassifier.load(tmp_path / "nope")
+
+
+def test_a_seed_may_be_a_number_of_numpy(tiny):
+    rows = [
+        f"the {noun} {verb}" for noun in ("boy", "girl", "boys", "girls") for verb in ("sleeps", "sleep", "sees", "see")
+    ]
+    grid = ParameterGrid({"seed": np.arange(3, 4)})  # as GridSearchCV sets it
+    (fitted,) = (attnreg.TextClassifier(tiny, budget="1s", **each).fit(rows, [0, 1] * 8) for each in grid)
+    assert fitted.predict(rows[:2]).shape == (2,)
+    with pytest.raises(InputError, match="Expected `seed` to be at least 0, got -1"):
+        attnreg.TextClassifier(tiny, seed=-1).fit(rows, [0, 1] * 8)

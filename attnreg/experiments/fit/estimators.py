@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from typing_extensions import Self
 
 from attnreg._files import replaced_folder
+from attnreg.arguments import whole_number
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.answers import OF_NUMBERS, Answers
 from attnreg.experiments.fit.clock import Clock, seconds_of
@@ -84,7 +85,7 @@ class TextModel(BaseEstimator):
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Fit to texts, or pairs of texts, and their labels; all rows of one of the ``groups`` are in one fold."""
-        seconds = seconds_of(self.budget)
+        seconds, seed = seconds_of(self.budget), self._seed
         # Rows of a file are checked already.
         rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
         say: Callable[[str], None] = print if self.verbose else lambda text: None
@@ -92,17 +93,17 @@ class TextModel(BaseEstimator):
         self.answers_, self.columns_ = rows.answers, [*rows.columns]
         with torch.random.fork_rng(), ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
-            torch.manual_seed(self.seed)
+            torch.manual_seed(seed)
             self._load(str(self.model))
             dataset = self._dataset(rows.texts, rows.labels.tolist())
             longest = replace(self._kind, max_length=longest_input(self.network_, self.max_length, LONGEST))
             for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
-            bench = Bench(self.network_, self._kind, dataset, size, accelerator, self.seed, clock.paced)
+            bench = Bench(self.network_, self._kind, dataset, size, accelerator, seed, clock.paced)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             bench.longest = longest.max_length
-            race = Race(bench, rows, clock, self.seed, folds)
+            race = Race(bench, rows, clock, seed, folds)
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
             stack.callback(race.processes.stop)
@@ -190,10 +191,16 @@ class TextModel(BaseEstimator):
         difference = f"other settings ({', '.join(names).replace('_', ' ')})" if names else None
         return "other files" if output.has_other_files else difference
 
+    @property
+    def _seed(self) -> int:
+        """The seed, of which a search of scikit-learn may make a number of numpy."""
+        is_numpy = isinstance(self.seed, np.integer)
+        return whole_number("seed", int(self.seed) if is_numpy else self.seed, least=0)
+
     def _setup(self, rows: Rows) -> dict[str, Any]:
         model = str(self.model)
         setup = {"model": model, "model_files": checksum_if_there(model), "metric": rows.answers.metric}
-        return {**setup, "seed": self.seed, "max_length": self.max_length, "rows": rows.content()}
+        return {**setup, "seed": self._seed, "max_length": self.max_length, "rows": rows.content()}
 
     def _folds(self, folder: Path, rows: Rows) -> Path:
         """Create the folder for the logits of folds; refuse a folder that holds another fit."""
