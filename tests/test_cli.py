@@ -177,3 +177,8 @@ def test_letters_that_the_stream_lacks_are_escaped(tmp_path):
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Copied finetune to \\u65e5\\u672c.py.")
+
+
+def test_brackets_in_a_cell_are_printed():
+    print_table(Console(file=(screen := io.StringIO()), width=80), Table(["a [b]"], [["x [red] y"], ["data[/x]"]]))
+    assert all(text in screen.getvalue() for text in ("a [b]", "x [red] y", "data[/x]"))

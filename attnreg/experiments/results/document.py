@@ -19,6 +19,7 @@ import rich.table
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console
+from rich.text import Text
 
 from attnreg._files import write_text
 from attnreg.errors import InputError
@@ -132,11 +133,11 @@ def html_page(text: str, folder: Path) -> str:
 
 def print_table(console: Console, table: Table, title: str | None = None) -> None:
     """Print a table on the screen."""
-    grid = rich.table.Table(title=title, title_justify="left")
+    grid = rich.table.Table(title=title, title_justify="left")  # of `Text`, which has no markup in brackets
     for number, column in enumerate(table.header):  # folded, not cut to "…"
-        grid.add_column(column, justify="left" if number in table.texts else "right", overflow="fold")
+        grid.add_column(Text(column), justify="left" if number in table.texts else "right", overflow="fold")
     for row in table.rows:
-        grid.add_row(*row)
+        grid.add_row(*map(Text, row))
     console.print(grid)
 
 
