@@ -168,3 +168,17 @@ def test_a_decision_about_a_layer_is_read_on_the_cpu_wherever_the_layer_is(drawn
     rates.note_mask(site, mask, quiet=True)
     rates.count()
     assert rates.latest["encoder.0"].device == ELSEWHERE
+
+
+@pytest.mark.parametrize("first_elsewhere", [False, True])
+def test_rates_are_added_to_those_of_a_pass_that_counted_nothing_on_the_device(first_elsewhere):
+    rates = DropRates()
+    for elsewhere in (first_elsewhere, not first_elsewhere):
+        rates.clear()
+        for layer in range(2):
+            units = torch.ones((), device=ELSEWHERE) if elsewhere else 1
+            rates.note_count(attnreg.SiteInfo(layer=layer, num_layers=2), Count(units))
+    rates.count()
+    ((total, passes),) = rates._sums.values()
+    assert total.device == ELSEWHERE
+    assert passes == 2

@@ -82,10 +82,11 @@ class AttachedBlock(ReplacedForward[BlockCall]):
             # Compiled code would fix the decision. And other outputs of a block must be computed, which are returned
             # or stored in an argument for later blocks (T5's position bias, Gemma 3n's shared keys).
             output = self._run(call, args, kwargs)
+        decision = skip.to(hidden.device) if compiling else None  # else it is read: nothing is copied to a GPU
         for info in call.chosen:
-            self.passes.rates.note_skipped(info, skip.to(hidden.device))
-        if compiling:
-            return _with_states(output, lambda computed: torch.where(skip.to(hidden.device), hidden, computed))
+            self.passes.rates.note_skipped(info, decision)
+        if decision is not None:
+            return _with_states(output, lambda computed: torch.where(decision, hidden, computed))
         used = (*self.module.parameters(), *tree_leaves((args, kwargs)))
         return _with_states(output, lambda _: _with_zero_gradients(hidden, used))
 

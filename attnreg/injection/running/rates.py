@@ -128,8 +128,11 @@ class DropRates:
         self._counters = counters, used + number
         return counters[used : used + number]
 
-    def note_skipped(self, site: Site, skip: Tensor) -> None:
-        """Record a drop rate of 1 for a site whose block is skipped, if ``skip`` (0-d) is true."""
+    def note_skipped(self, site: Site, skip: Tensor | None) -> None:
+        """Record a drop rate of 1 for a site whose block is skipped, if ``skip`` (0-d, ``None``: always) is true."""
+        if skip is None:
+            self._latest[site.label] = Count(1, 1)
+            return
         count = self._latest.get(site.label)
         (rate,) = [torch.zeros((), device=skip.device)] if count is None else _rates([count])
         self._latest[site.label] = Count(1, torch.where(skip, torch.ones_like(rate), rate))
@@ -150,7 +153,12 @@ def _summed(sums: Groups, counts: Mapping[str, Count]) -> Groups:
     if labels not in sums and len(sums) >= MOST_GROUPS:  # a model that leaves out layers at random
         groups = {(label,): rate for label, rate in zip(labels, rates.split(1), strict=True)}
     old = {group: sums.get(group, (torch.zeros_like(rate), 0)) for group, rate in groups.items()}
-    return {**sums, **{group: (old[group][0] + rate, old[group][1] + 1) for group, rate in groups.items()}}
+    return {**sums, **{group: (_plus(old[group][0], rate), old[group][1] + 1) for group, rate in groups.items()}}
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    """Add rates of two passes, which are on a CPU if a pass counted nothing on the device of its sites."""
+    return a + b.to(a.device) if b.is_cpu else a.to(b.device) + b
 
 
 def _rates(counts: Collection[Count]) -> Tensor:
