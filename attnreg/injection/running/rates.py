@@ -171,8 +171,14 @@ def _rates(counts: Collection[Count]) -> Tensor:
 
 def _stacked(numbers: Sequence[Number], device: torch.device | None) -> Tensor:
     if {*map(type, numbers)} <= {int, float}:
-        return torch.tensor(numbers, dtype=torch.float32, device=device)
-    return torch.stack([torch.as_tensor(number, dtype=torch.float32, device=device).reshape(()) for number in numbers])
+        return torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True)
+    return torch.stack([_number(number, device) for number in numbers])
+
+
+def _number(number: Number, device: torch.device | None) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.to(device, torch.float32).reshape(())
+    return torch.full((), number, dtype=torch.float32, device=device)  # a copy of it would wait for a GPU
 
 
 def _dropped(counts: Sequence[Count]) -> list[Number]:
