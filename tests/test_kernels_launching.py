@@ -1,5 +1,7 @@
 """Launches: what is compiled is found again for arguments that are alike, and for no others."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -77,6 +79,19 @@ def test_a_device_without_kernels():
     assert not kernels.runs_on(torch.device("meta"))
     with pytest.raises(AttributeError, match="nothing"):
         kernels.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("major", "room", "most"), [(7, 2**16, 0), (8, 100 * 2**10, 1024), (9, 228 * 2**10, 2048)])
+def test_matrix_products_need_tensor_cores_and_room(major, room, most, monkeypatch):
+    properties = SimpleNamespace(major=major, shared_memory_per_multiprocessor=room)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(kernels, "drops", lambda states: True)
+    assert kernels.multiplies(torch.device("cuda")) == (major > 7)
+    assert kernels.multiplies(CPU)
+    gradient = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    for keys in (1024, 2048):
+        value = SimpleNamespace(dtype=torch.bfloat16, shape=(1, 1, keys, 64))
+        assert kernels.ranks(gradient, value) == (keys <= most)
 
 
 class TestSmallBlocks:

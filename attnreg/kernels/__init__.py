@@ -27,6 +27,7 @@ _MODULES = {
 }
 _DEVICES = ("cuda", "xpu", "cpu") if is_interpreted() else ("cuda", "xpu")
 DROPPED = torch.float16, torch.bfloat16, torch.float32
+ROOM = 2**17 + 2**10  # bytes of shared memory that a region of 4096 bytes of keys takes; an RTX 4090 has 100 KiB
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -40,6 +41,14 @@ def runs_on(device: torch.device) -> bool:
     return _INSTALLED and device.type in _DEVICES
 
 
+def multiplies(device: torch.device) -> bool:
+    """Whether kernels that multiply matrices suit a device on which kernels run.
+
+    Before Ampere (a T4 or V100), Triton takes no tensor cores: such kernels spill, and take minutes to compile.
+    """
+    return device.type != "cuda" or bool(torch.version.hip) or torch.cuda.get_device_properties(device).major >= 8
+
+
 def drops(states: Tensor) -> bool:
     """Whether :func:`dropout` supports a tensor in the present mode of torch."""
     is_plain = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None
@@ -48,8 +57,13 @@ def drops(states: Tensor) -> bool:
 
 def ranks(output_gradient: Tensor, value: Tensor) -> bool:
     """Whether :func:`region` supports these tensors in the present mode of torch."""
-    size = torch.promote_types(output_gradient.dtype, value.dtype).itemsize
-    return drops(output_gradient) and value.dtype in DROPPED and value.shape[-2] * size <= MOST_RANKED
+    size, device = torch.promote_types(output_gradient.dtype, value.dtype).itemsize, output_gradient.device
+    if not (drops(output_gradient) and multiplies(device) and value.dtype in DROPPED):
+        return False
+    most = MOST_RANKED
+    if device.type == "cuda" and torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < ROOM:
+        most = MOST_RANKED // 2
+    return value.shape[-2] * size <= most
 
 
 def __getattr__(name: str) -> Any:

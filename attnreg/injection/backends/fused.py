@@ -90,7 +90,7 @@ class Attention:
         query, (*_, queries, size) = self.query, self.query.shape
         keys, device, bias = self.key.shape[-2], query.device, self.allowed.bias
         if (
-            not kernels.runs_on(device)
+            not (kernels.runs_on(device) and kernels.multiplies(device))
             or self.layout.has_sinks
             or not mask.drops_in_kernel
             or mask.kept is not None
