@@ -182,3 +182,15 @@ def test_rates_are_added_to_those_of_a_pass_that_counted_nothing_on_the_device(f
     ((total, passes),) = rates._sums.values()
     assert total.device == ELSEWHERE
     assert passes == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_counters_of_kernels_are_aligned_and_do_not_overlap(number):
+    rates = DropRates()
+    counters = [rates.counters(number, 4 * number, torch.device("cpu")) for _ in range(6)]
+    for i, counter in enumerate(counters):
+        assert counter.shape == (number,)
+        assert counter.data_ptr() % 16 == 0
+        counter += i + 1
+    assert [counter.tolist() for counter in counters] == [[i + 1] * number for i in range(6)]
+    assert len({counter.untyped_storage().data_ptr() for counter in counters}) == 2

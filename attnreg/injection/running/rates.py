@@ -123,9 +123,10 @@ class DropRates:
         if torch.compiler.is_compiling():
             return torch.zeros(number, dtype=torch.int64, device=device)
         counters, used = self._counters or (None, 0)
-        if counters is None or used + number > counters.shape[0] or counters.device != device:
-            counters, used = torch.zeros(max(number, room), dtype=torch.int64, device=device), 0
-        self._counters = counters, used + number
+        aligned = number + number % 2  # to 16 bytes: a kernel is compiled again, and looked up, for others
+        if counters is None or used + aligned > counters.shape[0] or counters.device != device:
+            counters, used = torch.zeros(max(1, room // number) * aligned, dtype=torch.int64, device=device), 0
+        self._counters = counters, used + aligned
         return counters[used : used + number]
 
     def note_skipped(self, site: Site, skip: Tensor | None) -> None:
