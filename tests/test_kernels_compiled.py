@@ -57,3 +57,10 @@ def test_second_derivatives_are_refused():
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_backward", "dropout", "head_factors", "numbers"])
+def test_cuda_graphs_leave_out_operators_that_read_their_seeds(name):
+    from attnreg.kernels.device import dropping, numbers  # noqa: F401 (they register operators)
+
+    assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.attnreg, name).default.tags

@@ -11,6 +11,7 @@ from torch import Tensor
 from attnreg.errors import InputError
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.device.launch_attention import PER_KEY, PER_SCORE, Call, addressable, backward, forward, prepared
+from attnreg.kernels.launching import HOST_READS
 
 MOST_DIMENSIONS = 256
 DTYPES = torch.float16, torch.bfloat16, torch.float32
@@ -178,7 +179,7 @@ BACKWARD = f"(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, T
 THREE = " -> (Tensor, Tensor, Tensor)"
 
 
-@torch.library.custom_op("attnreg::attention", mutates_args=(), schema=FORWARD + THREE)
+@torch.library.custom_op("attnreg::attention", mutates_args=(), schema=FORWARD + THREE, tags=HOST_READS)
 def attention_op(query: Tensor, key: Tensor, value: Tensor, valid: Tensor | None, keep: Tensor | None,
                  bias: Tensor | None, rows: Tensor | None, seeds: Sequence[Tensor], rates: Sequence[Tensor],
                  tables: Sequence[Tensor | None], layout: Sequence[int], causal: int | None, scale: float,
@@ -197,7 +198,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return out, query.new_empty(batch, heads, queries, dtype=torch.float32), query.new_empty(1, dtype=torch.int64)
 
 
-@torch.library.custom_op("attnreg::attention_backward", mutates_args=(), schema=BACKWARD + THREE)
+@torch.library.custom_op("attnreg::attention_backward", mutates_args=(), schema=BACKWARD + THREE, tags=HOST_READS)
 def attention_backward_op(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor,
                           valid: Tensor | None, keep: Tensor | None, bias: Tensor | None, seeds: Sequence[Tensor],
                           rates: Sequence[Tensor], tables: Sequence[Tensor | None], layout: Sequence[int],

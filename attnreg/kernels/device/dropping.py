@@ -13,7 +13,7 @@ from attnreg.errors import InputError
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.device.drop import drop_values, scale_heads
 from attnreg.kernels.device.numbers import blocks_of
-from attnreg.kernels.launching import launch, likeness
+from attnreg.kernels.launching import HOST_READS, launch, likeness
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 MOST_HEADS = 4096
@@ -191,7 +191,7 @@ HEADS = (
 )
 
 
-@torch.library.custom_op("attnreg::dropout", mutates_args=(), schema=DROPOUT)
+@torch.library.custom_op("attnreg::dropout", mutates_args=(), schema=DROPOUT, tags=HOST_READS)
 def dropout_op(x: Tensor, seed: Tensor, rate: Tensor, samples: Tensor | None, queries: Tensor | None,
                keys: Tensor | None, layout: Sequence[int], valid: Tensor | None,
                counted: bool) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -220,7 +220,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
 dropout_op.register_autograd(_backward, setup_context=_save)
 
 
-@torch.library.custom_op("attnreg::head_factors", mutates_args=(), schema=HEADS)
+@torch.library.custom_op("attnreg::head_factors", mutates_args=(), schema=HEADS, tags=HOST_READS)
 def head_factors_op(seed: Tensor, rate: Tensor, samples: Tensor | None, batch: int, heads: int, dtype: torch.dtype,
                     device: torch.device) -> Tensor:  # fmt: skip
     """Return the factors of heads."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnreg.kernels.device.draws import Draw, table_of
 from attnreg.kernels.device.drop import write_numbers
-from attnreg.kernels.launching import launch, likeness
+from attnreg.kernels.launching import HOST_READS, launch, likeness
 
 BLOCK = 2048  # numbers in a block
 KEYS = 16, 128, 512  # keys in a block: the fewest that hold all
@@ -73,7 +73,7 @@ SCHEMA = (
 )
 
 
-@torch.library.custom_op("attnreg::numbers", mutates_args=(), schema=SCHEMA)
+@torch.library.custom_op("attnreg::numbers", mutates_args=(), schema=SCHEMA, tags=HOST_READS)
 def numbers_op(seed: Tensor, rate: Tensor | None, shape: Sequence[int], samples: Tensor | None,
                queries: Tensor | None, keys: Tensor | None, first_query: int,
                device: torch.device) -> Tensor:  # fmt: skip
