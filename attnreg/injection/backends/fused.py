@@ -20,6 +20,7 @@ from attnreg.injection.backends.layout import Layout
 from attnreg.masks import Mask
 
 LARGEST_HEAD = 256
+LARGEST_HEAD_32 = 128  # in float32: of larger heads, even small blocks take 128 KiB of shared memory, and spill
 KERNEL_DTYPES = torch.float16, torch.bfloat16
 LONG = 2**24  # positions; from here on, a mask takes so much memory that the kernel, slow in float32, is better
 
@@ -102,7 +103,8 @@ class Attention:
             return None
         is_cast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if is_cast else query.dtype
-        if dtype not in KERNEL_DTYPES and (dtype != torch.float32 or queries * keys < LONG):
+        fits = dtype == torch.float32 and queries * keys >= LONG and size <= LARGEST_HEAD_32
+        if dtype not in KERNEL_DTYPES and not fits:
             return None
         for drawn in mask.drawn + mask.drawn_weights:
             if drawn.shape[3] != keys:
