@@ -40,8 +40,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, of_gpu in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):  # now maybe fewer
+        torch.cuda.set_rng_state(of_gpu, device)
 
 
 def write_state(folder: Path, step: int, state: Mapping[str, Any]) -> None:
