@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,6 @@ class Target:
         if kind not in ("predicted", "label") and not callable(kind):
             raise InputError(f"Expected `target` to be 'predicted', 'label' or a function, got {kind!r}.")
         self.kind = kind
-        self.shifts_labels: bool | None = None  # unknown before the first output
         self._model: Any = None
 
     def for_model(self, model: nn.Module) -> Target:
@@ -82,12 +82,9 @@ class Target:
         labels: Any = labels_of(batch, logits_of(output))
         if not isinstance(labels, Tensor) or batch.get("labels") is None:
             return labels
-        if self.shifts_labels is None:
-            shifts = _shifts_labels(output, batch)
-            by_class = self._model is not None and shifts_labels(self._model)
-            self.shifts_labels = by_class if shifts is None else shifts
+        moved = _shifts_labels(self._model, output, batch)
         labels = after_virtual(self._model, labels, logits_of(output))
-        return moved_labels(labels) if self.shifts_labels else labels
+        return moved_labels(labels) if moved else labels
 
     def classes(self, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
         """Return the classes whose score is explained; ``None`` for regression and for a function."""
@@ -142,8 +139,19 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-def _shifts_labels(output: Any, batch: Mapping[str, Any]) -> bool | None:
-    """Whether a model's loss compares labels with the logits one position before them; ``None`` if unclear."""
+_SHIFTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what losses have shown, which takes time and memory
+
+
+def _shifts_labels(model: nn.Module | None, output: Any, batch: Mapping[str, Any]) -> bool:
+    """Whether a model's loss compares labels with the logits one position before them, by its loss or by its class."""
+    shifts = None if model is None else _SHIFTS.get(model)
+    if shifts is None and (shifts := _by_loss(output, batch)) is not None and model is not None:
+        _SHIFTS[model] = shifts
+    return shifts_labels(model) if shifts is None and model is not None else bool(shifts)
+
+
+def _by_loss(output: Any, batch: Mapping[str, Any]) -> bool | None:
+    """Whether labels are shifted in the loss of an output; ``None`` if unclear."""
     loss, logits, labels = getattr(output, "loss", None), logits_of(output), batch["labels"]
     if not isinstance(loss, Tensor) or loss.numel() != 1 or logits.dim() != 3 or labels.shape != logits.shape[:2]:
         return None

@@ -142,9 +142,8 @@ def test_labels_are_moved_where_the_models_own_loss_moves_them(name):
     target = Target("predicted").for_model(model)
     output = model(**batch)
     assert torch.allclose(target.score(output, batch, target.classes(output, batch)), expected.reshape(1), atol=1e-9)
-    assert target.shifts_labels is shifted
     # By its class, where the loss is not to be had.
-    output = {"logits": output.logits}
+    model, output = make(), {"logits": output.logits}
     assert Target("label").for_model(model).classes(output, batch)[1, 3] == (labels[1, 4] if shifted else labels[1, 3])
 
 
@@ -155,7 +154,6 @@ def test_a_loss_with_something_else_in_it_does_not_decide():
     output.loss = output.loss + 0.5
     target = Target("label").for_model(model)
     assert torch.equal(target.classes(output, {"labels": ids})[:, :-1], ids[:, 1:])
-    assert target.shifts_labels is True
 
 
 def test_a_multi_label_classifier_is_refused_when_it_is_attached():
