@@ -305,7 +305,9 @@ class Drawn:
         first, second = row_words(self.seed, b[:, None, None], h[:, None], q + self.first_query)
         first = first if self.first_key is None else first + key_steps(self.first_key)
         steps = key_steps(torch.arange(keys, device=self.device))  # the kernel may hold k in 32 or in 64 bits
-        p = torch.as_tensor(self.p, dtype=torch.float32, device=self.device)
+        # A copy of a number would wait for a GPU.
+        p = self.p if isinstance(self.p, Tensor) else torch.full((), self.p, device=self.device)
+        p = p.to(self.device, torch.float32)
         # Compiled code with sizes would be compiled again for every length.
         by_sample, by_head, by_query, by_key = batch > 1, heads > 1, queries > 1, keys > 1
 

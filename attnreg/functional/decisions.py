@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,7 +53,7 @@ def sample_heads(p: float | Tensor, uniform: Tensor) -> Tensor:
         >>> sample_heads(1.0, torch.rand(3, 8)).sum(1)
         tensor([1, 1, 1])
     """
-    p = p if type(p) is float else torch.as_tensor(p, dtype=uniform.dtype, device=uniform.device)
+    p = p.to(uniform) if isinstance(p, Tensor) else p
     return uniform >= uniform.amax(1, keepdim=True).clamp(max=p)
 
 
@@ -147,8 +149,8 @@ def bernoulli_kl(logits: Tensor, prior: float) -> Tensor:
         >>> bernoulli_kl(torch.tensor([0.0, 200.0]), prior=0.5)
         tensor([0.0000, 0.6931])
     """
-    cross = F.softplus(logits.new_tensor(prior).logit()) - torch.sigmoid(logits) * logits.new_tensor(prior).logit()
-    return cross - bernoulli_entropy(logits)
+    other = math.log1p(-prior)
+    return -other - torch.sigmoid(logits) * (math.log(prior) - other) - bernoulli_entropy(logits)
 
 
 def drop_rate(keep: Tensor, units: Tensor | None = None) -> Tensor:

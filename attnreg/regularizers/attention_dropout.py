@@ -218,7 +218,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     def _update(self) -> None:
         progress = int(self.steps) / self.total_steps
-        self.rates.copy_(torch.tensor([line(progress) for line in self._lines]))
+        self.rates.copy_(torch.tensor([line(progress) for line in self._lines]), non_blocking=True)
 
 
 def _per_layer(schedule: Knots | Sequence[Knots]) -> list[Knots]:

@@ -110,4 +110,4 @@ class RelaxedAttention(MaskProvider):
 
     @override
     def forward(self, site: AttentionSite) -> Mask | None:
-        return Mask(relaxed=torch.as_tensor(self.gamma, dtype=site.dtype, device=site.device))
+        return Mask(relaxed=torch.full((), self.gamma, dtype=site.dtype, device=site.device))

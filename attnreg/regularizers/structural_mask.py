@@ -93,8 +93,8 @@ class StructuralMask(MaskProvider):
             keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
         if self.heads is not None:
             self._check_heads(site)
-            unrestricted = torch.tensor([head not in self.heads for head in range(site.shape[1])], device=site.device)
-            keep = keep | unrestricted.view(1, -1, 1, 1)
+            unrestricted = torch.tensor([head not in self.heads for head in range(site.shape[1])])
+            keep = keep | unrestricted.to(site.device, non_blocking=True).view(1, -1, 1, 1)
         return Mask(scores=keep)
 
     def _graph_at(self, site: AttentionSite) -> Tensor:

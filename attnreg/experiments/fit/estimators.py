@@ -91,7 +91,8 @@ class TextModel(BaseEstimator):
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
         self.answers_, self.columns_ = rows.answers, [*rows.columns]
-        with torch.random.fork_rng(), ExitStack() as stack:
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(gpus), ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
             torch.manual_seed(seed)
             self._load(str(self.model))

@@ -27,7 +27,7 @@ from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, 
 from attnreg.experiments.setup.rows import MUCH
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
-from attnreg.injection import CoverageWarning
+from attnreg.injection import CoverageWarning, draws_repeated
 from attnreg.regularizers.attribution import times_float32
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
@@ -262,7 +262,7 @@ class Bench:
         network = copy.deepcopy(self.model)
         self._set_precision(network)
         try:
-            with warnings.catch_warnings(), torch.random.fork_rng():
+            with warnings.catch_warnings(), draws_repeated(network):
                 warnings.simplefilter("ignore", CoverageWarning)
                 with attach(network, AttentionDropout(0.0)) as handle:
                     layer = min(site.layer for site in handle.sites)

@@ -23,6 +23,7 @@ from attnreg.experiments.results.plots.style import picture
 from attnreg.experiments.tasks import load_data, load_model
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import REFERENCE
+from attnreg.injection import draws_repeated
 from attnreg.injection.report import DroppedTokens, watching
 from attnreg.masks import Mask
 from attnreg.regularizer.base import Regularizer
@@ -98,7 +99,7 @@ def plot_attention(
     def see(site: Any, states: Any, mask: Any) -> None:
         seen[site.label] = site, mask
 
-    with attnreg.attach(model, provider.train()) as handle, torch.random.fork_rng():
+    with attnreg.attach(model, provider.train()) as handle, draws_repeated(model):
         torch.manual_seed(0)  # so that the plot is reproducible
         label = next(site.label for site in handle.sites if site.layer == layer)
         weights = explain(model, batch, handle, [label], method="attention")[label]
