@@ -92,7 +92,7 @@ class DropRates:
 
     def note_mask(self, site: AttentionSite, mask: Mask | None, *, quiet: bool) -> None:
         """Record the drop rate of a mask, whose decisions may not be in memory."""
-        if mask is not None and not is_traced() and mask.drops_layer:
+        if mask is not None and mask.scores is not None and mask.drops_layer and not is_traced():
             self.note(site, mask.scores, quiet=quiet)
         elif mask is None or not (mask.drawn or mask.drawn_weights) or is_traced():
             self.note(site, None if mask is None else mask.units_kept, quiet=quiet)
@@ -202,7 +202,7 @@ def _counted(kept: Tensor | None, site: AttentionSite) -> Count:
     number, units, array = site.once("counted", lambda: _units_of(site))
     if kept is None:
         return Count(number)
-    if not kept.dim() and kept.is_cpu:  # of the whole layer, also if the site is on a GPU
+    if not kept.shape and kept.is_cpu:  # of the whole layer, also if the site is on a GPU
         return Count(number, 0 if kept else number)
     if kept.shape != site.shape or site.shape == (1, 1, 1, 1):  # heads, keys or rows
         shape = (*[1] * (4 - kept.dim()), *kept.shape)
