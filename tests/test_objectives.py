@@ -5,12 +5,14 @@ import itertools
 import pytest
 import torch
 import transformers as hf
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnreg
 from attnreg.integrations import AttnRegCallback, RegularizedTrainer
 from attnreg.training import SAM, FineTuning, FreeLBLoss, Objective, R3FLoss, RDropLoss
+from tests.helpers import method_cases
 from tests.helpers.cases import sample
-from tests.helpers.method_cases import sgd, weights, without_chance
+from tests.helpers.method_cases import BATCH, sgd, weights, without_chance
 from tests.helpers.regularizers import Costly
 from tests.helpers.trainers import Rows, arguments, bert, column
 
@@ -124,3 +126,27 @@ def test_without_provider_and_objective_it_is_the_stock_trainer(tmp_path):
         trainer.train()
         trained.append(weights(trainer.model))
     assert torch.equal(*trained)
+
+
+@pytest.mark.parametrize("objective", [RDropLoss(2.0), R3FLoss(), FreeLBLoss()], ids=lambda each: each.title)
+def test_an_objective_waits_for_no_gpu(objective, monkeypatch):
+    """Two tensors are compared, and positions chosen by a mask, by values that the host reads."""
+    model, found = method_cases.bert(num_labels=3), []
+    method = FineTuning(model, sgd(model), objective=objective)
+    monkeypatch.setattr(torch, "equal", lambda *tensors: found.append(tensors))
+    with Reads(found):
+        method.step(BATCH)
+    assert not found
+
+
+class Reads(TorchDispatchMode):
+    """Notes the operations of this package whose results have a shape that the host reads."""
+
+    def __init__(self, found):
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1]):
+            self._found.append(func)
+        return func(*args, **(kwargs or {}))

@@ -130,10 +130,18 @@ def _tokens(ids: Tensor, batch: Batch) -> tuple[Tensor, int] | None:
     real = torch.ones_like(batch_ids, dtype=torch.bool) if mask is None else mask.flatten(0, -2).bool()
     for tokens, positions, dim in ((batch_ids, real, 1), (batch_ids.T, real.T, 0)):
         length = tokens.shape[1]
-        if ids.dim() == 2 and len(ids) == len(tokens) and torch.equal(ids[:, :length], tokens):
+        if ids.dim() == 2 and len(ids) == len(tokens) and _are_equal(ids[:, :length], tokens):
             padded = F.pad(positions, (0, ids.shape[1] - length))  # Longformer pads inputs further
             return padded[..., None], dim
     return None
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values, without waiting for a GPU if they are in the same memory."""
+    alike = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+    if alike and not torch.compiler.is_compiling() and a.data_ptr() == b.data_ptr() != 0:
+        return True
+    return torch.equal(a, b)
 
 
 class R3FLoss(EmbeddingObjective):
