@@ -85,7 +85,8 @@ class CrossEntropy:
 
     def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         classes = aligned_labels(self.model, labels, logits).flatten()
-        weights = None if self.weights is None else logits.new_tensor(self.weights)
+        weights = None if self.weights is None else torch.tensor(self.weights, dtype=logits.dtype)
+        weights = None if weights is None else weights.to(logits.device, non_blocking=True)  # does not wait for a GPU
         return F.cross_entropy(logits.flatten(0, -2), classes, weights, reduction="sum", label_smoothing=self.smoothing)
 
 
