@@ -221,7 +221,7 @@ class LearnableBernoulli(LearnedRates):
         self._estimate = torch.zeros_like(self.logits)
         gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss
         for layer, noise in self._noise.items():
-            self._estimate[layer] = (gap * noise).to(self.logits)
+            self._estimate[layer] = (gap.to(noise.device) * noise).to(self.logits)  # layers may be on several devices
 
     @override
     def step(self) -> None:

@@ -137,7 +137,7 @@ class AdversarialAttention(SeesQueries):
     def penalty(self) -> Tensor | None:
         # Compute the logits again: the forward pass's logits have no gradient under gradient checkpointing.
         masked = [
-            mean_over(torch.sigmoid(-self.logits(layer, query, key)), units)
+            mean_over(torch.sigmoid(-self.logits(layer, query, key)), units).to(self.bias.device)
             for layer, (query, key, units) in self._queries.items()
         ]
         return self.price * torch.stack(masked).mean() if masked else None
@@ -145,10 +145,10 @@ class AdversarialAttention(SeesQueries):
     def logits(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
         """Compute the logits of keeping, ``(B, 1, Q, K)``; layers are counted through all stacks."""
         dtype = self.bias.dtype  # autocast would return a lower precision
-        queries, keys = (x.to(dtype).transpose(1, 2).flatten(2) for x in (query, key))
+        queries, keys = (x.to(self.bias).transpose(1, 2).flatten(2) for x in (query, key))
         queries, keys = self.query[layer](queries), self.key[layer](keys)
         scores = (queries / math.sqrt(queries.shape[-1])) @ keys.transpose(-2, -1)
-        return scores.unsqueeze(1).to(dtype) + self.bias[layer]
+        return (scores.unsqueeze(1).to(dtype) + self.bias[layer]).to(query.device)  # layers may be on several devices
 
 
 def _projection(size: int, projected: int) -> nn.Linear:
@@ -233,12 +233,13 @@ class ContextualDropout(SeesQueries):
             mean_over(functional.bernoulli_kl(self.logits(layer, query), prior), rows)
             for layer, (query, rows) in self._queries.items()
         ]
-        return self.regularizer * torch.stack(terms).mean() if terms else None
+        return self.regularizer * torch.stack([term.to(terms[0].device) for term in terms]).mean() if terms else None
 
     def logits(self, layer: int, query: Tensor) -> Tensor:
         """Predict the logits of dropping, ``(B, H, Q, 1)``; layers are counted through all stacks."""
-        dtype = next(self.networks.parameters()).dtype  # autocast would return a lower precision
-        return self.networks[layer](query.to(dtype)).to(dtype)
+        like = next(self.networks.parameters())
+        # Autocast would return a lower precision, and layers may be on several devices.
+        return self.networks[layer](query.to(like)).to(query.device, like.dtype)
 
 
 def _constant(size: int, p: float) -> nn.Linear:

@@ -136,7 +136,8 @@ class ChildTuning(FineTuning):
         return {name: self.updater.mean(total) for name, total in sums.items()}
 
     def _choose(self, fisher: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = torch.cat([value.flatten() for value in fisher.values()]) if fisher else torch.zeros(1)
+        device = next((value.device for value in fisher.values()), None)  # of the first layer: there may be several
+        values = torch.cat([value.flatten().to(device) for value in fisher.values()]) if fisher else torch.zeros(1)
         if not bool(values.isfinite().all()) or not bool(values.any()):
             raise InputError(
                 "ChildTuning needs a finite Fisher information of the pretrained weights, which is not zero: check "
@@ -147,7 +148,8 @@ class ChildTuning(FineTuning):
         if self.updater.processes > 1:
             chosen = broadcast(chosen)  # processes may break ties differently
         parts = chosen.bool().split([value.numel() for value in fisher.values()])
-        return {name: part.view_as(fisher[name]) for name, part in zip(fisher, parts, strict=True)}
+        pairs = zip(fisher.items(), parts, strict=True)
+        return {name: part.view_as(value).to(value.device) for (name, value), part in pairs}
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def look_at(handle: AttachHandle | None, model: nn.Module, batch: Batch) -> None
 def with_penalty(loss: Tensor, handle: AttachHandle | None, parts: int = 1) -> Tensor:
     """Add the penalty of an attached provider that acts, divided by parts, to the loss of the latest forward pass."""
     penalty = handle.provider.penalty() if handle is not None and handle.active else None
-    return loss if penalty is None else loss + penalty / parts
+    return loss if penalty is None else loss + penalty.to(loss.device) / parts  # a model may be on several devices
 
 
 def held_by(optimizer: Optimizer, parameters: Iterable[nn.Parameter], *, held: bool = True) -> list[nn.Parameter]:
