@@ -42,6 +42,7 @@ DROP = attnreg.AttentionDropout
 PROVIDERS = {
     "scores": lambda: DROP(0.3, placement="scores"),
     "weights": lambda: DROP(0.3),
+    "weights, twice": lambda: DROP(0.2) & DROP(0.3),
     "not rescaled": lambda: DROP(0.3, rescale=False),
     "heads": lambda: attnreg.DropHead(0.4),
     "keys": lambda: attnreg.DropKey(0.3, share_queries=True),

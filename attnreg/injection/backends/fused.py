@@ -63,7 +63,10 @@ class Attention:
                 shape = (*self.query.shape[:-1], self.key.shape[-2])
                 dropout = mode.own_dropout(self.query, shape, self.dropout_p)
                 options["weights"] = *(options["weights"] or (None,)), dropout
-            options["counts"], options["rows"] = mode.counter(factor)
+            if len(rest.drawn_weights) > 1:  # the kernel counts what the first of them drops
+                mode.note(mask)
+            else:
+                options["counts"], options["rows"] = mode.counter(factor)
             out = kernels.attention(self.query, self.key, self.value, **options)
         elif (
             mode.tap is None and not rest.has_factors and self.with_sinks is self.allowed and self.allowed.bias is None
