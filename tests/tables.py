@@ -156,7 +156,7 @@ def results(own: list[str]) -> list[str]:
     gaps = [row for row in compared if RESULTS_OF.get(row["method"]) in own]
     if not gaps:
         return []
-    held = [100 * float(row["difference"]) for row in gaps if float(row["p_holm"]) < LEVEL]
+    held = [100 * float(row["difference"]) for row in gaps if float(row["p_holm"] or 1) < LEVEL]
     signs = {"gain": sorted(gap for gap in held if gap > 0), "loss": sorted(-gap for gap in held if gap < 0)}
     counts = [
         f"{len(points)} {name if len(points) == 1 else {'gain': 'gains', 'loss': 'losses'}[name]} "

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -52,14 +53,19 @@ ARMS = {
 }  # of on-average
 
 
+def untested(row: Row) -> str:
+    """Return why a difference has no interval and no p, if it has none."""
+    return "" if not isnan(row["low"]) else "1 seed" if row["seeds"] == 1 else "all equal"
+
+
 def interval(row: Row) -> str:
     """Return the interval of a difference as text."""
-    return f"[{row['low']:+.4f}, {row['high']:+.4f}]"
+    return untested(row) or f"[{row['low']:+.4f}, {row['high']:+.4f}]"
 
 
 def corrected(row: Row) -> str:
     """Return the corrected p as text, bold if the difference holds."""
-    return f"**{p_cell(row['p_holm'])}**" if row["p_holm"] < LEVEL else p_cell(row["p_holm"])
+    return f"**{p_cell(row['p_holm'])}**" if row["p_holm"] < LEVEL else untested(row) or p_cell(row["p_holm"])
 
 
 def markdown(heads: Sequence[str], texts: int, rows: Sequence[Sequence[str]]) -> str:
@@ -88,10 +94,10 @@ def all_table(rows: Sequence[Row]) -> str:
     for row in rows:
         matched = f"equal {row['matched']}" if row["matched"] else ""
         notes = ["primary" if row["planned"] == "primary" else "", matched, EXTENSION[row["extension"]]]
-        numbers = [f"{row['difference']:+.4f}", interval(row), p_cell(row["p"]), corrected(row)]
+        numbers = [f"{row['difference']:+.4f}", interval(row), untested(row) or p_cell(row["p"]), corrected(row)]
         names = [f"{row['method']} - {row['baseline']}", ", ".join(filter(None, notes))]
         found = cells.setdefault((row["setting"], row["study"]), [])
-        found.append([*names, *numbers, f"{row['detectable']:.4f}"])
+        found.append([*names, *numbers, untested(row) or f"{row['detectable']:.4f}"])
     texts = [summary(rows)]
     for (setting, study), found in cells.items():
         page = f"../{study}/{'study.yaml' if study.startswith('contributed/') else 'README.md'}"

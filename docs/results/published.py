@@ -208,8 +208,9 @@ def comparison(setting: Row, contrast: str) -> Row:
     elif len(pairs) > 1:
         (found, deviation), units = pooled(gaps), len(pairs)
     else:
-        found, deviation, units = paired_difference(*pairs[0]), float(gaps[0].std(ddof=1)), len(seeds)
-    if np.isnan(found.p):
+        found, units = paired_difference(*pairs[0]), len(seeds)
+        deviation = np.nan if np.isnan(found.p) else float(gaps[0].std(ddof=1))  # one seed, or the same gap in all
+    if len(pairs) > 1 and np.isnan(found.p):
         raise SystemExit(f"{setting['study']}, {contrast}: expected at least two seeds with different gaps")
     return {
         "study": setting["study"],
