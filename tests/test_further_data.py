@@ -39,6 +39,31 @@ def test_scores_of_rows_that_have_changed_are_made_again(tmp_path):
     assert scoring.of(run) == {"accuracy": 0.5}
 
 
+ROWS = [{"sentence": f"a film of {number}", "label": ["unacceptable", "acceptable"][number % 2]} for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("scoring", "options", "says"),
+    [
+        ({"split": "test"}, {}, "In score_on: test: No labelled test split in mine"),
+        ({"data_dir": "test-only"}, {}, "In score_on: test-only: No validation file in test-only"),
+        ({"data_dir": "new"}, {}, "In score_on: new: Expected labels 0 .unacceptable., .* got 'fine' in row 9"),
+        ({"data_dir": "new", "classes": {"dull": "acceptable"}}, {}, "In score_on: new: No row has the label 'dull'"),
+        ({"task": "stsb", "data_dir": "new"}, {}, "Expected a classification task in score_on: new, got 'stsb'"),
+        ({}, {"data_dir": "mine/train.jsonl", "folds": 2}, "Expected `data_dir` with other rows in score_on: val"),
+    ],
+)  # fmt: skip
+def test_data_that_networks_cannot_be_scored_on_are_told_before_any_run(cli, tmp_path, scoring, options, says):
+    for split in ("mine/train", "mine/validation", "test-only/test"):
+        write_rows(tmp_path / f"{split}.jsonl", ROWS)
+    write_rows(tmp_path / "new" / "validation.jsonl", [*ROWS, {"sentence": "a film", "label": "fine"}] * 2)
+    task = {"task": "agreement", "data_dir": "mine", **options}
+    content = {"methods": ["finetune"], "tasks": [task], "seeds": 1, "score_on": [scoring]}
+    (tmp_path / "s.yaml").write_text(json.dumps(content))
+    assert_sentence(cli("compare", "--study", "s.yaml", "--output-dir", "out"), 1, says)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_study_end_to_end_with_further_data(cli, warm, undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "subprocess", started_by(warm))

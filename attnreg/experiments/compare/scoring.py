@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.planned import PlannedRun
+from attnreg.experiments.tasks.built_in import get_task
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,34 @@ class Scoring:
     def file(self) -> str:
         """The name of the file with the scores, without suffix."""
         return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in self.name)
+
+    def check(self, comparison: Comparison) -> None:
+        """Read the data, unless all runs are scored on them, so that mistakes are reported before any run starts."""
+        from attnreg.experiments.setup.rows import read_data  # late, as all these: they are slow to import
+        from attnreg.experiments.tasks.kinds import kind_class
+        from attnreg.experiments.tasks.kinds.kind import reading_of
+        from attnreg.experiments.tasks.loading.data import load_to_score, named_sources
+        from attnreg.experiments.tasks.loading.files import WHOLE
+
+        runs = [run for run in comparison.runs() if run.role == "final"]
+        if runs and all(self.of(run) is not None for run in runs):
+            return
+        settings = comparison.final_runs(comparison.baseline.variants[0])[0].settings
+        of_run, place = settings.chosen_task(), f"score_on: {self.name}"
+        task = of_run if self.task in (None, of_run.name) else get_task(str(self.task))
+        if task.kind != of_run.kind:
+            raise InputError(f"Expected a {of_run.kind} task in {place}, got {task.name!r} ({task.kind}).")
+        folder = settings.data_dir if self.data_dir is None and task.name == of_run.name else self.data_dir
+        if self.data_dir is None and folder is not None and WHOLE in named_sources(of_run, folder)[2].values():
+            raise InputError(f"Expected `data_dir` with other rows in {place}: {folder} is what runs are trained on.")
+        classes = read_data(settings).task.labels if kind_class(of_run.kind).has_classes else ()
+        wanted = replace(task, labels=task.labels or classes, numbered=bool(task.labels) or self.data_dir is None)
+        try:
+            scored, *_ = load_to_score(wanted, folder, self.split, self.classes)
+            if classes != scored.labels:
+                reading_of(classes, scored)
+        except InputError as error:
+            raise InputError(f"In {place}: {error}") from error
 
     def of(self, run: PlannedRun) -> dict[str, Any] | None:
         """Return the metrics of a run on these data; ``None`` until it is scored on them."""

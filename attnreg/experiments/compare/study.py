@@ -80,6 +80,9 @@ class Study:
             comparison.check_folder()
         for comparison in self.comparisons.values():
             comparison.check_data()
+        for name, scorings in self.score_on.items():
+            for scoring in scorings:
+                scoring.check(self.comparisons[name])
 
 
 def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any] | None = None) -> Study:

@@ -24,10 +24,9 @@ from attnreg.experiments.setup.batches import Labelled, to_score
 from attnreg.experiments.setup.device import choose_device
 from attnreg.experiments.setup.rows import input_warnings, without_text
 from attnreg.experiments.tasks.built_in import choose_task
-from attnreg.experiments.tasks.columns import WITHOUT_LABELS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind, reading_of
-from attnreg.experiments.tasks.loading.data import load_data, load_inputs, named_sources
+from attnreg.experiments.tasks.loading.data import load_inputs, load_to_score, named_sources
 from attnreg.experiments.tasks.loading.files import WHOLE
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 from attnreg.experiments.tasks.task import Task
@@ -79,11 +78,8 @@ class SavedModel:
         # Evaluation needs no training split. The classes come from the model; integers in other data do not number
         # them, because the authors of the data do not know the order of the model's classes.
         labels, numbered = self._task.labels or self._classes, bool(self._task.labels) or self.data_dir is None
-        scored_task = replace(self._task, evaluation_only=True, labels=labels, numbered=numbered)
-        task, splits = load_data(scored_task, folder, needs_validation=split == "validation", classes=classes)
-        rows_split = "validation" if split not in splits and _is_validation(split, task, folder) else split
-        if rows_split not in splits:
-            raise InputError(f"No labelled {split} split in {folder or task.hub or task.name}.{WITHOUT_LABELS}")
+        scored_task = replace(self._task, labels=labels, numbered=numbered)
+        task, splits, rows_split = load_to_score(scored_task, folder, split, classes)
         model, kind = self._load(task)
         suffix = "" if folder is None else f" of {Path(folder).name}"
         sets = {"": self._batches(kind, splits[rows_split], f"{split} inputs{suffix}")}
@@ -169,13 +165,6 @@ def _task(config: Mapping[str, Any], options: Mapping[str, str | None]) -> Task:
     name = options.get("task") or config["task"]
     run_options = config if name == config["task"] else {}
     return choose_task(name, **{option: options.get(option) or run_options.get(option) for option in TASK_OPTIONS})
-
-
-def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
-    """Whether the rows of this split are read as validation, as IMDB's test split and a single file are."""
-    if data_dir is None:
-        return split == task.validation[0]
-    return named_sources(task, data_dir)[2].get("validation") in (split, WHOLE)
 
 
 def _classes(model: Path) -> tuple[str, ...]:

@@ -95,6 +95,25 @@ def load_data(
     return kind.task, splits
 
 
+def load_to_score(
+    task: Task, data_dir: str | None, split: str, classes: Mapping[str, str] | None = None
+) -> tuple[Task, dict[str, datasets.Dataset], str]:
+    """Load the splits of a task to score a model on, and return also the name of the one that ``split`` names."""
+    task = replace(task, evaluation_only=True)
+    task, splits = load_data(task, data_dir, needs_validation=split == "validation", classes=classes)
+    name = "validation" if split not in splits and _is_validation(split, task, data_dir) else split
+    if name not in splits:
+        raise InputError(f"No labelled {split} split in {data_dir or task.hub or task.name}.{columns.WITHOUT_LABELS}")
+    return task, splits, name
+
+
+def _is_validation(split: str, task: Task, data_dir: str | None) -> bool:
+    """Whether the rows of this split are read as validation, as IMDB's test split and a single file are."""
+    if data_dir is None:
+        return split == task.validation[0]
+    return named_sources(task, data_dir)[2].get("validation") in (split, WHOLE)
+
+
 def load_inputs(task: Task, split: str, data_dir: str | Path | None = None) -> datasets.Dataset:
     """Load a split, from where :func:`load_data` would, or from a single file; all rows get the same label."""
     place = f"split {split} of {data_dir or task.hub or task.name}"
