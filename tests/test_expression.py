@@ -98,6 +98,7 @@ def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, ans
         ("other.py:Drop(0.1)", "Provider file other.py not found"),
         ("mine.py:DropFirst(q=1)", r"Expected the arguments of DropFirst\(p\)"),
         ("broken.py:DropFirst(1)", "Cannot import the provider in broken.py: ZeroDivisionError"),
+        ("ends.py:DropFirst(1)", "Cannot import the provider in ends.py: SystemExit: 3"),
         ("mine.py:DropFirst(1) & same/mine.py:DropFirst(1)", "Two classes are named DropFirst"),
         ("DropHead.py:DropHead(1)", "Another provider is named DropHead, too"),
     ],
@@ -105,7 +106,13 @@ def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, ans
 def test_a_class_of_a_file_that_does_not_fit_is_one_sentence(cli, tmp_path, text, says):
     (tmp_path / "same").mkdir()
     head = OWN.replace("DropFirst", "DropHead")
-    for name, content in {"mine.py": OWN, "same/mine.py": OWN, "broken.py": "1 / 0", "DropHead.py": head}.items():
+    for name, content in {
+        "mine.py": OWN,
+        "same/mine.py": OWN,
+        "broken.py": "1 / 0",
+        "ends.py": "exit(3)",
+        "DropHead.py": head,
+    }.items():
         (tmp_path / name).write_text(content)
     assert_sentence(cli("recipe", "regularize", "--provider", text, *SMALL), 1, says)
     assert not (tmp_path / "out").exists()

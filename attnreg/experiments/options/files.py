@@ -102,7 +102,7 @@ def load_file(path: Path, name: str, content: str) -> ModuleType:
         _PROVIDERS[str(spec.origin)] = path
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"Cannot import the {content} in {path}: {type(error).__name__}: {error}") from error
     return module
 
