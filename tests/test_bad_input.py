@@ -52,6 +52,7 @@ BAD = [
     bad("recipe", "finetune", "--max-length", 65, says="Expected --max-length of at most 64"),
     bad("recipe", "finetune", "--resume", says="No run to resume in .*\\. Start it without --resume"),
     bad("ad-drop", "--epochs", 1, code=2, says="No such command 'ad-drop'. To run the recipe: attnreg recipe ad-drop$"),
+    bad("copy", "finetune", "no/x.py", says="There is no folder no for x.py: make it.$"),
     bad("copy", "finetune", "/proc/x.py", says="Cannot read or write a file: .*/proc/.*x.py"),
     bad("recipe", "finetune", "--epochs", 10**26, code=2, says="--epochs.*is not in the range 1<=x<=100000"),
     *(bad(*command, "--threads", 10**5, code=2, says="100000 is not in the range 1<=x<=1024") for command in (["recipe", "finetune"], ["fit", "x.csv"], ["compare"], ["search"])),

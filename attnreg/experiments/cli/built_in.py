@@ -11,7 +11,7 @@ import yaml
 import attnreg
 from attnreg._files import write_text
 from attnreg._lazy import REGULARIZERS, listed_names
-from attnreg.errors import UsageError
+from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.files import find_recipe, recipe_files, study_files, summary
 from attnreg.experiments.options.option import GroupedCommand, names_like
 from attnreg.experiments.runs.command import load_command
@@ -101,5 +101,7 @@ def copy(name: str, file: Path) -> None:
         raise UsageError(f"Expected FILE to end in .py, got {file}.")
     if file.exists():
         raise UsageError(f"{file} is there already: choose another FILE, or remove it.")
+    if not file.parent.is_dir():
+        raise InputError(f"There is no folder {file.parent} for {file.name}: make it.")
     write_text(file, source.read_text(encoding="utf-8"))
     click.echo(f"Copied {name} to {file}. Run it with `attnreg recipe {shlex.quote(str(file))}`.")
