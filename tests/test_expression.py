@@ -99,6 +99,7 @@ def test_a_mistake_in_a_class_of_a_file_is_one_sentence(cli, tmp_path, init, ans
         ("mine.py:DropFirst(q=1)", r"Expected the arguments of DropFirst\(p\)"),
         ("broken.py:DropFirst(1)", "Cannot import the provider in broken.py: ZeroDivisionError"),
         ("ends.py:DropFirst(1)", "Cannot import the provider in ends.py: SystemExit: 3"),
+        ("a b/mine.py:DropFirst(1)", "Expected a provider's file without spaces in its path, got 'a b/mine.py"),
         ("mine.py:DropFirst(1) & same/mine.py:DropFirst(1)", "Two classes are named DropFirst"),
         ("DropHead.py:DropHead(1)", "Another provider is named DropHead, too"),
     ],

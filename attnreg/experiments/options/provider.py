@@ -73,6 +73,8 @@ def read_provider(text: str) -> str:
 
 def _check_names(text: str) -> None:
     """Refuse a text that is no expression of regularizers before torch is imported, which takes seconds."""
+    if re.search(r"[^\s&(,:=[]\s+[^\s&(),:=[\]]*\.py:", text):
+        raise InputError(f"Expected a provider's file without spaces in its path, got {text!r}: move or link it.")
     names = [name for name, module in listed_names(attnreg.__file__).items() if module.startswith(REGULARIZERS)]
     known = dict.fromkeys([*names, *(name for _, name in CLASS_IN_FILE.findall(text))])
     with refusing(text):
