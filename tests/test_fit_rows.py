@@ -71,12 +71,16 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path):
         attnreg.TextClassifier.load(tmp_path / "nope")
 
 
-def test_a_seed_may_be_a_number_of_numpy(tiny):
+def test_seed_and_length_may_be_numbers_of_numpy(tiny, tmp_path):
     rows = [
         f"the {noun} {verb}" for noun in ("boy", "girl", "boys", "girls") for verb in ("sleeps", "sleep", "sees", "see")
     ]
-    grid = ParameterGrid({"seed": np.arange(3, 4)})  # as GridSearchCV sets it
-    (fitted,) = (attnreg.TextClassifier(tiny, budget="1s", **each).fit(rows, [0, 1] * 8) for each in grid)
+    grid = ParameterGrid({"seed": np.arange(3, 4), "max_length": np.arange(8, 9)})  # as GridSearchCV sets it
+    (fitted,) = (
+        attnreg.TextClassifier(tiny, budget="1s", folder=tmp_path, **each).fit(rows, [0, 1] * 8) for each in grid
+    )
     assert fitted.predict(rows[:2]).shape == (2,)
-    with pytest.raises(InputError, match="Expected `seed` to be at least 0, got -1"):
-        attnreg.TextClassifier(tiny, seed=-1).fit(rows, [0, 1] * 8)
+    fitted.save(tmp_path / "model")
+    for wrong, says in {"seed": -1, "max_length": 2}.items():
+        with pytest.raises(InputError, match=f"Expected `{wrong}` to be at least .*, got {says}"):
+            attnreg.TextClassifier(tiny, **{wrong: says}).fit(rows, [0, 1] * 8)

@@ -85,7 +85,7 @@ class TextModel(BaseEstimator):
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Fit to texts, or pairs of texts, and their labels; all rows of one of the ``groups`` are in one fold."""
-        seconds, seed = seconds_of(self.budget), self._seed
+        seconds, seed, max_length = seconds_of(self.budget), self._seed, self._max_length
         # Rows of a file are checked already.
         rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
         say: Callable[[str], None] = print if self.verbose else lambda text: None
@@ -97,7 +97,7 @@ class TextModel(BaseEstimator):
             torch.manual_seed(seed)
             self._load(str(self.model))
             dataset = self._dataset(rows.texts, rows.labels.tolist())
-            longest = replace(self._kind, max_length=longest_input(self.network_, self.max_length, LONGEST))
+            longest = replace(self._kind, max_length=longest_input(self.network_, max_length, LONGEST))
             for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
@@ -194,14 +194,16 @@ class TextModel(BaseEstimator):
 
     @property
     def _seed(self) -> int:
-        """The seed, of which a search of scikit-learn may make a number of numpy."""
-        is_numpy = isinstance(self.seed, np.integer)
-        return whole_number("seed", int(self.seed) if is_numpy else self.seed, least=0)
+        return _whole("seed", self.seed, least=0)
+
+    @property
+    def _max_length(self) -> int | None:
+        return None if self.max_length is None else _whole("max_length", self.max_length, least=4)
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
         model = str(self.model)
         setup = {"model": model, "model_files": checksum_if_there(model), "metric": rows.answers.metric}
-        return {**setup, "seed": self._seed, "max_length": self.max_length, "rows": rows.content()}
+        return {**setup, "seed": self._seed, "max_length": self._max_length, "rows": rows.content()}
 
     def _folds(self, folder: Path, rows: Rows) -> Path:
         """Create the folder for the logits of folds; refuse a folder that holds another fit."""
@@ -234,9 +236,14 @@ class TextModel(BaseEstimator):
             if not self._pools:
                 name = f"{type(loaded.model).__name__} of {model}"
                 warnings.warn(f"The {name} cannot read the mean of its tokens, as in its training.", AttnRegWarning, 2)
-        length = longest_input(loaded.model, self.max_length, task.max_length)
+        length = longest_input(loaded.model, self._max_length, task.max_length)
         self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+
+
+def _whole(name: str, value: int, least: int) -> int:
+    """Return a whole number, of which a search of scikit-learn may make one of numpy."""
+    return whole_number(name, int(value) if isinstance(value, np.integer) else value, least=least)
 
 
 class TextClassifier(ClassifierMixin, TextModel):
