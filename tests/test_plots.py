@@ -258,6 +258,12 @@ def test_what_is_dropped_of_the_tokens_of_a_text(runs, cli, undrawn):
     assert_sentence(cli("plot", runs / "finetune", "--tokens", "the boy"), 1, "needs a finished run with a regularizer")
 
 
+def test_the_page_of_tokens_has_the_name_of_its_folder(runs, cli, tmp_path, undrawn):
+    run = shutil.copytree(runs / "ad-drop", tmp_path / "p &lt; <b>")
+    ran(cli("plot", run, "--tokens", "the boy"))
+    assert "<title>p &amp;lt; &lt;b&gt;</title>" in (run / "plots" / "tokens.html").read_text()
+
+
 def test_texts_that_cannot_be_shown(runs, tmp_path):
     run = RunReader(shutil.copytree(runs / "ad-drop", tmp_path / "run"))
     file = run.folder / "model" / "tokenizer.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def plot(run: Path, layer: int, tokens: str | None) -> None:
     if dropped is not None:
         page = run / "plots" / "tokens.html"
         page.parent.mkdir(exist_ok=True)
-        write_text(page, f'<!doctype html>\n<meta charset="utf-8"><title>{run.name}</title>\n{dropped._repr_html_()}\n')
+        title = f'<!doctype html>\n<meta charset="utf-8"><title>{html.escape(run.name)}</title>'
+        write_text(page, f"{title}\n{dropped._repr_html_()}\n")
         click.echo(f"{dropped}\n{page}")
 
 
