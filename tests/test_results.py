@@ -368,6 +368,7 @@ def test_the_results_count_the_comparisons_in_which_fit_leads():
         scores[tuple(run[name] for name in ("data", "rows", "model", "seed"))]
         for run in read(RESULTS / "fit" / "again.csv")
     ]
+    again = [of for of in again if "Trainer, 10 epochs" in of]  # with one other method, the best of all says little
     unseen = [of for (data, *_), of in scores.items() if data in UNSEEN]
     best = [sum(of["fit"] == max(of.values()) for of in some) for some in (again, unseen)]
     assert f"above all others in {best[0]} of {len(again)}; on unseen data, {best[1]} of {len(unseen)}" in page
