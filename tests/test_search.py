@@ -1,5 +1,6 @@
 """Searches through the command line, with runs that are written down here: their draws, space, budget and winner."""
 
+import functools
 import json
 import re
 import shlex
@@ -299,6 +300,15 @@ def test_plain_fine_tuning_as_the_winner_is_told(search, runs, tmp_path):
     output = ran(search("--runs", 6, "--seeds", 1)).output
     assert "The best trial is plain fine-tuning itself." in output
     assert "Compare the winner" not in output + report(tmp_path)
+
+
+@pytest.mark.parametrize("of_majority", [0.3, 0.6])
+def test_a_winner_that_has_not_learned_is_told(of_majority, search, runs, tmp_path, monkeypatch):
+    trivial = {"predictor": "majority class", "dev": {"accuracy": of_majority}}
+    monkeypatch.setitem(globals(), "write", functools.partial(write, trivial=trivial))
+    runs.score = lambda text, seed: 0.5
+    output = ran(search("--runs", 3, "--seeds", 1)).output
+    assert all(("No method learned the task" in text) == (of_majority > 0.5) for text in (output, report(tmp_path)))
 
 
 def test_the_default_space(search, runs, tmp_path, cli):

@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import TypeVar
 
-from attnreg.experiments.compare.group import Group
+from attnreg.experiments.compare.group import NOTHING_LEARNED, Group
 from attnreg.experiments.compare.statistics import Difference, detectable, holm, paired_difference
 from attnreg.experiments.folder.history import COLLAPSED
 
@@ -94,8 +94,8 @@ def verdict(groups: Sequence[Group], compared: Sequence[Contrast], same_time: Se
     ``compared`` are contrasts with the baseline, ``same_time`` with a baseline that trained for the same time. Several
     groups without contrasts lack the baseline: nothing is said of them.
     """
-    if not any(map(_learned, groups)):
-        return ["No method learned the task: train for more epochs, or on more rows."]
+    if not any(group.has_learned for group in groups):
+        return [NOTHING_LEARNED]
     if len(groups) > 1 and not compared:
         return []
     if compared and max(len(contrast.gaps) for contrast in compared) < 2:
@@ -209,9 +209,3 @@ def warnings_of(groups: Sequence[Group]) -> Iterator[str]:
         names = dict.fromkeys(name for name, _ in warnings)
         prefix = "" if len(names) == len(groups) else f"{', '.join(names)}: "
         yield f"Warning: {prefix}{warnings[0][1]}" + f" ({len(warnings)} of {total} runs)" * (len(warnings) < total)
-
-
-def _learned(group: Group) -> bool:
-    """Whether a method beats the trivial predictor, and at least one network has not collapsed."""
-    better = group.trivial is None or fmean(group.scores) > fmean(group.trivial[1])
-    return better and len(group.collapsed) < len(group.runs)

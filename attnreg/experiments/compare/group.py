@@ -14,6 +14,8 @@ from attnreg.errors import InputError
 from attnreg.experiments.compare.planned import PlannedRun
 from attnreg.experiments.folder.history import collapsed, rank
 
+NOTHING_LEARNED = "No method learned the task: train for more epochs, or on more rows."
+
 
 @dataclass(frozen=True)
 class Group:
@@ -65,6 +67,12 @@ class Group:
         """Name and dev scores, per seed, of a predictor that ignores its input, if it was measured."""
         is_measured = all(result.get("trivial") for result in self.results)
         return (self.first["trivial"]["predictor"], self.values("trivial", "dev", self.metric)) if is_measured else None
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether the method beats the trivial predictor, and at least one network has not collapsed."""
+        better = self.trivial is None or fmean(self.scores) > fmean(self.trivial[1])
+        return better and len(self.collapsed) < len(self.runs)
 
     @property
     def collapsed(self) -> list[int]:

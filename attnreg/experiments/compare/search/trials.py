@@ -19,6 +19,7 @@ from rich.console import Console
 
 from attnreg._files import write_text
 from attnreg.errors import InputError, UsageError
+from attnreg.experiments.compare.group import NOTHING_LEARNED, Group
 from attnreg.experiments.compare.make import Board, Launcher
 from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_words
 from attnreg.experiments.compare.planned import (
@@ -235,7 +236,9 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     held_out = search.held_out
     ended = [run for run in search.runs_of(trials) if run.finished or run.failure is not None]
     summary = _summary(search, trials, ended)
-    run = held_out.runs(winning.method)[0]
+    run, *_ = runs = held_out.runs(winning.method)
+    if not Group.of(winning.method.text, runs).has_learned:
+        summary = f"{summary} {NOTHING_LEARNED}"
     counts = len(trials.all), len(ended), held_out.seeds, held_out.rows
     winner = Winner(winning.method.text, winning.mean, run.settings.task, *counts)
     folder = held_out.folder
