@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 from attnreg.errors import InputError, did_you_mean
@@ -49,13 +50,13 @@ def not_negative(name: str, value: float) -> float:
 
 
 def whole_number(name: str, value: int, *, least: int = 1, most: int = LARGEST_WHOLE) -> int:
-    """Return ``value`` if it is a whole number from ``least`` to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Return ``value`` as an ``int`` if it is a whole number, maybe of numpy, from ``least`` to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         wanted = "a whole number"
     elif not least <= value <= most:
         wanted = f"at least {least}" if value < least else f"at most {most}"
     else:
-        return value
+        return int(value)
     raise InputError(f"Expected `{name}` to be {wanted}, got {short(value)}.")
 
 

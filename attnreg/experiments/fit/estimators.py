@@ -194,11 +194,11 @@ class TextModel(BaseEstimator):
 
     @property
     def _seed(self) -> int:
-        return _whole("seed", self.seed, least=0)
+        return whole_number("seed", self.seed, least=0)
 
     @property
     def _max_length(self) -> int | None:
-        return None if self.max_length is None else _whole("max_length", self.max_length, least=4)
+        return None if self.max_length is None else whole_number("max_length", self.max_length, least=4)
 
     def _setup(self, rows: Rows) -> dict[str, Any]:
         model = str(self.model)
@@ -239,11 +239,6 @@ class TextModel(BaseEstimator):
         length = longest_input(loaded.model, self._max_length, task.max_length)
         self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    """Return a whole number, of which a search of scikit-learn may make one of numpy."""
-    return whole_number(name, int(value) if isinstance(value, np.integer) else value, least=least)
 
 
 class TextClassifier(ClassifierMixin, TextModel):
