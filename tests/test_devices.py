@@ -10,6 +10,9 @@ import torch
 import transformers as hf
 
 import attnreg
+from attnreg.draws import Drawn
+from attnreg.injection.running.rates import DropRates
+from attnreg.masks import Mask
 from tests.helpers.provider_cases import CASES, MATRIX
 
 ELSEWHERE = torch.device("meta")
@@ -35,3 +38,16 @@ def test_passes_on_another_device_mix_no_devices_and_read_no_values(case, monkey
             for module in (model, provider):
                 module.to(ELSEWHERE)
     assert all(parameter.grad.device == ELSEWHERE for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_decision_about_a_layer_is_read_on_the_cpu_wherever_the_layer_is(drawn):
+    valid = torch.ones(1, 1, 1, 4, dtype=torch.bool, device=ELSEWHERE)
+    site = attnreg.AttentionSite(layer=0, shape=(2, 2, 4, 4), valid=valid, device=ELSEWHERE)
+    mask = Mask(scores=torch.tensor(False))
+    if drawn:
+        mask = mask & Mask(drawn=(Drawn(1, 0.5, site.shape, ELSEWHERE),))
+    rates = DropRates()
+    rates.note_mask(site, mask, quiet=True)
+    rates.count()
+    assert rates.latest["encoder.0"].device == ELSEWHERE

@@ -6,7 +6,6 @@ import transformers as hf
 
 import attnreg
 from attnreg import functional
-from attnreg.draws import Drawn
 from attnreg.functional import blocks
 from attnreg.injection.running.rates import Count, DropRates
 from attnreg.masks import Mask
@@ -149,39 +148,6 @@ def test_mean_rates_of_layers_that_a_model_leaves_out_at_random():
                 rates.note_count(site, Count(10, number % 7))
                 seen.setdefault(site.label, []).append(number % 7 / 10)
     assert rates.mean() == pytest.approx({label: sum(found) / len(found) for label, found in seen.items()})
-
-
-ELSEWHERE = torch.device("meta")  # a device other than that of decisions about layers
-
-
-def site_elsewhere(layer=0):
-    valid = torch.ones(1, 1, 1, 4, dtype=torch.bool, device=ELSEWHERE)
-    return attnreg.AttentionSite(layer=layer, shape=(2, 2, 4, 4), valid=valid, device=ELSEWHERE)
-
-
-@pytest.mark.parametrize("drawn", [False, True])
-def test_a_decision_about_a_layer_is_read_on_the_cpu_wherever_the_layer_is(drawn):
-    rates, site = DropRates(), site_elsewhere()
-    mask = attnreg.Mask(scores=torch.tensor(False))
-    if drawn:
-        mask = mask & attnreg.Mask(drawn=(Drawn(1, 0.5, site.shape, ELSEWHERE),))
-    rates.note_mask(site, mask, quiet=True)
-    rates.count()
-    assert rates.latest["encoder.0"].device == ELSEWHERE
-
-
-@pytest.mark.parametrize("first_elsewhere", [False, True])
-def test_rates_are_added_to_those_of_a_pass_that_counted_nothing_on_the_device(first_elsewhere):
-    rates = DropRates()
-    for elsewhere in (first_elsewhere, not first_elsewhere):
-        rates.clear()
-        for layer in range(2):
-            units = torch.ones((), device=ELSEWHERE) if elsewhere else 1
-            rates.note_count(attnreg.SiteInfo(layer=layer, num_layers=2), Count(units))
-    rates.count()
-    ((total, passes),) = rates._sums.values()
-    assert total.device == ELSEWHERE
-    assert passes == 2
 
 
 @pytest.mark.parametrize("number", [1, 2])
