@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -161,6 +161,7 @@ def test_in_a_notebook_there_is_no_progress_bar(cli, monkeypatch):
 
 
 @given(st.lists(st.sampled_from([*"a1 _*`[]()<>!|\\&~#", "![x](y.png)", "<http://a.b>", "&amp;", "<b>"])).map("".join))
+@example("\\_\\_")
 def test_a_cell_of_a_report_shows_its_text_as_it_is(text):
     text = " ".join(text.split())
     page = html_page(markdown([Heading("A"), Table(["m", "x"], [[text, "<0.1"]])], Path()), Path())

@@ -43,7 +43,7 @@ pre { background: var(--code); padding: .6rem; white-space: pre-wrap; }
 """
 
 # What is a mark in a cell, whose texts may be users': not an underscore within a word, nor the brackets of an interval.
-_MARKS = re.compile(r"[|`*~]|\\(?=[^\w\s]|$)|\](?=\()|<(?=[A-Za-z/!?])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])")
+_MARKS = re.compile(r"[|`*~]|\\(?=[^\w\s]|_|$)|\](?=\()|<(?=[A-Za-z/!?])|&(?=[\w#])|(?<![^\W_])_|_(?![^\W_])")
 
 
 class Heading(str):
