@@ -60,10 +60,9 @@ def ranks(output_gradient: Tensor, value: Tensor) -> bool:
     size, device = torch.promote_types(output_gradient.dtype, value.dtype).itemsize, output_gradient.device
     if not (drops(output_gradient) and multiplies(device) and value.dtype in DROPPED):
         return False
-    most = MOST_RANKED
-    if device.type == "cuda" and torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < ROOM:
-        most = MOST_RANKED // 2
-    return value.shape[-2] * size <= most
+    is_nvidia = device.type == "cuda" and not torch.version.hip  # MOST_RANKED is less for AMD already
+    is_small = is_nvidia and torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor < ROOM
+    return value.shape[-2] * size <= (MOST_RANKED // 2 if is_small else MOST_RANKED)
 
 
 def __getattr__(name: str) -> Any:
