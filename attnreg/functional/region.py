@@ -91,7 +91,8 @@ def factored_region(
     """Select the :func:`candidate_region` of the :func:`weights_gradient`, which need not be in memory as a whole.
 
     The two factors take Q·D and K·D numbers per head, their product Q·K. A GPU kernel does not store the product, up to
-    2048 keys (1024 in float32); elsewhere about ``positions`` of it, at least one query row, are in memory at a time.
+    2048 keys (1024 in float32; half as many on GPUs that share less memory, such as an RTX 4090); elsewhere about
+    ``positions`` of it, at least one query row, are in memory at a time.
 
     Example:
         >>> value = torch.tensor([0.1, 0.4, 0.3, 0.2]).view(1, 1, 4, 1)

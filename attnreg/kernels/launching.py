@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_COMPILED = 4096
-MOST_RANKED = 2048 if torch.version.hip else 4096  # keys times the bytes of a number: 64 or 99 KiB are shared
+MOST_RANKED = 2048 if torch.version.hip else 4096  # keys times the bytes of a number: 64, or up to 128, KiB are shared
 HOST_READS = (torch.Tag.cudagraph_unsafe,)  # of operators: a CUDA graph would repeat the seed that it was recorded with
 _compiled: dict[tuple[Any, ...], Any] = {}
 _NO_CHANGE = contextlib.nullcontext()
