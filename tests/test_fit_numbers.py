@@ -12,7 +12,7 @@ from sklearn.model_selection import cross_val_score
 import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.fit.answers import Answers, score_of
-from attnreg.experiments.fit.choice import bias_corrected
+from attnreg.experiments.fit.choice import bias_corrected, widened
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.table import choose_columns
 from tests.helpers.bench import sentences
@@ -98,6 +98,16 @@ def test_the_best_of_many_correlations_is_flattered_and_the_estimate_is_not():
         corrected.append(bias_corrected(answers, labels, tries, resamples=50, seed=seed)[0].score)
     assert np.mean(naive) > 0.65
     assert np.mean(corrected) == pytest.approx(0.6, abs=3 * np.std(corrected) / 20**0.5 + 0.01)
+
+
+@pytest.mark.parametrize(("metric", "least"), [("accuracy", 0), ("macro_f1", 0), ("pearson", -1)])
+def test_an_interval_ends_where_scores_do(metric, least):
+    answers, labels = Answers(metric, None if metric == "pearson" else np.arange(2)), np.arange(6) % 2
+    for seed in range(10):
+        tries = np.random.default_rng(seed).integers(0, 2, (4, 1, 6))
+        estimate, _ = bias_corrected(answers, labels, tries, resamples=50, seed=seed)
+        low, high = (estimate if metric == "pearson" else widened(estimate, 6))[1:]
+        assert least <= low <= high <= 1
 
 
 def test_no_fold_lacks_high_numbers():

@@ -109,13 +109,15 @@ def bias_corrected(
     ]).T  # fmt: skip
     # Samples may choose a try with a higher score than that of the best, which does not raise the estimate.
     estimate = all_scores[best] + min(0.0, (unseen - of_best).mean())
-    low, high = np.minimum(1.0, np.quantile(unseen, [0.025, 0.975]) + estimate - unseen.mean())
+    low, high = np.clip(np.quantile(unseen, [0.025, 0.975]) + estimate - unseen.mean(), -1.0, 1.0)
     shares = np.bincount(chosen, minlength=len(tries)) / len(chosen)
     return Estimate(float(estimate), float(low), float(high)), shares.tolist()
 
 
 def widened(estimate: Estimate, count: int) -> Estimate:
     """Widen an interval to that of a share of ``count`` rows, since samples of rows that are right have no errors.
+
+    The interval does not go below 0.
 
     Reference:
         Wilson, Probable inference, the law of succession, and statistical inference (JASA 22:209, 1927).
@@ -125,7 +127,8 @@ def widened(estimate: Estimate, count: int) -> Estimate:
         [1.0, 0.806, 1.0]
     """
     wilson = stats.binomtest(round(estimate.score * count), count).proportion_ci(method="wilson")
-    return Estimate(estimate.score, min(estimate.low, float(wilson.low)), max(estimate.high, float(wilson.high)))
+    low = max(0.0, min(estimate.low, float(wilson.low)))
+    return Estimate(estimate.score, low, max(estimate.high, float(wilson.high)))
 
 
 def probability_best(
