@@ -6,12 +6,14 @@ import pickle
 import shutil
 import weakref
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
 from accelerate.state import GradientState
+from safetensors import SafetensorError
 
 import attnreg
 from attnreg.errors import InputError
@@ -168,6 +170,15 @@ def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     other = ran(cli(*command, "--output-dir", out, "--seed", 1)).output
     assert "holds a fit with other settings (seed)" in other
     assert (place / "out-2" / "model").is_dir()
+
+
+def test_a_full_disk_stops_a_fit_with_a_sentence(tiny, rows, tmp_path, cli, monkeypatch):
+    write_csv(tmp_path / "rows.csv", [["text", "label"], *zip(*rows, strict=True)])
+    for error in (OSError("No space left on device"), SafetensorError("No space left on device")):
+        monkeypatch.setattr(attnreg.TextClassifier, "save", Mock(side_effect=error))
+        fit = cli("fit", tmp_path / "rows.csv", "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")
+        assert (fit.exit_code, type(fit.exception)) == (1, SystemExit)
+        assert "No space left on device. The same command continues the fit in" in fit.output
 
 
 def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows):

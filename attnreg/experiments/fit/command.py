@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from attnreg._files import write_text
-from attnreg.errors import InputError, StoppedError, UsageError
+from attnreg.errors import InputError, StoppedError, UsageError, one_line
 from attnreg.experiments.fit.clock import seconds_of
 from attnreg.experiments.fit.estimators import SETUP, TextClassifier, TextModel, TextRegressor
 from attnreg.experiments.fit.report import Report
@@ -48,16 +49,21 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
             print(f"{earlier['promise']}\nThis fit has ended. With a larger --budget, it goes on.")
             return
         result_file.unlink(missing_ok=True)
+        again = f"The same command continues the fit in {folder}."
         try:
             model.set_params(folder=folder).fit(table.rows, None)
+            model.save(folder / "model")
+            report = Report(model, table, folder, _tested(model, table.test))
+            save(report.blocks(), folder)
+            text = report.promise.replace("**", "")
+            content = {"promise": text, "budget": options["budget"], **model.outcome_.summary()}
+            write_text(result_file, json.dumps(content, indent=2) + "\n")
         except KeyboardInterrupt:
-            raise StoppedError(f"Stopped. The same command continues the fit in {folder}.", exit_code=130) from None
-        model.save(folder / "model")
-        report = Report(model, table, folder, _tested(model, table.test))
-        save(report.blocks(), folder)
-        text = report.promise.replace("**", "")
-        content = {"promise": text, "budget": options["budget"], **model.outcome_.summary()}
-        write_text(result_file, json.dumps(content, indent=2) + "\n")
+            raise StoppedError(f"Stopped. {again}", exit_code=130) from None
+        except ConnectionError:  # a closed pipe, which click handles
+            raise
+        except (OSError, SafetensorError) as error:
+            raise StoppedError(f"Cannot write the fit's files: {one_line(error)}. {again}") from error
         command = f"attnreg predict {shlex.quote(str(folder))} FILE"
         print(f"\n{text}{report.tested}\nModel and report saved to {folder}/. New rows: {command}")
 
