@@ -71,6 +71,14 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"score_on": [{"data_dir": 2026}]}, "Expected data to score 2026 on in 2026: there is nothing"),
         ({"tasks": [{}, {}]}, "Two comparisons are called 'agreement': give one of them another `name`"),
         ({"tasks": [{"published": {"other": {"dev": 1}}}]}, "Expected `published` to be one of .*, got 'other'"),
+        (
+            {"tasks": [{"published": {"finetune": {"dev": "71,2"}}}]},
+            "`published` to be numbers by data, .*, got '71,2'",
+        ),
+        (
+            {"tasks": [{"published": {"finetune": 71.2}}]},
+            "Expected `published`, finetune to map names to values, got 71",
+        ),
         ({"seeds": 0}, "Expected `seeds` to be at least 1, got 0"),
         ({"score_on": [{"split": "train"}]}, "Expected `split` to be one of validation, test, got 'train'"),
         ({"score_on": [{"max_length": 3}]}, "Expected `max_length` to be at least 4, got 3"),

@@ -93,7 +93,9 @@ def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any
     content = load_yaml(path, f"the study {path}")
     try:
         content, notes = change(_checked(content), changed or {})
-        return _study(content, folder or Path(str(content.get("output_dir") or f"runs/{path.stem}")), notes)
+        return _study(
+            content, folder or Path(str(content.get("output_dir") or f"runs/{path.stem}")), notes
+        )
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
 
@@ -238,8 +240,10 @@ def _study(content: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> St
     for number, task in enumerate(content["tasks"], 1):
         scorings = _scorings([*content.get("score_on", []), *task.get("score_on", [])])
         of_paper = mapping(task.get("published"), "`published`")
-        for name in of_paper:
+        for name, by_data in of_paper.items():
             named("published", name)
+            for figure in mapping(by_data, f"`published`, {name}").values():
+                _check(type(figure) in (int, float), "published", "numbers by data, as in `dev: 71.2`", figure)
         for name, options in _expanded(task, content["options"], f"task {number}"):
             if name in comparisons:
                 raise InputError(f"Two comparisons are called {name!r}: give one of them another `name`.")
