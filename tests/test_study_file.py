@@ -1,6 +1,7 @@
 """Study files: what they may say, what is refused, what options beside them change, and the report over tasks."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,10 @@ def test_a_file_gives_a_comparison_for_each_task_and_value(tmp_path):
     assert (settings.epochs, settings.learning_rate, settings.train_size, settings.device) == (2, 1e-3, 32, "cpu")
     assert study.comparisons["agreement-train_size=96"].runs()[0].settings.train_size == 96
     assert study.primary == ("high", "random")
+
+
+def test_the_home_in_an_output_folder_is_found(tmp_path):
+    assert read_study(file_of(tmp_path, output_dir="~/mine")).folder == Path.home() / "mine"
 
 
 def test_each_of_several_tasks_has_its_own_name(tmp_path):

@@ -94,7 +94,7 @@ def read_study(path: Path, folder: Path | None = None, changed: Mapping[str, Any
     try:
         content, notes = change(_checked(content), changed or {})
         return _study(
-            content, folder or Path(str(content.get("output_dir") or f"runs/{path.stem}")), notes
+            content, folder or Path(str(content.get("output_dir") or f"runs/{path.stem}")).expanduser(), notes
         )
     except InputError as error:
         raise type(error)(f"In {path}: {error}") from error
