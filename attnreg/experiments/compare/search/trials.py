@@ -275,7 +275,8 @@ def _summary(search: Search, trials: Trials, ended: Sequence[PlannedRun]) -> str
     names = {"complete": "complete", "failed": "failed", "running": "unfinished"}
     counts = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
     minutes = sum(run.seconds for run in ended if run.finished) / 60
-    runs = f"{len(ended)} runs of at most {search.runs}"
+    most = f" of at most {search.runs}" * (len(ended) <= search.runs)  # which a search that goes on may lower
+    runs = f"{len(ended)} runs{most}"
     return f"{len(states)} trials ({counts}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 
