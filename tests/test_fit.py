@@ -157,6 +157,7 @@ def test_a_stopped_fit_goes_on_and_repeats_no_fold(fitted, tiny, cli):
     place, _ = fitted
     out, command = place / "out", ("fit", place / "my rows.csv", "--model", tiny, "--budget", "3s")
     assert "This fit has ended" in ran(cli(*command, "--output-dir", out)).output
+    assert_sentence(cli("evaluate", out), 1, "Expected a run folder, got .*: use `attnreg predict`")
     assert "This fit has ended" in ran(cli(*command, "--output-dir", out, "--budget", "2s")).output
     (out / "result.json").unlink()
     files = sorted((out / "folds").glob("*.npz"))

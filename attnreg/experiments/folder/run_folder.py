@@ -58,7 +58,9 @@ class RunReader:
         """The run's options; an error if the folder holds no run."""
         config = self._object("config.json") if self.is_run else {}
         if not config or not isinstance(config.get("own", {}), dict):
-            raise InputError(f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.")
+            hint = " It is of a fit: use `attnreg predict`." * (self.folder / "fit.json").is_file()
+            text = f"Expected a run folder, got {self.folder}: it has no config.json with a run's options.{hint}"
+            raise InputError(text)
         return config
 
     @functools.cached_property
