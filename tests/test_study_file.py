@@ -60,6 +60,10 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
         ({"method": {}}, "In .*mine.yaml: Unknown key 'method' in the study. Did you mean methods?"),
         ({"methods": {}}, "In .*mine.yaml: Expected `methods` to be a mapping of names to recipes"),
         ({"methods": {"plain": "finetun"}, "baseline": "plain", "primary": None}, "Did you mean finetune"),
+        (
+            {"methods": {"plain": "finetune --help-all"}, "primary": None},
+            "got --help-all: for help, use `attnreg recipe",
+        ),
         ({"baseline": "other"}, "In .*mine.yaml: Expected `baseline` to be one of .*, got 'other'"),
         ({"primary": ["high"]}, "Expected `primary` to be a list of two different methods"),
         ({"primary": ["high", "high"]}, "Expected `primary` to be a list of two different methods"),

@@ -49,13 +49,19 @@ class RecipeCommand(GroupedCommand):
 
     def settings(self, args: Sequence[str]) -> Settings:
         """Return the settings of a run with these arguments, without running it."""
-        with self.make_context(f"attnreg recipe {self.typed_name}", list(args)) as context:
+        with self._context(args) as context:
             return _settings(context.params)
 
     def typed(self, args: Sequence[str]) -> set[str]:
         """Return the names of the options that these arguments set."""
-        with self.make_context(f"attnreg recipe {self.typed_name}", list(args)) as context:
+        with self._context(args) as context:
             return {name for name in context.params if is_given(name)}
+
+    def _context(self, args: Sequence[str]) -> click.Context:
+        name = f"attnreg recipe {self.typed_name}"
+        if shown := {"--help", "--help-all"} & {*args}:  # which would end the program
+            raise UsageError(f"Expected options of a run, got {min(shown)}: for help, use `{name} {min(shown)}`.")
+        return self.make_context(name, list(args))
 
 
 def recipe(
