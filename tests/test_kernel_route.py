@@ -119,7 +119,7 @@ def test_checkpoints_repeat_what_kernels_drew(name, reentrant, monkeypatch):
 
 
 B, H, N, D = 2, 2, 16, 16  # one block: several are the subject of test_kernels_attention.py
-LOW = torch.finfo(torch.float32).min
+LOW = torch.finfo(DTYPE).min
 
 
 class Attend(nn.Module):
