@@ -298,12 +298,15 @@ def test_a_larger_budget_plans_anew(rows, tmp_path):
     assert len({*paths}) == 2  # another linear probe may lead then
 
 
-def test_three_ways_enter_where_there_is_time_for_two_folds(rows):
+def test_three_ways_enter_where_there_is_time_for_two_folds(rows, tmp_path):
     budget = next(each for each in range(10, 1000) if len(entrants(rows, each)) == 3)
-    race = race_of(rows, budget)
+    race = race_of(rows, budget, tmp_path)
     some = race._entrants(Try(penalty=0.1))
     assert race.is_time_for(itertools.product(some, race.all_folds[:2]))
     assert not race.is_time_for(itertools.product(some, race.all_folds[:3]))
+    race.clock.resume(budget / 2)
+    race.done[some[1]] = {race.all_folds[0]: None}  # as in a fit that goes on
+    assert race._entrants(Try(penalty=0.1)) == some[:2]
 
 
 @pytest.mark.parametrize(("classes", "contrasts"), [(2, True), (8, True), (9, False)])

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -385,6 +386,12 @@ def test_values_of_a_space_and_options_as_typed():
     assert as_typed("words", ["a", "b c"]) == "a 'b c'"
     assert [as_typed("--plot/--no-plot", value) for value in (True, False, None)] == ["--plot", "--no-plot", ""]
     assert as_typed("--resume", False) == ""
+
+
+@pytest.mark.parametrize(("most", "says"), [(1, "in 3 runs. The"), (4, "in 3 runs of at most 4. The")])
+def test_a_search_that_goes_on_with_fewer_runs_names_no_limit_below_them(most, says):
+    made, search = SimpleNamespace(all=[SimpleNamespace(state="complete")]), SimpleNamespace(runs=most)
+    assert says in trials._summary(search, made, [SimpleNamespace(seconds=60.0, finished=True)] * 3)
 
 
 @pytest.mark.parametrize("unused", ["layers: [first]", "most: 2"])

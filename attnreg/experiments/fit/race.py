@@ -221,6 +221,8 @@ class Race:
         if not length:
             self._least[0] = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
         while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
+            if self.is_done(entrants[-1], self.all_folds[0]):  # in an earlier process of this fit
+                break
             entrants.pop()
         if entrants and plan is not None:  # without entrants, a fit that continues with a larger budget plans anew
             write_text(plan, f"{max(planned, self.clock.budget)} {affordable} {length}")
