@@ -232,12 +232,10 @@ def _with_zero_gradients(hidden: Tensor, used: Iterable[Any]) -> Tensor:
 
     DistributedDataParallel waits for every parameter, also for one outside the block that only the block uses.
     """
-    if not torch.is_grad_enabled():
+    tensors = [each for each in used if isinstance(each, Tensor) and each.requires_grad and each is not hidden]
+    if not (tensors and torch.is_grad_enabled()):
         return hidden
-    for tensor in used:
-        if isinstance(tensor, Tensor) and tensor.requires_grad and tensor is not hidden:
-            hidden = hidden + tensor.flatten()[:0].sum().to(hidden)
-    return hidden
+    return hidden + torch.cat([each.flatten()[:0].to(hidden) for each in tensors]).sum()
 
 
 class _ResidualConnections(TorchFunctionMode):
