@@ -146,3 +146,13 @@ def test_a_run_scores_and_saves_the_average(cli, recipe, tmp_path):
         "--lora-rank and --wise-ft exclude each other, because LoRA does not train",
     )
     evaluated_again(cli, tmp_path / "averaged", "--device", "cpu")
+
+
+def test_averages_of_layers_on_several_devices_come_back_on_these():
+    model = bert()
+    model.classifier.to("meta")
+    method = Averaged(FineTuning(model, sgd(model)), ema=0.5, wise=0.5)
+    on_cpu = [torch.zeros(weight.shape) for weight in model.parameters()]
+    method.load_state_dict({**method.state_dict(), "average": on_cpu, "before": on_cpu})
+    devices = [weight.device for weight in model.parameters()]
+    assert [[weight.device for weight in method.state_dict()[name]] for name in ("average", "before")] == [devices] * 2

@@ -145,9 +145,11 @@ class Averaged(TrainingMethod):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for method, method_state in zip(self.methods, state["methods"], strict=True):
             method.load_state_dict(method_state)
-        device = next(self._network.parameters()).device
-        copies = ([weight.to(device, copy=True) for weight in state[name]] for name in ("before", "average"))
-        self._initial, self._average = copies
+        devices = [weight.device for weight in _weights(self.method.model)]  # layers may be on several devices
+        self._initial, self._average = (
+            [weight.to(device, copy=True) for weight, device in zip(state[name], devices, strict=False)]
+            for name in ("before", "average")
+        )
         self._is_current = False
 
 
