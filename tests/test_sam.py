@@ -190,3 +190,18 @@ def test_a_step_whose_gradients_overflow_is_left_out(scaling):
     SAM(model, sgd(model), rho=0.3, accelerator=scaling, **infinite).step(BATCH)
     assert torch.equal(weights(model), before)
     assert scaling.scaler.get_scale() == 2.0**11
+
+
+@pytest.mark.parametrize("method", [SAM, FineTuning])
+def test_steps_within_one_autocast_see_the_weights_as_they_are(method):
+    """Its cache of weights in bfloat16 outlives a pass."""
+
+    def losses(cache):
+        torch.manual_seed(0)
+        model = bert().float()
+        trained = method(model, sgd(model))
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+            results = [trained.step(BATCH) for _ in range(3)]
+        return [float(loss) for result in results for loss in (result.loss, *result.logs.values())]
+
+    assert losses(cache=True) == losses(cache=False)

@@ -190,6 +190,7 @@ class Updater:
         if before is not None:
             before()
         optimizer.step()
+        torch.clear_autocast_cache()  # under autocast around the step, it holds the weights before
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)

@@ -93,4 +93,5 @@ class SAM(FineTuning):
                     # `where`, because zero times an infinite gradient is NaN.
                     weight.add_(torch.where(factor.to(weight.device) > 0, gradient * factor.to(gradient), 0.0))
             self.optimizer.zero_grad(set_to_none=True)
+            torch.clear_autocast_cache()  # under autocast around the step, it holds the weights before
             yield
