@@ -182,7 +182,7 @@ def test_where_memory_is_short_texts_stay_shorter(name, says, monkeypatch, tmp_p
 
 def test_a_step_that_memory_does_not_suffice_for_is_told(model, monkeypatch):
     bench = tiny_bench(model)
-    bench.accelerator = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    bench.device = SimpleNamespace(type="cuda")
     monkeypatch.setattr(tries, "in_order", lambda rows, size, kind, device: in_order(rows, size, kind, CPU))
     bench.encoded[256] = bench.encoded[0]
     assert bench.has_memory_for(Try(1, 1e-3, max_length=256))

@@ -86,8 +86,7 @@ def test_jobs_of_a_process_with_a_fault_are_done_alone(fault, bench, jobs):
     assert processes.count == processes.slower == 1
 
 
-def test_a_bench_is_sent_without_what_cannot_be(bench, jobs):
-    bench.accelerator.state_of_others = lambda: None
+def test_a_bench_is_sent_without_its_texts(bench, jobs):
     sent = pickle.loads(pickle.dumps(bench))
     np.testing.assert_allclose(*(each.out_of_fold(*jobs[0], lambda: None) for each in (bench, sent)), atol=1e-6)
 

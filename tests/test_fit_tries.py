@@ -176,7 +176,7 @@ def test_bfloat16_is_taken_where_it_is_faster(times, product, taken, bench, monk
 def test_the_longest_texts_do_not_measure_the_time_of_all(bench):
     widths = [
         batch["input_ids"].shape[1]
-        for batch in TrainBatches(bench.encoded[0].rows, 16, bench.kind, 0, bench.accelerator).epoch(0)
+        for batch in TrainBatches(bench.encoded[0].rows, 16, bench.kind, 0, bench.device).epoch(0)
     ]
     assert [batch["input_ids"].shape[1] for batch in bench._measured_batches] == widths[1:]
     assert widths[0] == max(widths)

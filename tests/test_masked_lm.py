@@ -5,7 +5,6 @@ import json
 import datasets
 import pytest
 import torch
-from accelerate import Accelerator
 
 from attnreg.errors import InputError
 from attnreg.experiments.setup.batches import TrainBatches, in_order, to_score
@@ -76,7 +75,7 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_never(masked, encoded)
     state = torch.get_rng_state()
     first, again = (in_order(labelled, 16, masked, torch.device("cpu")) for _ in range(2))
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(first, again, strict=True))
-    batches = TrainBatches(labelled, 16, masked, 0, Accelerator(cpu=True))
+    batches = TrainBatches(labelled, 16, masked, 0, torch.device("cpu"))
     whole, skipped = list(batches.epoch(0)), list(batches.epoch(0, skip=2))
     assert all(torch.equal(a["labels"], b["labels"]) for a, b in zip(whole[2:], skipped, strict=True))
     other = {tuple(row) for batch in batches.epoch(1) for row in batch["labels"].tolist()}

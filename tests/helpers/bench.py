@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 import transformers as hf
-from accelerate import Accelerator
 
 import attnreg
 from attnreg.experiments.fit.rows import Rows
@@ -25,7 +24,7 @@ def tiny_bench(model):
     torch.manual_seed(0)  # of what is new in the network
     classifier._load(str(model))
     texts = classifier._dataset(given.texts, given.labels)
-    return Bench(classifier.network_, classifier._kind, texts, 16, Accelerator(cpu=True), 0)
+    return Bench(classifier.network_, classifier._kind, texts, 16, torch.device("cpu"), 0)
 
 
 def bench_with(config, tokenizer, folder):

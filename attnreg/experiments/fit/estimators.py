@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from datasets import Dataset, disable_progress_bars
 from numpy.typing import NDArray
 from scipy import special
@@ -100,8 +99,8 @@ class TextModel(BaseEstimator):
             longest = replace(self._kind, max_length=longest_input(self.network_, max_length, LONGEST))
             for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
-            size, accelerator = 16 if len(rows) < MANY else 32, Accelerator(cpu=self._device.type == "cpu")
-            bench = Bench(self.network_, self._kind, dataset, size, accelerator, seed, clock.paced)
+            size = 16 if len(rows) < MANY else 32
+            bench = Bench(self.network_, self._kind, dataset, size, self._device, seed, clock.paced)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             bench.longest = longest.max_length
             race = Race(bench, rows, clock, seed, folds)
@@ -223,7 +222,7 @@ class TextModel(BaseEstimator):
     def _load(self, model: str) -> None:
         """Load the pretrained model, and the kind of task that encodes its rows."""
         disable_progress_bars()
-        self._device = choose_device(self.device)  # and no accelerator, whose state cannot always be pickled
+        self._device = choose_device(self.device)
         self._pools, columns = False, COLUMNS[: len(self.columns_)]
         task = replace(TASKS["custom"], columns=columns, kind="regression", metrics=OF_NUMBERS)
         if self.answers_.classes is not None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -105,14 +104,14 @@ class Bench:
         kind: Kind,
         rows: Dataset,
         batch_size: int,
-        accelerator: Accelerator,
+        device: torch.device,
         seed: int,
         paced: Paced = iter,
     ) -> None:
-        self.model, self.kind, self.accelerator = model.to(accelerator.device), kind, accelerator
+        self.model, self.kind, self.device = model.to(device), kind, device
         self.texts, self.batch_size, self.seed = rows, batch_size, seed
         #: at most, per training; small batches gain little from many threads, which wait for each other
-        self.threads = torch.get_num_threads() if accelerator.device.type == "cpu" else 1
+        self.threads = torch.get_num_threads() if device.type == "cpu" else 1
         self._head_inputs(self.model, kind.encode(rows.select(range(2))))  # a first pass takes longer than others
         self.encoded = {0: self._read(kind, paced)}  #: by :attr:`Try.max_length`
         self.width = self.head.in_features
@@ -120,10 +119,7 @@ class Bench:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "accelerator": None, "texts": None}  # an accelerator cannot always be pickled
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, accelerator=Accelerator(cpu=True))  # other devices have one process
+        return {**vars(self), "texts": None}  # which are encoded already
 
     @property
     def latest(self) -> Encoded:
@@ -153,14 +149,14 @@ class Bench:
 
     def has_memory_for(self, candidate: Try) -> bool:
         """Whether a device has the memory for a step on the longest rows, cut at more tokens than usual."""
-        if not candidate.max_length or self.accelerator.device.type == "cpu":
+        if not candidate.max_length or self.device.type == "cpu":
             return True  # a system whose memory is full does not tell
         rows = self.encoded[candidate.max_length].rows
         longest = np.argsort(self.kind.lengths(rows))[-self.batch_size :]
         network = copy.deepcopy(self.model)
         self._set_precision(network)
         try:
-            batch = in_order(rows.select(longest), self.batch_size, self.kind, self.accelerator.device)[0]
+            batch = in_order(rows.select(longest), self.batch_size, self.kind, self.device)[0]
             FineTuning(network, adamw(network, 1e-5)).step(batch)
         except (RuntimeError, MemoryError):
             return False
@@ -193,12 +189,12 @@ class Bench:
         if candidate.is_probe:
             return network.eval()
         self._set_precision(network)
-        rows, began, device = encoded.rows.select(train), Clock.now(), self.accelerator.device
+        rows, began, device = encoded.rows.select(train), Clock.now(), self.device
         batches: TrainBatches | PairedBatches
         if candidate.contrasts:
             batches = PairedBatches(rows, labels, self.batch_size, self.kind, seed, device)
         else:
-            batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.accelerator)
+            batches = TrainBatches(rows, self.batch_size, self.kind, seed, self.device)
         optimizer, steps = adamw(network, candidate.learning_rate), candidate.epochs * len(batches)
         warmup = max(1, int(_WARMUP * steps))
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -234,7 +230,7 @@ class Bench:
 
     def logits(self, network: nn.Module, rows: Dataset) -> Logits:
         """Return the logits of encoded rows, ``(n, outputs)``."""
-        return logits_of(network, to_score(rows, _AHEAD, self.kind, self.accelerator.device), self.kind)
+        return logits_of(network, to_score(rows, _AHEAD, self.kind, self.device), self.kind)
 
     def measure(self) -> None:
         """Measure the seconds of a row in training, and choose the fastest number of threads and precision.
@@ -246,7 +242,7 @@ class Bench:
             seconds[threads] = self.seconds_with(threads, slowest=min(seconds.values()))
         self.seconds, fastest = min((measured, threads) for threads, measured in seconds.items())
         torch.set_num_threads(fastest)
-        if self.accelerator.device.type == "cpu" and times_float32(torch.bfloat16) > 2:
+        if self.device.type == "cpu" and times_float32(torch.bfloat16) > 2:
             return  # without instructions for bfloat16, a step would take minutes
         self.in_bfloat16 = True
         try:
@@ -278,9 +274,7 @@ class Bench:
     @functools.cached_property
     def _measured_batches(self) -> list[Batch]:
         """A few batches, without the first of an epoch, which has the longest texts."""
-        batches = list(
-            TrainBatches(self.encoded[0].rows, self.batch_size, self.kind, self.seed, self.accelerator).epoch(0)
-        )
+        batches = list(TrainBatches(self.encoded[0].rows, self.batch_size, self.kind, self.seed, self.device).epoch(0))
         step = max(1, len(batches) // _MEASURED)
         return batches[(step + 1) // 2 :: step] or batches
 
@@ -309,14 +303,14 @@ class Bench:
     def _set_precision(self, network: nn.Module) -> None:
         """Let a network compute in bfloat16, if that is faster, and return numbers in float32."""
         if self.in_bfloat16:
-            autocast = torch.autocast(self.accelerator.device.type, torch.bfloat16)
+            autocast = torch.autocast(self.device.type, torch.bfloat16)
             network.forward = convert_outputs_to_fp32(autocast(network.forward))
 
     def _head_inputs(
         self, network: nn.Module, rows: Dataset, paced: Paced = iter
     ) -> tuple[nn.Linear, torch.Tensor, NDArray[Any]]:
         """Return the head of a network, the states that the head reads of the rows, and the labels."""
-        sorted_rows = to_score(rows, _AHEAD, self.kind, self.accelerator.device)
+        sorted_rows = to_score(rows, _AHEAD, self.kind, self.device)
         head, states, labels = head_and_features(network, paced(sorted_rows.batches))
         positions = np.argsort(sorted_rows.order)
         return head, states[positions], labels.cpu().numpy()[positions]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -31,7 +30,17 @@ class TrainBatches:
     Several processes split a batch evenly. If its rows do not divide evenly, the first rows are repeated.
     """
 
-    def __init__(self, rows: Dataset, batch_size: int, kind: Kind, seed: int, accelerator: Accelerator) -> None:
+    def __init__(
+        self,
+        rows: Dataset,
+        batch_size: int,
+        kind: Kind,
+        seed: int,
+        device: torch.device,
+        *,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
         # Imported late: transformers' trainer modules also import peft, which takes two seconds.
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -46,7 +55,7 @@ class TrainBatches:
             collate_fn=_collate(kind, self._generator),
             generator=self._generator,
         )
-        self._accelerator = accelerator
+        self._device, self._rank, self._processes = device, rank, processes
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -54,13 +63,13 @@ class TrainBatches:
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch, except the first ``skip``."""
         self._generator.manual_seed(self._seed * 1_000_003 + epoch)
-        rank, processes = self._accelerator.process_index, self._accelerator.num_processes
+        rank, processes = self._rank, self._processes
         for number, batch in enumerate(self._loader):
             if number >= skip:
                 rows = rows_of(batch)
                 share = torch.arange(rank, math.ceil(rows / processes) * processes, processes) % rows
                 yield {
-                    name: (tensor if processes == 1 else tensor[share]).to(self._accelerator.device)
+                    name: (tensor if processes == 1 else tensor[share]).to(self._device)
                     for name, tensor in batch.items()
                 }
 

@@ -114,7 +114,11 @@ class Setup:
         is_held = epoch < self._held_until
         if is_held not in self._batches:
             rows, settings = self._rows_left if is_held else self.train_rows, self.settings
-            self._batches[is_held] = TrainBatches(rows, settings.batch_size, self.kind, settings.seed, self.accelerator)
+            here = self.accelerator
+            self._batches[is_held] = TrainBatches(
+                rows, settings.batch_size, self.kind, settings.seed, here.device,
+                rank=here.process_index, processes=here.num_processes,
+            )  # fmt: skip
         return self._batches[is_held]
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 import beside
 import numpy as np
-from accelerate import Accelerator
+import torch
 from scipy import special
 from sklearn.linear_model import LogisticRegression
 
@@ -128,7 +128,7 @@ def main() -> None:
         model.answers_, model.columns_ = rows.answers, [*rows.columns]
         model._load(str(options.model))
         given = model._dataset(rows.texts, rows.labels.tolist())
-        states = Bench(model.network_, model._kind, given, 16, Accelerator(cpu=True), 0).encoded[0].states
+        states = Bench(model.network_, model._kind, given, 16, torch.device("cpu"), 0).encoded[0].states
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             parts = options.probe, options.tuned
