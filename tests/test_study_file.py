@@ -308,7 +308,7 @@ def test_each_task_has_its_folder_and_one_model(tmp_path):
 
 
 def test_published_figures_stand_beside_the_measured_ones(tmp_path):
-    figures = {"plain": {"dev": 61.25, "test": 60}, "high": {"dev": 63.5}}
+    figures = {"finetune": {"dev": 61.25, "test": 60}, "high": {"dev": 63.5}}  # `plain` by its text
     tasks = [{"published": figures}, {"name": "b", "published": {"plain": {"dev": 50}}, "measured": "loss"}]
     path = file_of(tmp_path, seeds=2, first_seed=0, published="A paper, Table 1.", tasks=tasks)
     study = read_study(path, tmp_path / "out", {"epochs": 2})

@@ -241,9 +241,9 @@ def _study(content: Mapping[str, Any], folder: Path, notes: Sequence[str]) -> St
         scorings = _scorings([*content.get("score_on", []), *task.get("score_on", [])])
         of_paper = mapping(task.get("published"), "`published`")
         for name, by_data in of_paper.items():
-            named("published", name)
             for figure in mapping(by_data, f"`published`, {name}").values():
                 _check(type(figure) in (int, float), "published", "numbers by data, as in `dev: 71.2`", figure)
+        of_paper = {named("published", name).name: by_data for name, by_data in of_paper.items()}
         for name, options in _expanded(task, content["options"], f"task {number}"):
             if name in comparisons:
                 raise InputError(f"Two comparisons are called {name!r}: give one of them another `name`.")
