@@ -35,6 +35,16 @@ def test_labels_of_numpy_among_objects_are_saved(made):
     rows.content()
 
 
+@pytest.mark.parametrize(
+    "made", [list, pd.Series]
+)  # of objects, and of numpy's dates, whose `tolist` are whole numbers
+def test_dates_are_no_classes_since_a_saved_model_could_not_give_them(made):
+    labels = made([pd.Timestamp(year=2020 + number % 2, month=1, day=1) for number in range(12)])
+    with pytest.raises(InputError, match=r"texts or numbers, got .*2020-01-01.*: give their texts, `str\(label\)`"):
+        Rows.checked(texts(12), labels)
+    assert len(Rows.checked(texts(12), [*map(str, labels)])) == 12
+
+
 def test_as_many_folds_as_groups():
     rows = Rows.checked(texts(80), [number % 2 for number in range(80)], [f"author {n // 2 % 4}" for n in range(80)])
     for folds in rows.repeats(0):

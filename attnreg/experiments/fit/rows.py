@@ -145,6 +145,8 @@ def units_per_class(labels: Sequence[Any], units: Numbers) -> Counter[Any]:
 
 def _classes(labels: NDArray[Any], metric: str | None, units: Numbers, plural: str) -> tuple[Answers, Numbers]:
     """Return the classes and the class number of every label; raise if a class has too few units."""
+    if odd := [label for label in labels if not isinstance(label, (str, int, float, np.number, np.bool_))]:
+        raise InputError(f"Expected labels that are texts or numbers, got {odd[0]!r}: give their texts, `str(label)`.")
     amounts = [number_of(label) for label in labels.tolist()]
     are_numbers = None not in amounts
     fraction = next((amount for amount in amounts if amount is not None and amount % 1), None)
