@@ -45,6 +45,11 @@ def test_dates_are_no_classes_since_a_saved_model_could_not_give_them(made):
     assert len(Rows.checked(texts(12), [*map(str, labels)])) == 12
 
 
+def test_a_single_text_in_an_array_is_no_list():
+    with pytest.raises(InputError, match="Expected a list of texts or of pairs of texts, got a ndarray"):
+        Rows.checked(np.array("text"), ["x"])
+
+
 def test_as_many_folds_as_groups():
     rows = Rows.checked(texts(80), [number % 2 for number in range(80)], [f"author {n // 2 % 4}" for n in range(80)])
     for folds in rows.repeats(0):

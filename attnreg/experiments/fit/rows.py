@@ -41,7 +41,7 @@ def texts_in(data: Any) -> list[tuple[str, ...]]:
         InputError: if the rows are no texts, or differ in the number of texts.
     """
     values = data.to_numpy() if hasattr(data, "to_numpy") else data
-    if isinstance(values, str) or not hasattr(values, "__len__"):
+    if isinstance(values, str) or not np.iterable(values):
         raise InputError(f"Expected a list of texts or of pairs of texts, got a {type(data).__name__}.")
     rows = [(value,) if isinstance(value, str) else value for value in values]
     for number, row in enumerate(rows):
