@@ -50,6 +50,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def counted(number: object, noun: str) -> str:
+    """Return a number and its noun, which has an s unless the number is 1."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Join names by commas; of more than ``most``, say how many are left out."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

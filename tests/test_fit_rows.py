@@ -35,9 +35,8 @@ def test_labels_of_numpy_among_objects_are_saved(made):
     rows.content()
 
 
-@pytest.mark.parametrize(
-    "made", [list, pd.Series]
-)  # of objects, and of numpy's dates, whose `tolist` are whole numbers
+# Of objects, and of numpy's dates, whose `tolist` are whole numbers.
+@pytest.mark.parametrize("made", [list, pd.Series])
 def test_dates_are_no_classes_since_a_saved_model_could_not_give_them(made):
     labels = made([pd.Timestamp(year=2020 + number % 2, month=1, day=1) for number in range(12)])
     with pytest.raises(InputError, match=r"texts or numbers, got .*2020-01-01.*: give their texts, `str\(label\)`"):
@@ -95,6 +94,8 @@ def test_seed_and_length_may_be_numbers_of_numpy(tiny, tmp_path):
         attnreg.TextClassifier(tiny, budget="1s", folder=tmp_path, **each).fit(rows, [0, 1] * 8) for each in grid
     )
     assert fitted.predict(rows[:2]).shape == (2,)
+    with pytest.raises(InputError, match="Expected 1 text per row, got 2"):
+        fitted.predict([("a", "b")])
     fitted.save(tmp_path / "model")
     for wrong, says in {"seed": -1, "max_length": 2}.items():
         with pytest.raises(InputError, match=f"Expected `{wrong}` to be at least .*, got {says}"):

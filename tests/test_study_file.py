@@ -333,6 +333,10 @@ def test_a_dry_run_counts_the_runs_that_follow_a_search(cli, tmp_path):
     output = ran(cli("compare", "--study", path, "--dry-run")).output
     assert "high, final: 3 runs, once its search has finished" in output
     assert f"{3 + 2 + 3} runs in all." in output
+    path = file_of(tmp_path, tasks=[{}], methods={"low": "finetune"}, baseline="low", primary=None, seeds=1)
+    output = ran(cli("compare", "--study", path, "--dry-run")).output
+    assert "runs/mine/agreement: 1 run, 0 finished" in output
+    assert "1 run in all." in output
 
 
 def test_others_are_compared_with_the_best_rung(tmp_path):

@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attnreg.errors import InputError, StoppedError
+from attnreg.errors import InputError, StoppedError, counted
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.method import Method
 from attnreg.experiments.compare.planned import PlannedRun
@@ -45,7 +45,7 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
             if launcher == "commands":
                 if pending := in_turn(comparison.runs()):
                     count = commands(pending, threads, click.echo)
-                    progress = f"{count} runs to start, {len(pending) - count} running."
+                    progress = f"{counted(count, 'run')} to start, {len(pending) - count} running."
                     click.echo(f"{progress} Repeat this command when they have finished.", err=True)
                     continue
             elif (failure := _make_runs(comparison, jobs, threads, console)) is not None:
@@ -109,18 +109,19 @@ def describe(study: Study) -> None:
         done = [run for run in runs if run.finished]
         total += len(runs)
         times += [run.seconds for run in done]
-        say(console, f"{comparison.folder}: {len(runs)} runs, {len(done)} finished")
+        say(console, f"{comparison.folder}: {counted(len(runs), 'run')}, {len(done)} finished")
         for run in runs:
             say(console, f"  {run.method.name}, {run.role}, seed {run.seed}: {'finished' if run in done else 'to run'}")
         for method in comparison.methods:
             if comparison.chosen(method) is None:
                 total += comparison.seeds
-                say(console, f"  {method.name}, final: {comparison.seeds} runs, once its search has finished")
+                final = counted(comparison.seeds, "run")
+                say(console, f"  {method.name}, final: {final}, once its search has finished")
     estimate = ""
     if times:
         mean = fmean(times)
         estimate = f"; at {mean:.0f} s per run, {duration(mean * (total - len(times)))} of computing are left"
-    say(console, f"{total} runs in all{estimate}.")
+    say(console, f"{counted(total, 'run')} in all{estimate}.")
 
 
 class Board:

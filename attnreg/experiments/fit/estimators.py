@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from attnreg._files import replaced_folder
 from attnreg.arguments import whole_number
-from attnreg.errors import AttnRegWarning, InputError
+from attnreg.errors import AttnRegWarning, InputError, counted
 from attnreg.experiments.fit.answers import OF_NUMBERS, Answers
 from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.outcome import Outcome
@@ -129,7 +129,8 @@ class TextModel(BaseEstimator):
         if not texts:
             return np.empty((0, self.answers_.outputs))
         if len(texts[0]) != len(self.columns_):
-            raise InputError(f"Expected {len(self.columns_)} texts per row, got {len(texts[0])}.")
+            expected = counted(len(self.columns_), "text")
+            raise InputError(f"Expected {expected} per row, got {len(texts[0])}.")
         encoded = self._kind.encode(self._dataset(texts, [0] * len(texts)))
         return logits_of(self.network_, to_score(encoded, 64, self._kind, self._device), self._kind)
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import click
 
 from attnreg.arguments import LARGEST_WHOLE
-from attnreg.errors import InputError
+from attnreg.errors import InputError, counted
 from attnreg.experiments.options.files import checksum, checksum_if_there, code_of, is_built_in
 from attnreg.experiments.options.option import (
     EXCLUDES,
@@ -308,9 +308,8 @@ def scored_rows(options: Mapping[str, Any]) -> str:
 
 def too_few_rows(size: int, rows: int, flag: str | None) -> InputError:
     """Return the error that ``size`` of ``rows`` rows, the value of the option ``flag``, cannot be held out."""
-    plural = "s" * (size > 1)
     fewer = "" if flag is None else f": lower {flag}, for example to {max(1, rows // 5)}"
-    return InputError(f"Holding out {size} row{plural} needs at least {size + 1} training rows, got {rows}{fewer}.")
+    return InputError(f"Holding out {counted(size, 'row')} needs at least {size + 1} training rows, got {rows}{fewer}.")
 
 
 def data_name(task: str, data_dir: str | None) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attnreg.errors import counted
 from attnreg.experiments.compare.comparison import Comparison
 from attnreg.experiments.compare.contrast import Contrast, contrasts, verdict, warnings_of
 from attnreg.experiments.compare.group import Group, check_rows
@@ -133,7 +134,7 @@ def _command(comparison: Comparison) -> str:
 def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -> Iterator[str]:
     """Say which settings the methods share, in which they differ, and in which environment they ran."""
     differing = tables.not_common(groups)
-    texts = {"epochs": _count(baseline.config("epochs"), "epoch")}
+    texts = {"epochs": counted(baseline.config("epochs"), "epoch")}
     for name in ("model", "batch_size", "learning_rate", "max_length"):
         texts[name] = f"{name.replace('_', ' ')} {baseline.config(name) or 'of the task'}"
     texts["mixed_precision"] = baseline.config("mixed_precision") or "float32"
@@ -145,7 +146,7 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
     rows = (
         f"{_range(groups, 'rows')} training {_trained_on(baseline)}, {len(baseline.records[0])} {baseline.where} rows"
     )
-    yield f"{_count(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
+    yield f"{counted(len(baseline.runs), 'seed')}; {rows}; {common}. {scores}"
     if differing:
         names = ", ".join(name.replace("_", " ") for name in differing)
         yield f"The methods differ in {names}: see the options below."
@@ -160,8 +161,8 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
         if held_out := group.first["held_out"]:
             epochs = "first epoch" if held_out["epochs"] == 1 else f"first {held_out['epochs']} epochs"
             yield (
-                f"In its {epochs}, {group.name} held out {_count(held_out['rows'], 'training row')} for its reward, so "
-                "it trained on fewer rows, in another order."
+                f"In its {epochs}, {group.name} held out {counted(held_out['rows'], 'training row')} for its reward, "
+                "so it trained on fewer rows, in another order."
             )
     environments = {tuple(run.result["environment"].items()) for run in comparison.runs() if run.finished}
     described = ("; ".join(" ".join(map(str, pair)) for pair in environment) for environment in sorted(environments))
@@ -172,7 +173,7 @@ def _setting(comparison: Comparison, groups: Sequence[Group], baseline: Group) -
 def _stopped(group: Group) -> Iterator[str]:
     """Say when the runs of a method with ``--patience`` or ``--select best`` stopped, and which rows decided."""
     on_dev = group.config("stop_on") == "dev"
-    rows = "the dev rows" if on_dev else f"{_count(group.first['stopping']['rows'], 'row')} held out of train"
+    rows = "the dev rows" if on_dev else f"{counted(group.first['stopping']['rows'], 'row')} held out of train"
     last, returned = (f"{group.mean('stopping', f'{name}_epoch'):.1f}" for name in ("last", "returned"))
     yield (
         f"By the score on {rows}, {group.name} trained until epoch {last} of {group.config('epochs')} and returned the "
@@ -193,14 +194,14 @@ def _tries(comparison: Comparison, groups: Sequence[Group]) -> Iterator[Block]:
     for method in comparison.methods:
         if (winner := method.winner) is not None:
             yield Paragraph(
-                f"{method.name} is the winner of the search in {method.folder}: {_count(winner.trials, 'trial')} in "
-                f"{_count(winner.runs, 'run')} on {winner.task}, scored on {winner.rows} rows held out from train. "
+                f"{method.name} is the winner of the search in {method.folder}: {counted(winner.trials, 'trial')} in "
+                f"{counted(winner.runs, 'run')} on {winner.task}, scored on {winner.rows} rows held out from train. "
                 f"{bias}"
             )
     if (table := tables.tries(comparison)) is not None:
         yield Paragraph(
             f"Values in braces were selected by the mean score on {comparison.search_rows} rows held out from train, "
-            f"over {_count(comparison.search_seeds, 'separate seed')}. {bias}"
+            f"over {counted(comparison.search_seeds, 'separate seed')}. {bias}"
         )
         yield table
 
@@ -214,10 +215,6 @@ def _range(groups: Sequence[Group], name: str) -> str:
 def _trained_on(group: Group) -> str:
     """Return what batches consist of: rows or, if these may be long, windows of them."""
     return "windows" if kind_class(task_of(group.first["config"]).kind).has_windows else "rows"
-
-
-def _count(number: object, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _write_csv(comparison: Comparison) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from attnreg._files import write_text
-from attnreg.errors import InputError, UsageError
+from attnreg.errors import InputError, UsageError, counted
 from attnreg.experiments.compare.group import NOTHING_LEARNED, Group
 from attnreg.experiments.compare.make import Board, Launcher
 from attnreg.experiments.compare.method import OF_ALL, Method, Winner, typed_words
@@ -276,8 +276,8 @@ def _summary(search: Search, trials: Trials, ended: Sequence[PlannedRun]) -> str
     counts = ", ".join(f"{states.count(state)} {name}" for state, name in names.items() if state in states)
     minutes = sum(run.seconds for run in ended if run.finished) / 60
     most = f" of at most {search.runs}" * (len(ended) <= search.runs)  # which a search that goes on may lower
-    runs = f"{len(ended)} runs{most}"
-    return f"{len(states)} trials ({counts}) in {runs}. The runs took {minutes:.1f} min, one after another."
+    runs = f"{counted(len(ended), 'run')}{most}"
+    return f"{counted(len(states), 'trial')} ({counts}) in {runs}. The runs took {minutes:.1f} min, one after another."
 
 
 def _table(trials: Sequence[Trial]) -> Table:
