@@ -223,6 +223,11 @@ def test_a_plot_that_cannot_be_drawn_is_left_out(cli, tmp_path):
     assert "got 'own.Own'; pass your class" in result.stderr
 
 
+def test_tokens_may_be_dollar_signs(tmp_path):
+    plot_attention(bert(), EIGHT, ["$$", *"bcdefg$"], attnreg.DropKey(0.1), tmp_path / "attention.png")
+    assert (tmp_path / "attention.png").is_file()
+
+
 def test_attention_of_an_untrained_model_is_not_black(tmp_path, figures):
     plot_attention(bert(), EIGHT, list("abcdefgh"), attnreg.DropKey(0.1), tmp_path / "attention.png")
     axes = figures["attention"].axes[0]

@@ -42,6 +42,7 @@ def main(folder: Path, path: Path, names: tuple[str, ...]) -> None:
                     label = "planted key" if which == "watched" else "other keys"
                     one.plot(range(1, length + 1), moving_mean(mean, 5), color=color, lw=2.0, label=label)
                 one.set(ylim=(0, 1), xscale="log", title=f"layer {layer}" if not row else "")  # learning is early
+                one.xaxis.set_major_formatter("{x:g}")
                 one.set_ylabel(f"{title}\ndrop rate" if not layer else "")
                 one.set_xlabel("round" if row + 1 == len(methods) else "")
                 for begin, end in ((16, 64), *([(64, 256)] if length > 256 else []), (3 * length // 4, length)):
