@@ -82,5 +82,6 @@ def test_an_unfinished_run_is_not_evaluated(cli, tmp_path):
     assert_sentence(cli("recipe", "finetune", "--model", "out"), 1, "got out, the folder of a run: give out/model")
     assert_sentence(cli("evaluate", "out"), 1, "The run in out has not finished: continue it with --resume")
     assert_sentence(cli("evaluate", "nowhere"), 1, "Run folder nowhere not found")
+    assert_sentence(cli("evaluate", "."), 1, "Expected a run folder, got .: it has no config.json with a run's options")
     shutil.rmtree(tmp_path / "out" / "model")
     assert_sentence(cli("evaluate", "out"), 1, "No model in out/model")

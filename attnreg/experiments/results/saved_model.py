@@ -152,9 +152,9 @@ def _config(run: Path) -> dict[str, Any]:
         raise InputError(f"Run folder {run} not found.")
     if run.name == "model" and (run.parent / "config.json").is_file():
         raise InputError(f"{run} is the model of a run: give the run folder, {run.parent}.")
+    config = RunReader(run).config
     if not (run / "model" / "config.json").is_file():
         raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
-    config = RunReader(run).config
     try:
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
     except (ValueError, TypeError, KeyError) as error:
