@@ -21,6 +21,20 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # those of compilers are not ours
 ]
 B, H, N, D = 2, 4, 128, 64
+KERNEL = flex_attention
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernel():
+    """The compiled kernel is a name of this module, by which attnreg finds it; only a test imports the compiler."""
+    global KERNEL
+    KERNEL = torch.compile(flex_attention)
+
+
+@pytest.fixture(autouse=True)
+def uncompiled():
+    """Otherwise torch, after eight ways in which the kernel is called, would no longer compile it."""
+    torch._dynamo.reset()
 
 
 def dense(query, key, value, mask, valid):
@@ -34,10 +48,9 @@ class Kernel(torch.nn.Module):
     def __init__(self, *, causal):
         super().__init__()
         self.block_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, N, N) if causal else None
-        self.kernel = torch.compile(flex_attention)
 
     def forward(self, q, k, v):
-        return self.kernel(q, k, v, block_mask=self.block_mask)
+        return KERNEL(q, k, v, block_mask=self.block_mask)
 
 
 @NEEDS_FLEX
