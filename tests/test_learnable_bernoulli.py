@@ -189,3 +189,15 @@ def test_a_batch_without_labels_teaches_learnable_rates_nothing():
     method.step({"input_ids": ids, "labels": torch.full_like(ids, -100)})
     assert all(bool(each.isfinite().all()) for each in (*model.parameters(), *provider.parameters()))
     assert method.step({"input_ids": ids, "labels": ids}).loss.isfinite()
+
+
+def test_autocast_casts_weights_again_after_the_two_runs():
+    """Casts of theirs have no gradients in torch 2.9, and autocast around a step keeps them."""
+    model = bert()
+    provider = attnreg.LearnableBernoulli.for_model(model)
+    attnreg.attach(model, provider)
+    with torch.autocast("cpu", torch.bfloat16):
+        provider.attribute(model, TEXT)
+        nn.init.zeros_(model.classifier.weight)
+        nn.init.zeros_(model.classifier.bias)
+        assert not model(**TEXT).logits.any()

@@ -217,6 +217,7 @@ class LearnableBernoulli(LearnedRates):
             except BaseException:
                 self._draw = previous
                 raise
+        torch.clear_autocast_cache()  # torch 2.9 keeps casts of weights without gradients, under a Trainer's autocast
         self._draw = "training"
         self._estimate = torch.zeros_like(self.logits)
         gap = (losses[0] - losses[1]).nan_to_num(0.0, 0.0, 0.0)  # a batch without labels has no loss
