@@ -8,7 +8,8 @@ import evaluate
 import numpy as np
 import pytest
 
-from attnreg.experiments.tasks import METRICS
+from attnreg.experiments.tasks import METRICS, get_task
+from attnreg.experiments.tasks.kinds import kind_class
 from tests.helpers.light import COMPUTED
 
 
@@ -111,3 +112,13 @@ def test_f1_by_counting():
 )
 def test_metrics_by_hand(name, predictions, references, expected):
     assert score(name, predictions, references) == pytest.approx(expected)
+
+
+def test_metrics_need_no_folder_in_a_home(tmp_path, monkeypatch):
+    (tmp_path / "home").touch()  # nothing can be written below it
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", str(tmp_path / "home" / "cache"))
+    kind = kind_class("classification")(get_task("cola"))
+    assert kind.score([{"prediction": 1, "label": 1}, {"prediction": 0, "label": 0}]) == {
+        "matthews_correlation": 1,
+        "accuracy": 1,
+    }

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnreg.errors import InputError, listed
@@ -197,10 +198,12 @@ class Kind(ABC):
         from attnreg.experiments.tasks.metrics import METRICS  # late: it imports torch
 
         rows, scores = list(records), dict[str, float]()
-        for name in self.task.metrics:
-            predictions, references = self.compared(name, rows)
-            result = METRICS[name](keep_in_memory=True).compute(predictions=predictions, references=references)
-            scores |= {key: float(value) for key, value in result.items()}
+        with TemporaryDirectory() as folder:  # `evaluate` makes folders, by default in a home that may be read-only
+            for name in self.task.metrics:
+                predictions, references = self.compared(name, rows)
+                metric = METRICS[name](keep_in_memory=True, cache_dir=folder)
+                result = metric.compute(predictions=predictions, references=references)
+                scores |= {key: float(value) for key, value in result.items()}
         return scores
 
     def compared(self, metric: str, records: Sequence[Record]) -> tuple[list[Any], list[Any]]:
