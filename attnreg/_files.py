@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +23,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, advice: str) -> None:
+    """Refuse a folder that cannot be written to, before anything is computed for it."""
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"Cannot write to the folder {folder}: {advice}.")
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import pickle
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -140,6 +142,13 @@ def test_predict_says_which_other_column_it_read(fitted, cli, tmp_path):
     output = ran(cli("predict", fitted[0] / "out", tmp_path / "rows.jsonl")).output
     assert "Predictions of 2 rows, texts in text, saved to" in output
     assert "1 row: no text." in output
+
+
+def test_a_read_only_folder_is_refused_before_predictions(fitted, cli, tmp_path, monkeypatch):
+    write_csv(tmp_path / "rows.csv", [["text"], ["the boy"]])
+    monkeypatch.setattr(os, "access", lambda path, mode: (Path(path), mode) != (tmp_path, os.W_OK))  # root may do all
+    result = cli("predict", fitted[0] / "out", tmp_path / "rows.csv")
+    assert_sentence(result, 1, f"Cannot write to the folder {tmp_path}: choose another place with --output")
 
 
 def test_predict_takes_the_present_folder(fitted, cli, tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +47,7 @@ def test_report_files_and_evaluation_are_of_the_same_network(cli, tmp_path, opti
     assert written["metrics"]["loss"] == pytest.approx(returned["loss"], rel=1e-4)
 
 
-def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
+def test_evaluations_never_replace_those_of_other_data(cli, tmp_path, monkeypatch):
     ran(cli("recipe", "finetune", *SMALL, "--epochs", 1, "--output-dir", "out"))
     rows = load_data(get_task("agreement"))[1]["validation"].to_list()
     sizes = {"a/short": 20, "b/short": 30, "long": 40}
@@ -66,6 +68,12 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path):
     assert_sentence(result, 1, says)
     result = cli("evaluate", "out", "--data-dir", "long", "--name", "mine", "--metric", "accuracy")
     assert_sentence(result, 1, says)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "access", lambda path, mode: (Path(path).name, mode) != ("evaluations", os.W_OK)
+        )  # root may do all
+        says = "Cannot write to the folder out/evaluations: scores are saved there; copy the run elsewhere"
+        assert_sentence(cli("evaluate", "out"), 1, says)
     result = cli("evaluate", "out", "--name", "../mine")
     assert_sentence(result, 1, "Expected --name to be a file name, got '../mine'")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from attnreg._files import check_writable
 from attnreg.errors import InputError, UsageError
 from attnreg.experiments.options.option import GroupedCommand, option, together
 from attnreg.experiments.options.settings import DATA, DEVICE, OUTPUT, RUNNING, THREADS, TRAINING
@@ -88,6 +89,7 @@ def predict(model: Path, data: Path | None, text_columns: str | None, output: Pa
         raise UsageError(f"Expected --output to be a .csv or .jsonl file, got {output}.")
     if not output.parent.is_dir():
         raise InputError(f"There is no folder {output.parent} for {output.name}: make it.")
+    check_writable(output.parent, "choose another place with --output")
     for path in (model, data):
         if path is not None and output.resolve().is_relative_to(path.resolve()):
             raise InputError(f"{output} would change {path}: choose another place with --output.")

@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 from torch import nn
 
-from attnreg._files import write_text
+from attnreg._files import check_writable, write_text
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.folder.run_folder import RunReader
 from attnreg.experiments.options.files import checksum
@@ -72,6 +72,8 @@ class SavedModel:
         The split is ``"validation"`` (all validation sets of the task) or ``"test"``; ``name`` names the written
         file, without suffix; ``classes`` maps labels of the data to classes of the model.
         """
+        place = self.run / "evaluations"
+        check_writable(place if place.is_dir() else self.run, "scores are saved there; copy the run elsewhere")
         folder = self._folder
         if folder is not None and checksum(folder) == self._config.get("content", {}).get("data"):
             self._refuse_training_rows(self._task)
@@ -90,7 +92,7 @@ class SavedModel:
         evaluation: dict[str, Any] = {"task": task.name, "split": split, "data_dir": absolute(folder)}
         options = {option: value for option, value in self.options.items() if value is not None and option != "task"}
         evaluation |= {"max_length": kind.max_length, "renamed": dict(classes or {}), "options": options}
-        path = _file(self.run / "evaluations", evaluation, name, absolute(self._run_data))
+        path = _file(place, evaluation, name, absolute(self._run_data))
         arguments = {"data_dir": self.data_dir, "split": split, "max_length": self.max_length, "classes": classes}
         result = {
             **evaluation,
@@ -100,7 +102,7 @@ class SavedModel:
             "metrics": evaluate_all(model, sets, kind),
             "classes": kind.reading and dict(zip(self._classes, (task.labels[i] for i in kind.reading), strict=True)),
         }
-        path.parent.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)
         write_text(path, json.dumps(result, indent=2) + "\n")
         return path, result
 
