@@ -78,7 +78,9 @@ class A(attnreg.MaskProvider):
 @pytest.mark.parametrize(
     ("init", "answer", "says"),
     [
-        ("", "site.keep(self.q)", "bad.py, line 8, in forward: 'A' object has no attribute 'q'"),
+        ("", "site.keep(self.q)", "bad.py, line 8, in forward: AttributeError: 'A' object has no attribute 'q'"),
+        ("", "site.keep({}['p'])", "bad.py, line 8, in forward: KeyError: 'p'"),
+        ("def fail(self): assert False", "self.fail()", "bad.py, line 5, in fail: AssertionError"),
         ("", "site.keep(0.1)", "Expected A to return a Mask or None, got Tensor"),
         ("def __init__(self): self.q = 0.1", "site.keep(self.q)", r"Call `super\(\).__init__\(\)` first in A.__init__"),
     ],

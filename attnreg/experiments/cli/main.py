@@ -62,10 +62,11 @@ class _Commands(click.Group):
             raise
         except OSError as error:
             raise click.ClickException(f"Cannot read or write a file: {error}") from error
-        except (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:
             if (place := place_of(error)) is None:
                 raise
-            raise click.ClickException(f"{place}: {one_line(error)}") from error
+            message = f"{place}: {type(error).__name__}: {one_line(error)}".removesuffix(": ")
+            raise click.ClickException(message) from error
 
 
 def _show_warning(show_other: Any, message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
