@@ -36,6 +36,7 @@ from attnreg.experiments.compare.search.space import PLAIN, Space
 from attnreg.experiments.folder.history import rank
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.option import flag_of
+from attnreg.experiments.options.provider import make_provider
 from attnreg.experiments.results import document
 from attnreg.experiments.results.document import Block, Code, Heading, Paragraph, Table, say
 
@@ -142,8 +143,6 @@ class Search:
 
     def check(self, model: Any) -> None:
         """Check the space, the folder and the data; providers are built with extreme values for the task's model."""
-        from attnreg.regularizer.expressions import parse_provider  # late: it imports torch
-
         if self.runs < self.held_out.seeds:
             raise UsageError(f"Expected --runs of at least --seeds ({self.held_out.seeds}), got {self.runs}.")
         for flag in self.space.options:
@@ -155,7 +154,7 @@ class Search:
         for text in self.space.extremes():
             expression = self.held_out.runs(Method(text))[0].settings.own.get("provider")
             if expression is not None and model is not None:
-                parse_provider(expression, model, total_steps=1)
+                make_provider(expression, model, total_steps=1)
 
     @property
     def other_options(self) -> str | None:
