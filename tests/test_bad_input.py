@@ -127,6 +127,7 @@ BAD = [
             "provider: {}": "Unknown key 'provider' in the search space. Did you mean providers",
             "providers: [DropHead]": "Expected `providers` of the search space to map names to values",
             "providers: {DropHeads: {}}": "No provider is named 'DropHeads'.* Did you mean DropHead",
+            "providers: {DropHead(0.1): {}}": "Expected a provider's name in the search space, .*, got 'DropHead\\(0.1\\)'",
             "providers: {DropHead: {rate: 0.1..0.5}}": "Expected the arguments of DropHead",
             "providers: {DropHead: {p: 0.1..1.5}}": "Expected `p` to be a probability .*, got 1.5",
             "providers: {DropHead: {p: 0.5..0.1}}": "DropHead p in the search space as a range from low",

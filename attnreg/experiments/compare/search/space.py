@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError
 from attnreg.experiments.compare.yaml_file import check_switches, load_yaml, mapping
+from attnreg.experiments.options.files import CLASS_IN_FILE
 from attnreg.experiments.options.option import as_typed, flag_of
 from attnreg.experiments.runs.command import load_command
 
@@ -158,6 +159,9 @@ def read_space(text: str | None) -> Space:
         raise InputError(f"`{unused[0]}` of the search space is of `providers`, which it lacks: remove it.")
     providers: dict[str, dict[str, Values]] = {}
     for name, entry in entries.items():
+        if not re.fullmatch(rf"\w+|{CLASS_IN_FILE.pattern}", name):
+            text = "Expected a provider's name in the search space, as in `DropHead: {p: 0.1..0.5}`"
+            raise InputError(f"{text}, got {name!r}.")
         arguments = mapping(entry, f"{name} in the search space")
         arguments = {**arguments, "layers": arguments.get("layers", content.get("layers", list(LAYERS)))}
         providers[name] = {key: read_values(value, f"{name} {key}") for key, value in arguments.items()}
