@@ -3,12 +3,14 @@
 import bz2
 import gzip
 import json
+import math
 
 import datasets
 import pyarrow
 import pytest
 
 from attnreg.errors import InputError
+from attnreg.experiments.results.document import save_rows
 from attnreg.experiments.runs.command import load_command
 from attnreg.experiments.tasks import choose_task, get_task, load_data
 from attnreg.experiments.tasks.loading.reading import read_files
@@ -367,3 +369,8 @@ def test_columns_given_one_by_one():
     args = ["--task", "custom", "--data-dir", "data", "--text-columns", "a", "--text-columns", "b"]
     settings = load_command("finetune").settings(args)
     assert settings.text_columns == "a,b"
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path):
+    save_rows([{"n": math.nan, "all": [math.inf, 0.1]}], tmp_path / "rows.jsonl")
+    assert (tmp_path / "rows.jsonl").read_text() == '{"n": null, "all": [null, 0.1]}\n'

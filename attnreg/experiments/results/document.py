@@ -173,9 +173,8 @@ def with_predictions(row: Mapping[str, Any], predictions: Mapping[str, Any]) -> 
 
 def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows to a ``.jsonl`` or ``.csv`` file, with lists and objects as JSON; a missing value is empty."""
-    to_json = functools.partial(json.dumps, ensure_ascii=False, default=str)
     if path.suffix == ".jsonl":
-        write_text(path, "".join(to_json(row) + "\n" for row in rows))
+        write_text(path, "".join(_to_json(row) + "\n" for row in rows))
         return
     ends_lines = any(isinstance(value, str) and "\r" in value for row in rows for value in row.values())
     quoting: Any = csv.QUOTE_ALL if ends_lines else csv.QUOTE_MINIMAL  # which does not quote a lone carriage return
@@ -183,8 +182,14 @@ def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     writer.writerow(columns := list(dict.fromkeys(name for row in rows for name in row)))
     for row in rows:
         values = [row.get(name) for name in columns]
-        writer.writerow([to_json(value) if isinstance(value, (list, dict)) else value for value in values])
+        writer.writerow([_to_json(value) if isinstance(value, (list, dict)) else value for value in values])
     write_text(path, text.getvalue())
+
+
+def _to_json(value: object) -> str:
+    """Return a value as JSON, which has no NaN and no infinite numbers: they are null."""
+    text = functools.partial(json.dumps, ensure_ascii=False, default=str)
+    return text(json.loads(text(value), parse_constant=lambda name: None))
 
 
 def _anchor(heading: str) -> str:
