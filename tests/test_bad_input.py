@@ -99,6 +99,8 @@ BAD = [
     bad("compare", "finetune", "--baseline", "ad-drop", code=2, says="Expected --baseline to be one of the methods"),
     bad("compare", "finetune", "finetune", code=2, says="Expected every method once"),
     bad("compare", "a=finetune", "a=ad-drop", code=2, says="Expected every method once, got 'a=finetune' and 'a=ad-drop'"),
+    bad("compare", "A|b=finetune", code=2, says="Expected a name of letters, digits, _ and single dashes before =, got 'A|b'"),
+    bad("compare", "a--b=ad-drop --p 0.3", code=2, says="Expected a name of letters, .*, got 'a--b'"),
     bad("compare", "finetune", "finetune=ad-drop", code=2, says="Expected every method once, got 'finetune' and 'finetune=ad-drop'"),
     bad("compare", "finetune", "search=ad-drop", code=2, says="A comparison has a folder search: choose another name than in 'search=ad-drop'"),
     bad("compare", "finetune", "--first-seed", 2**31 - 1, "--seeds", 2, code=2, says="Expected seeds of at most 2147483647, got 2147483647 to 2147483648"),

@@ -199,7 +199,6 @@ def test_what_is_a_name_and_what_is_not(tmp_path, monkeypatch):
         ("very-high=ad-drop --p=0.3", "very-high", "ad-drop --p=0.3", "very-high"),
         ("ad-drop --p=0.3", "ad-drop --p=0.3", "ad-drop --p=0.3", "ad-drop--p=0.3"),
         ("ad-drop --p 0.3", "ad-drop --p 0.3", "ad-drop --p 0.3", "ad-drop--p0.3"),
-        ("a--b=finetune", "a--b=finetune", "a--b=finetune", "a--b=finetune"),
         ("a=b.py", "a=b.py", "a=b.py", "a=b.py"),  # a recipe of one's own
     ):
         method = Method.parse(typed)

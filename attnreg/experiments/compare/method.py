@@ -81,6 +81,9 @@ class Method:
             raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
         named = _ALIAS.match(typed)
         if named is None or Path(typed.split()[0]).is_file():  # a recipe in a file with such a name
+            name, sign, _ = typed.partition("=")
+            if sign and not re.search(r"\s-", name) and not Path(typed.split()[0]).is_file():
+                raise UsageError(f"Expected a name of letters, digits, _ and single dashes before =, got {name!r}.")
             return cls(typed)
         alias, text = named[1], typed[named.end() :]
         if alias in _FOLDERS:
