@@ -243,7 +243,7 @@ def write_report(search: Search, trials: Trials, command: Sequence[str]) -> list
     folder = held_out.folder
     winner.write(folder)
     ranked = sorted(trials.all, key=lambda trial: -rank(trial.mean) if trial.state == "complete" else math.inf)
-    metric = str(run.reader.result["metric"])
+    metric = str(run.reader.result["metric"]).replace("_", " ")
     compare = shlex.join(["attnreg", "compare", "finetune", f"best=@{folder}", *typed_words(held_out.options)])
     too_high = "The best mean of many is too high by chance. Compare the winner on dev, with other seeds:"
     advice: list[Block] = [Paragraph(NOTHING)] if winner.method == PLAIN else [Paragraph(too_high), Code(compare)]
