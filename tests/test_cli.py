@@ -168,6 +168,13 @@ def test_a_cell_of_a_report_shows_its_text_as_it_is(text):
     assert [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page)] == [text, "<0.1"]
 
 
+def test_a_line_break_in_a_cell_does_not_end_its_row():
+    assert markdown([Table(["a\nb", "x"], [["c\r\nd", "1"]])], Path()).splitlines()[::2] == [
+        "| a b | x |",
+        "| c d | 1 |",
+    ]
+
+
 def test_a_written_table_has_few_signs_more_than_the_cells():
     blocks = [Heading("A"), Table(["m", "x"], [["a|b_c", "[<0.1, 1]"]])]
     assert markdown(blocks, Path()) == "# A\n\n| m | x |\n| --- | ---: |\n| a\\|b_c | [<0.1, 1] |\n"

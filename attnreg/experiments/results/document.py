@@ -101,7 +101,8 @@ def markdown(blocks: Sequence[Block], folder: Path) -> str:
                 parts.append(f"```\n{block}\n```")
             case Table():
                 rule = ["---" if column in block.texts else "---:" for column in range(len(block.header))]
-                cells = [[_MARKS.sub(r"\\\g<0>", cell) for cell in row] for row in (block.header, *block.rows)]
+                lines = [[" ".join(cell.splitlines()) for cell in row] for row in (block.header, *block.rows)]
+                cells = [[_MARKS.sub(r"\\\g<0>", line) for line in row] for row in lines]
                 rows = [cells[0], rule, *cells[1:]]
                 parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
             case Picture():
