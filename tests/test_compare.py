@@ -199,6 +199,7 @@ def test_what_is_a_name_and_what_is_not(tmp_path, monkeypatch):
         ("very-high=ad-drop --p=0.3", "very-high", "ad-drop --p=0.3", "very-high"),
         ("ad-drop --p=0.3", "ad-drop --p=0.3", "ad-drop --p=0.3", "ad-drop--p=0.3"),
         ("ad-drop --p 0.3", "ad-drop --p 0.3", "ad-drop --p 0.3", "ad-drop--p0.3"),
+        ("ünï=ad-drop", "ünï", "ad-drop", "ünï"),
         ("a=b.py", "a=b.py", "a=b.py", "a=b.py"),  # a recipe of one's own
     ):
         method = Method.parse(typed)

@@ -26,7 +26,8 @@ OF_ALL = {  # options that cannot be of a single method
 }
 WINNER = "winner.json"
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_NAME = r"[A-Za-z0-9]\w*(?:-\w+)*"
+_NAME = r"[^\W_]\w*(?:-\w+)*"
+_NAMED = "Expected words of letters and digits, with dashes between, as a name"
 _ALIAS = re.compile(rf"({_NAME})=(?=\S)")
 _FOLDERS = ("search", "plots")  # of a comparison, besides the folders of methods
 
@@ -83,7 +84,7 @@ class Method:
         if named is None or Path(typed.split()[0]).is_file():  # a recipe in a file with such a name
             name, sign, _ = typed.partition("=")
             if sign and not re.search(r"\s-", name) and not Path(typed.split()[0]).is_file():
-                raise UsageError(f"Expected a name of letters, digits, _ and single dashes before =, got {name!r}.")
+                raise UsageError(f"{_NAMED}, got {name!r}.")
             return cls(typed)
         alias, text = named[1], typed[named.end() :]
         if alias in _FOLDERS:
@@ -170,7 +171,7 @@ def texts_of(methods: Any) -> list[str]:
     """Return the methods of a study file, a list or a mapping of names, as typed; an empty list of anything else."""
     if isinstance(methods, dict):
         if bad := [name for name, text in methods.items() if name != text and not re.fullmatch(_NAME, str(name))]:
-            raise UsageError(f"Expected words of letters and digits, with dashes between, as a name, got {bad[0]!r}.")
+            raise UsageError(f"{_NAMED}, got {bad[0]!r}.")
         return [str(text) if name == text else f"{name}={text}" for name, text in methods.items()]
     return [str(text) for text in methods] if isinstance(methods, list) else []
 
