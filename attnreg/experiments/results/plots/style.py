@@ -62,10 +62,8 @@ def picture(
 
     The lines of a grid are behind all others. A published figure is also saved as PDF and SVG.
     """
-    with (
-        rc_context({"legend.frameon": False, "lines.linewidth": 1.6, "svg.hashsalt": path.stem}),
-        rc_context({"text.parse_math": False}),  # tokens and names may have dollar signs
-    ):
+    style: dict[str, Any] = {"legend.frameon": False, "lines.linewidth": 1.6, "svg.hashsalt": path.stem}
+    with rc_context({**style, "text.parse_math": False}):  # tokens and names may have dollar signs
         figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
