@@ -176,7 +176,7 @@ class Report:
         return [
             Heading("Rows that it is most wrong about"),
             Paragraph("They were predicted by networks that had not seen them. Look for wrong labels here."),
-            Table(["row", "text", "label", "predicted", last], rows, texts=(1,)),
+            Table(["row", "text", "label", "predicted", last], rows, texts=(1, 2, 3) if self.names else (1,)),
         ]
 
     def _calibration(self) -> list[Block]:
