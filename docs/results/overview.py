@@ -14,6 +14,7 @@ from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import quote
 
 from published import FOLDER, SHORT, FloatArray, Row, comparisons, paired, settings, table, write
 from scipy import stats
@@ -101,7 +102,7 @@ def all_table(rows: Sequence[Row]) -> str:
     texts = [summary(rows)]
     for (setting, study), found in cells.items():
         page = f"../{study}/{'study.yaml' if study.startswith('contributed/') else 'README.md'}"
-        texts += [f"**{setting}** ([{study}]({page})):", markdown(heads, 2, found)]
+        texts += [f"**{setting}** ([{study}]({quote(page)})):", markdown(heads, 2, found)]
     return "\n\n".join(texts)
 
 
