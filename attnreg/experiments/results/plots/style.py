@@ -62,8 +62,14 @@ def picture(
 
     The lines of a grid are behind all others. A published figure is also saved as PDF and SVG.
     """
-    style: dict[str, Any] = {"legend.frameon": False, "lines.linewidth": 1.6, "svg.hashsalt": path.stem}
-    with rc_context({**style, "text.parse_math": False}):  # tokens and names may have dollar signs
+    with rc_context(
+        {
+            "legend.frameon": False,
+            "lines.linewidth": 1.6,
+            "svg.hashsalt": path.stem,
+            "text.parse_math": False,  # tokens and names may have dollar signs
+        }
+    ):
         figure = Figure(figsize=(width, height), layout="constrained")  # pyplot would keep global state
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
