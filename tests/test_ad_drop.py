@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import attnreg
-from attnreg.errors import AttnRegWarning, InputError
-from attnreg.regularizers import attribution
+from attnreg.errors import InputError
 from attnreg.training import FineTuning, adamw
 from tests.helpers.formulas import slow_region
 from tests.helpers.regularizers import Watch
@@ -153,37 +152,15 @@ def test_only_the_layers_asked_for():
     assert list(inner.attributions) == ["encoder.1"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("ratio", "says"), [(1.5, 1), (1.1, 0), (0.5, 0)])
-def test_a_first_pass_that_is_slower_in_half_precision_is_said_once(dtype, ratio, says, monkeypatch):
-    monkeypatch.setattr(attribution, "times_float32", lambda dtype: ratio)
-    attribution.warn_if_slower.cache_clear()
-    model, provider = bert(), attnreg.AttributionProvider(first_pass_dtype=dtype)
-    with attnreg.attach(model, provider), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            provider.attribute(model, BATCH)
-    attribution.warn_if_slower.cache_clear()
-    sentence = f"`first_pass_dtype='{dtype}'` makes AD-DROP slower here: on this CPU, a matrix product takes 1.5 times"
-    assert [issubclass(each.category, AttnRegWarning) for each in caught] == [True] * says
-    assert all(str(each.message).startswith(sentence) for each in caught)
-    assert all(each.filename == __file__ for each in caught)
-
-
-def test_a_cpu_is_asked_how_fast_half_precision_is_only_where_it_matters(monkeypatch):
-    monkeypatch.setattr(attribution, "times_float32", lambda dtype: pytest.fail("asked"))
-    attribution.warn_if_slower.cache_clear()
-    for options, parameters in (({}, torch.float32), ({"first_pass_dtype": "bfloat16"}, torch.bfloat16)):
-        model, provider = bert().to(parameters), attnreg.AttributionProvider(**options)
+def test_a_first_pass_in_half_precision_attributes_nearly_the_same():
+    found = []
+    for dtype in (None, "bfloat16", "float16"):
+        provider, model = attnreg.AttributionProvider(first_pass_dtype=dtype), bert()
         with attnreg.attach(model, provider):
             provider.attribute(model, BATCH)
-
-
-def test_the_probe_of_half_precision_draws_nothing():
-    state = torch.get_rng_state()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert attribution.times_float32(torch.bfloat16) > 0
-    assert torch.equal(torch.get_rng_state(), state)
+            found.append(provider.attributions["encoder.0"])
+    for rough in found[1:]:
+        assert 0 < (rough - found[0]).norm() < 0.05 * found[0].norm()
 
 
 @pytest.mark.parametrize(("every", "offset"), [(2, 1), (2, 0), (3, 2), (1, 0)])

@@ -203,3 +203,10 @@ def test_a_first_pass_which_takes_longer_is_not_measured(tiny, monkeypatch):
     monkeypatch.setattr(Bench, "_head_inputs", watched)
     tiny_bench(tiny)
     assert sizes == [2, 120]
+
+
+def test_the_probe_of_half_precision_draws_nothing():
+    state = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tries.times_float32(torch.bfloat16) > 0
+    assert torch.equal(torch.get_rng_state(), state)

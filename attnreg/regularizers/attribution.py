@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import timeit
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -14,7 +11,6 @@ from typing_extensions import override
 
 from attnreg.arguments import Count, Probability, one_of, probability, whole_number
 from attnreg.attribution import Attributions, Target
-from attnreg.errors import AttnRegWarning
 from attnreg.functional.region import Region
 from attnreg.masks import Mask
 from attnreg.regularizer.providers import MaskProvider
@@ -128,8 +124,6 @@ class AttributionProvider(TwoPasses, MaskProvider):
         if self.method == "random":
             return
         dtype = None if self.first_pass_dtype is None else getattr(torch, self.first_pass_dtype)
-        if dtype is not None and (weight := next(model.parameters())).is_cpu and weight.dtype == torch.float32:
-            warn_if_slower(dtype)
         training = self.first_pass == "train"
         self.attributions = self._explain(
             model, batch, method=self.method, steps=self.steps, training=training, dtype=dtype
@@ -158,24 +152,3 @@ class AttributionProvider(TwoPasses, MaskProvider):
         # Computed in every call: selective checkpointing must meet the same operations again.
         region = self.attributions.region(site.label, site.valid, self.p, self.region)
         return Mask(scores=region <= site.keep(self.q))  # keep | ~region, in one operation
-
-
-@functools.cache
-def warn_if_slower(dtype: torch.dtype) -> None:
-    """Warn once per process if matrix products in ``dtype``, for the first pass, are slower on this CPU."""
-    if (ratio := times_float32(dtype)) > 1.2:  # some CPUs have no instructions for it
-        name = str(dtype).removeprefix("torch.")
-        warnings.warn(
-            f"`first_pass_dtype={name!r}` makes AD-DROP slower here: on this CPU, a matrix product takes {ratio:.1f} "
-            f"times as long in {name} as in float32. Leave `first_pass_dtype` out.",
-            AttnRegWarning,
-            stacklevel=3,
-        )
-
-
-def times_float32(dtype: torch.dtype) -> float:
-    """Return the time of a matrix product in ``dtype`` on this CPU, over its time in float32: the best of six."""
-    with torch.autocast("cpu", enabled=False):
-        matrices = (torch.ones(256, 256, dtype=kind, device="cpu") for kind in (dtype, torch.float32))
-        seconds, baseline = (min(timeit.repeat("x @ x", number=1, repeat=6, globals={"x": x})) for x in matrices)
-    return seconds / baseline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import timeit
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,6 @@ from attnreg.experiments.setup.rows import MUCH
 from attnreg.experiments.tasks.kinds.kind import Kind
 from attnreg.experiments.tasks.models.linear_head import head_and_features, put_into_head
 from attnreg.injection import CoverageWarning, draws_repeated
-from attnreg.regularizers.attribution import times_float32
 from attnreg.training import FineTuning, RDropLoss
 from attnreg.training.cross_entropy import CrossEntropy, balanced_weights
 from attnreg.training.method import Batch
@@ -344,3 +344,11 @@ def logits_of(network: nn.Module, rows: Labelled, kind: Kind) -> Logits:
     """Return the logits of rows, ``(n, outputs)``."""
     records = predict(network, rows, kind).records
     return np.array([record["logits"] if kind.has_classes else [record["prediction"]] for record in records])
+
+
+def times_float32(dtype: torch.dtype) -> float:
+    """Return the time of a matrix product in ``dtype`` on this CPU, over its time in float32: the best of six."""
+    with torch.autocast("cpu", enabled=False):
+        matrices = (torch.ones(256, 256, dtype=kind, device="cpu") for kind in (dtype, torch.float32))
+        seconds, baseline = (min(timeit.repeat("x @ x", number=1, repeat=6, globals={"x": x})) for x in matrices)
+    return seconds / baseline
