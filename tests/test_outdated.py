@@ -79,7 +79,7 @@ def test_what_has_changed_is_refused_and_kept(files, cli, monkeypatch, what):
     if what == "attnreg's version":
         monkeypatch.setattr(content, "__version__", "99")
     folder = next(f"study/{each.slug}" for each in whole.methods if each.text == method)
-    says = f"Since the run in {folder}/seed0 was started, {what} changed: choose another"
+    says = f"Since the run in {folder}/seed0 was started, {what} changed: remove this folder, or choose another"
     assert_sentence(cli(*command), 1, re.escape(says))
     assert all(run.finished for run in whole.runs())
 
@@ -98,7 +98,7 @@ def test_a_run_is_not_resumed_on_other_data_or_with_another_recipe(files, cli):
     ran(cli(*args, "--resume"))
     edit("mine.py", "q=0.2", "q=0.3")
     edit("data/train.jsonl", '"label": 1', '"label": 0')
-    says = "Since the run in out was started, the recipe's file and the data changed: choose another --output-dir"
+    says = "Since the run in out was started, the recipe's file and the data changed: remove this folder, or"
     assert_sentence(cli(*args, "--resume"), 1, says)
 
 

@@ -241,7 +241,7 @@ def test_another_search_goes_to_another_folder(search, runs, tmp_path):
     assert not (tmp_path / "found-4").exists()
     config = runs.made[0].folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attnreg": "0.0.1"}))
-    refused("attnreg's version changed: choose another --output-dir", "--stratified")
+    refused("attnreg's version changed: remove this folder, or choose another --output-dir", "--stratified")
     with locked(runs.made[0].folder.parents[2], "busy"):
         refused("Another search is writing to found: wait for", "--stratified")
 

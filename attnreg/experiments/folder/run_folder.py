@@ -355,4 +355,5 @@ def check_same(folder: Path, settings: Settings) -> None:
         advice = f"repeat it with {options}, or choose another --output-dir"
         raise InputError(f"The run in {folder} was started with other options: {advice}.")
     if changes := " and ".join(changed(settings.content(), config)):
-        raise InputError(f"Since the run in {folder} was started, {changes} changed: choose another --output-dir.")
+        advice = "remove this folder, or choose another --output-dir"
+        raise InputError(f"Since the run in {folder} was started, {changes} changed: {advice}.")
