@@ -9,13 +9,7 @@ import torch
 from scipy import stats
 
 from attnreg.errors import InputError
-from attnreg.experiments.compare.statistics import (
-    detectable,
-    holm,
-    mean_over_tasks,
-    paired_difference,
-    power,
-)
+from attnreg.experiments.compare.statistics import detectable, holm, mean_over_tasks, paired_difference, power
 from attnreg.experiments.fit.answers import OF_CLASSES, score_of
 from attnreg.experiments.tasks import metrics
 

@@ -12,16 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import attnreg
 from tests.helpers.cases import MODELS, output, pairs, refusal, shown_attentions
-from tests.helpers.passes import (
-    Recorder,
-    Traces,
-    checkpointed,
-    models,
-    run,
-    same,
-    under_both_kernels,
-    without_dropout,
-)
+from tests.helpers.passes import Recorder, Traces, checkpointed, models, run, same, under_both_kernels, without_dropout
 from tests.helpers.provider_cases import PROVIDERS
 
 rows = pytest.mark.parametrize(("case", "provider_case"), pairs(), ids=lambda x: str(x))

@@ -244,11 +244,7 @@ def test_the_command(cli, tmp_path):
     done = cli("doctor", tmp_path / "sound")
     assert done.exit_code == 1
     assert FAULTS["numpy"][1][0] in done.output
-    assert_sentence(
-        cli("doctor", tmp_path / "other"),
-        1,
-        "No model .*other: there is no such folder",
-    )
+    assert_sentence(cli("doctor", tmp_path / "other"), 1, "No model .*other: there is no such folder")
     (tmp_path / "run" / "model").mkdir(parents=True)
     assert_sentence(
         cli("doctor", tmp_path / "run"), 1, "Expected MODEL to be .* got .*run, the folder of a run: give .*run.model"

@@ -83,10 +83,7 @@ USUAL = ("dropped key", "nothing leaks", "no trace")
 
 @pytest.mark.parametrize(
     ("form", "check"),
-    sample(
-        itertools.product(FORMS, [*CHECKS, "no trace"]),
-        lambda form, check: check in USUAL or form in FORMS[:2],
-    ),
+    sample(itertools.product(FORMS, [*CHECKS, "no trace"]), lambda form, check: check in USUAL or form in FORMS[:2]),
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_it_is_right(form, check):

@@ -345,10 +345,7 @@ def test_columns_are_asked_for(header, options, says, cli, tiny, tmp_path, rows)
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [
-        (["--budget", "soon"], "Expected a budget such as 15m"),
-        (["--model", "nowhere"], "No model nowhere"),
-    ],
+    [(["--budget", "soon"], "Expected a budget such as 15m"), (["--model", "nowhere"], "No model nowhere")],
 )
 def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_path, rows):
     lines = [json.dumps({"text": text, "label": label}) for text, label in zip(*rows, strict=True)]

@@ -13,14 +13,7 @@ import attnreg
 from attnreg.errors import InputError
 from attnreg.experiments.fit import race
 from attnreg.experiments.fit.answers import Answers, score_of
-from attnreg.experiments.fit.choice import (
-    bias_corrected,
-    certain_decay,
-    chosen_of,
-    decay_of,
-    temperature_of,
-    widened,
-)
+from attnreg.experiments.fit.choice import bias_corrected, certain_decay, chosen_of, decay_of, temperature_of, widened
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows

@@ -107,10 +107,7 @@ def test_what_is_not_said_is_as_on_the_command_line(tmp_path):
             {"tasks": [{"folds": 3, "validation_rows": 8}]},
             "--folds and --validation-rows both say which rows of train the methods are scored on",
         ),
-        (
-            {"score_on": [{"classes": {False: "bad"}}]},
-            "Expected `classes` to be words, no and yes in quotes, got",
-        ),
+        ({"score_on": [{"classes": {False: "bad"}}]}, "Expected `classes` to be words, no and yes in quotes, got"),
         (
             {"methods": {"a b": "finetune"}, "baseline": None, "primary": None},
             "with dashes between, as a name, got 'a b'",

@@ -193,10 +193,7 @@ ARGUMENTS = {
     ],
     "AttackerDefender": [
         MethodCase(FineTuning, {"rounds": Rounds(2), **options}, sure, reward_rows, game, variant)
-        for options, sure, variant in (
-            ({}, SURE, ""),
-            ({"credit": Reinforce(per="sample")}, None, "sample"),
-        )
+        for options, sure, variant in (({}, SURE, ""), ({"credit": Reinforce(per="sample")}, None, "sample"))
     ],
 }
 

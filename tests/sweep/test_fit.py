@@ -17,10 +17,7 @@ from tests.sweep.zoo import WARNINGS, configuration
 
 pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, WARNINGS)]
 
-NOT_BUILT = {
-    "layoutlmv2": "it needs detectron2",
-    "reformer": "it has an embedding for texts of exactly one length",
-}
+NOT_BUILT = {"layoutlmv2": "it needs detectron2", "reformer": "it has an embedding for texts of exactly one length"}
 WITHOUT_AD_DROP = {"diffllama", "fnet", "mra", "perceiver", "yoso"}  # no attention that can be masked, or in parts
 REFUSED = {"eurobert": "has no linear head that reads one state per row"}
 
