@@ -13,25 +13,6 @@ from attnreg.injection.attachment import handles
 from tests.helpers.models import small
 
 
-def test_a_copy_of_a_part_is_plain():
-    model = small()
-    handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
-    block = copy.deepcopy(model.encoder.layer[1])
-    assert not attnreg.is_attached(block)
-    x = torch.randn(2, 5, 16)
-    with handle.disabled():
-        expected = model.encoder.layer[1](x)
-    assert torch.equal(block(x), expected)
-    assert not any(held is handle.provider or isinstance(held, nn.Module) for held in vars(block).values())
-    encoder = copy.deepcopy(model.encoder)
-    with handle.disabled():
-        assert torch.equal(encoder(x)[0], model.encoder(x)[0])
-    handle.detach()
-    assert torch.equal(block(x), expected)
-    with attnreg.attach(copy.deepcopy(model), attnreg.AttentionLayerDrop(1.0)) as other:
-        assert len(other.sites) == 3
-
-
 def saved(model):
     file = io.BytesIO()
     torch.save(model, file)
@@ -43,17 +24,23 @@ def pickled(value):
     return pickle.loads(pickle.dumps(value))
 
 
-@pytest.mark.parametrize("again", [pickled, saved])
-def test_a_pickled_part_is_plain(again):
+@pytest.mark.parametrize("again", [copy.deepcopy, pickled, saved])
+def test_a_copy_of_a_part_is_plain(again):
     model, x = small(), torch.randn(2, 5, 16)
     of_plain = len(pickle.dumps(model.encoder.layer[1]))
     handle = attnreg.attach(model, attnreg.AttentionLayerDrop(1.0) & attnreg.HiddenDropout(0.5))
+    block, encoder = again(model.encoder.layer[1]), again(model.encoder)
+    assert not attnreg.is_attached(block)
     with handle.disabled():
         expected = model.encoder.layer[1](x)
-    block = again(model.encoder.layer[1])
-    assert not attnreg.is_attached(block)
+        assert torch.equal(encoder(x)[0], model.encoder(x)[0])
     assert torch.equal(block(x), expected)
+    assert not any(held is handle.provider or isinstance(held, nn.Module) for held in vars(block).values())
     assert len(pickle.dumps(model.encoder.layer[1])) < 1.2 * of_plain
+    handle.detach()
+    assert torch.equal(block(x), expected)
+    with attnreg.attach(copy.deepcopy(model), attnreg.AttentionLayerDrop(1.0)) as other:
+        assert len(other.sites) == 3
 
 
 class Holder(nn.Module):
