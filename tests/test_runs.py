@@ -82,17 +82,6 @@ def test_the_kept_model_is_the_last_epochs_and_loads_plainly(finished, recipe):
         attnreg.Regularizer.from_pretrained(run / "provider")
 
 
-@recipes("ad-drop")
-def test_same_seed_same_numbers_and_another_seed_others(finished, recipe, cli, tmp_path):
-    run = finished[0] / recipe
-    for seed in (0, 1):
-        args = ["recipe", recipe, *SMALL, *RECIPES[recipe], "--seed", seed, "--output-dir", f"again{seed}"]
-        assert cli(*args).exit_code == 0
-    for name in ("metrics.jsonl", "telemetry.jsonl"):
-        assert read_lines(run / name) == read_lines(tmp_path / "again0" / name)
-    assert read_lines(run / "metrics.jsonl") != read_lines(tmp_path / "again1" / "metrics.jsonl")
-
-
 def checkpoint_of(run):
     state = read_state(run / "checkpoints")
     state["history"] = {name: value for name, value in state["history"].items() if name not in MEASURED}
