@@ -1,5 +1,6 @@
 """Fixtures: the command line in this process and in one of its own; real data where it is."""
 
+import copy
 import gc
 import os
 import subprocess
@@ -80,6 +81,20 @@ def tiny(tmp_path_factory):
     for each in load_model(get_task("agreement")):
         each.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def made_bench(tiny):
+    """A bench of a fit with a tiny model, to be copied."""
+    from tests.helpers.bench import tiny_bench
+
+    return tiny_bench(tiny)
+
+
+@pytest.fixture
+def bench(made_bench):
+    """A bench of a fit with a tiny model."""
+    return copy.deepcopy(made_bench)
 
 
 @pytest.fixture

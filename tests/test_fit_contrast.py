@@ -12,7 +12,6 @@ from attnreg.experiments.fit.contrast import Contrast, PairedBatches, contrastiv
 from attnreg.experiments.fit.tries import Try
 from attnreg.experiments.setup.batches import in_order
 from attnreg.experiments.tasks.models.linear_head import head_and_features
-from tests.helpers.bench import tiny_bench
 
 
 def slow_loss(states, labels):
@@ -64,8 +63,7 @@ def test_batches_have_pairs_and_other_classes_and_little_padding(shares, size):
     assert widths[0] < 0.92 * widths[1]
 
 
-def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(tiny):
-    bench = tiny_bench(tiny)
+def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(bench):
     rows, labels = bench.encoded[0].rows.select(range(50)), bench.labels[:50]
 
     def texts(seed, epoch):
@@ -84,8 +82,8 @@ def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(tiny):
     assert texts(0, 1) != first != texts(1, 0)
 
 
-def test_it_ends_with_a_head_fitted_to_what_it_has_learned(tiny):
-    bench, train, held = tiny_bench(tiny), np.arange(80), np.arange(80, 120)
+def test_it_ends_with_a_head_fitted_to_what_it_has_learned(bench):
+    train, held = np.arange(80), np.arange(80, 120)
     which = Try(3, 1e-3, contrasts=True)
     network = bench.trained(which, train, 0, lambda: None)
     head, states, _ = head_and_features(network, in_order(bench.encoded[0].rows, 64, bench.kind, torch.device("cpu")))
@@ -107,7 +105,6 @@ def test_what_is_contrasted_is_what_the_head_reads():
         assert contrast(forward, {"labels": labels}) == pytest.approx(contrastive_loss(logits(read), labels).item())
 
 
-def test_a_network_that_diverges_loses(tiny):
-    bench, train, held = tiny_bench(tiny), np.arange(80), np.arange(80, 120)
-    logits = bench.out_of_fold(Try(3, 1e30, contrasts=True), train, held, 0, lambda: None)
+def test_a_network_that_diverges_loses(bench):
+    logits = bench.out_of_fold(Try(3, 1e30, contrasts=True), np.arange(80), np.arange(80, 120), 0, lambda: None)
     assert not np.isfinite(logits).all()

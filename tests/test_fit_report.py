@@ -1,5 +1,6 @@
 """The report of a fit, made of an outcome that is changed by hand."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,18 +12,22 @@ from attnreg.experiments.fit.choice import Estimate
 from attnreg.experiments.fit.report import Report
 
 
-@pytest.fixture
-def report(tiny, tmp_path):
+@pytest.fixture(scope="module")
+def fitted(tiny):
+    """A classifier, its texts, and its labels as numbers."""
     nouns, verbs = ("boy", "girl", "boys", "girls"), ("sleeps", "sleep", "sees", "see", "laughs")
     texts = [f"the {noun} {verb}" + " sleeps" * times for noun in nouns for verb in verbs for times in range(3)]
     classifier = attnreg.TextClassifier(tiny, budget="1s").fit(texts, ["yes"] * 40 + ["no"] * 20)
-    labels = np.array([1] * 40 + [0] * 20)
+    return classifier, texts, np.array([1] * 40 + [0] * 20)
+
+
+@pytest.fixture
+def report(fitted, tmp_path):
+    classifier, texts, labels = copy.copy(fitted[0]), *fitted[1:]
 
     def make(metric="accuracy", **changes):
-        classifier.outcome_, classifier.answers_ = (
-            replace(classifier.outcome_, **changes),
-            replace(classifier.answers_, metric=metric),
-        )
+        classifier.outcome_ = replace(classifier.outcome_, **changes)
+        classifier.answers_ = replace(classifier.answers_, metric=metric)
         return Report(classifier, SimpleNamespace(rows=SimpleNamespace(labels=labels, texts=texts)), tmp_path, "")
 
     return make

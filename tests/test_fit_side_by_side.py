@@ -1,5 +1,6 @@
 """Tries of a fit side by side: the same logits as alone, and no process where it is of no use."""
 
+import copy
 import pickle
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -17,7 +18,7 @@ from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.side_by_side import Processes
 from attnreg.experiments.fit.tries import Try
-from tests.helpers.bench import MadeUp, tiny_bench
+from tests.helpers.bench import MadeUp
 
 
 class Pool:
@@ -41,21 +42,27 @@ class Pool:
 
 
 @pytest.fixture
-def bench(tiny, monkeypatch):
+def bench(bench, monkeypatch):
     monkeypatch.setattr(side_by_side.loky, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(side_by_side.loky, "cpu_count", lambda: 2)
     monkeypatch.setattr(side_by_side.os, "getppid", side_by_side.os.getpid)
     monkeypatch.setattr(side_by_side.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e11))
-    made = tiny_bench(tiny)
-    made.threads, made.seconds = 2, 0.05
-    return made
+    bench.threads, bench.seconds = 2, 0.05
+    return bench
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def jobs():
     (train, held), other = np.split(np.arange(48), [32]), np.arange(32)
     tries = [Try(1, 1e-3), Try(penalty=0.1), Try(2, 1e-3), Try(1, 1e-3, fits_head=True)]
     return [(which, train if number % 2 else other, held, number) for number, which in enumerate(tries)]
+
+
+@pytest.fixture(scope="module")
+def alone(made_bench, jobs):
+    """The logits of jobs that are done in this process."""
+    bench = copy.deepcopy(made_bench)
+    return [bench.out_of_fold(*job, lambda: None) for job in jobs]
 
 
 def started(bench, left=1000.0):
@@ -64,37 +71,37 @@ def started(bench, left=1000.0):
     return processes
 
 
-def assert_as_alone(found, bench, jobs):
+def assert_as_alone(found, alone):
     assert sorted(found) == [0, 1, 2, 3]
-    for number, job in enumerate(jobs):
-        np.testing.assert_allclose(found[number], bench.out_of_fold(*job, lambda: None), atol=1e-6)
+    for number, logits in enumerate(alone):
+        np.testing.assert_allclose(found[number], logits, atol=1e-6)
 
 
-def test_logits_are_those_of_one_process(bench, jobs):
+def test_logits_are_those_of_one_process(bench, jobs, alone):
     processes = started(bench)
     found = dict(processes.out_of_fold(jobs, lambda: None))
     assert processes.count == 2
     assert len(processes._pool.given) == 2 + 3  # two measure, three train; the probe is fitted here
-    assert_as_alone(found, bench, jobs)
+    assert_as_alone(found, alone)
 
 
 @pytest.mark.parametrize("fault", [BrokenProcessPool("killed"), RuntimeError("not enough memory"), PicklingError()])
-def test_jobs_of_a_process_with_a_fault_are_done_alone(fault, bench, jobs):
+def test_jobs_of_a_process_with_a_fault_are_done_alone(fault, bench, jobs, alone):
     processes = started(bench)
     processes._pool.fails_at, processes._pool.fault = 4, fault
-    assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), bench, jobs)
+    assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), alone)
     assert processes.count == processes.slower == 1
 
 
-def test_a_bench_is_sent_without_its_texts(bench, jobs):
+def test_a_bench_is_sent_without_its_texts(bench, jobs, alone):
     sent = pickle.loads(pickle.dumps(bench))
-    np.testing.assert_allclose(*(each.out_of_fold(*jobs[0], lambda: None) for each in (bench, sent)), atol=1e-6)
+    np.testing.assert_allclose(sent.out_of_fold(*jobs[0], lambda: None), alone[0], atol=1e-6)
 
 
-def test_few_trainings_are_done_one_after_the_other_where_processes_are_slow(bench, jobs):
+def test_few_trainings_are_done_one_after_the_other_where_processes_are_slow(bench, jobs, alone):
     processes = started(bench)
     processes.count, processes.slower = 8, 5.0
-    assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), bench, jobs)
+    assert_as_alone(dict(processes.out_of_fold(jobs, lambda: None)), alone)
     assert len(processes._pool.given) == 2  # those that measured
 
 
@@ -162,11 +169,11 @@ def test_a_race_of_many_processes_does_more_and_keeps_its_budget(budget, monkeyp
 
 
 @pytest.mark.slow
-def test_processes_train_as_this_one_does(bench, jobs, monkeypatch):
+def test_processes_train_as_this_one_does(bench, jobs, alone, monkeypatch):
     monkeypatch.undo()
     processes = started(bench)
     assert processes.count == 2
     found = dict(processes.out_of_fold(jobs, lambda: None))
     processes.stop()
     torch.set_num_threads(1)
-    assert_as_alone(found, bench, jobs)
+    assert_as_alone(found, alone)

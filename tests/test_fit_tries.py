@@ -22,11 +22,6 @@ SMALL = {"vocab_size": 500, "hidden_size": 8, "num_hidden_layers": 2, "num_atten
 
 
 @pytest.fixture
-def bench(tiny):
-    return tiny_bench(tiny)
-
-
-@pytest.fixture
 def bench_of(tiny, tmp_path):
     """A bench with a model of a configuration."""
     return lambda config: bench_with(config, tiny, tmp_path)
