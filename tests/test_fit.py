@@ -240,12 +240,6 @@ def test_checks_of_scikit_learn_that_need_no_rows(name, tiny):
     check("TextClassifier", attnreg.TextClassifier(tiny))
 
 
-def test_labels_of_pandas_that_are_missing():
-    pandas = pytest.importorskip("pandas")
-    with pytest.raises(InputError, match="Row 1 has no label"):
-        Rows.checked(["a", "b"], pandas.Series(["x", None], dtype="string"))
-
-
 def test_pairs_of_texts(tiny, rows):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": rows[0], "b": rows[0][::-1]})
@@ -260,7 +254,6 @@ test_what_has_no_answer_is_refused = refused(
     (lambda: Rows.checked([f"{n} a" for n in range(9)], ["x"] * 6 + ["y"] * 3), r"at least 4 rows that differ, but too few have y \(3\)"),
     (lambda: Rows.checked(["a b"] * 9, ["x"] * 5 + ["y"] * 4), r"too few have x \(1\), y \(1\)"),
     (lambda: Rows.checked(["a", 3], ["x", "y"]), "Expected texts, got 3 in row 1"),
-    (lambda: Rows.checked(["a", "b"], ["x", None]), "Row 1 has no label"),
     (lambda: Rows.checked(["a", "b"], [0.5, 1.5]), "numbers, such as 0.5, not classes"),
     (lambda: Rows.checked(["a", "b"], ["4", "3.5"]), "numbers, such as 3.5, not classes"),
     (lambda: Rows.checked(["a", "b"], [["x"], ["x", "y"]]), "Expected one label per row, got lists"),
@@ -353,15 +346,6 @@ def test_wrong_options_are_refused_in_a_sentence(options, says, cli, tiny, tmp_p
     result = cli("fit", tmp_path / "rows.jsonl", "--model", tiny, *options)
     assert result.exit_code != 0
     assert says in result.output
-
-
-def test_a_folder_with_splits_is_scored_on_its_test_rows(tiny, rows, tmp_path, cli):
-    lines = [json.dumps({"text": text, "label": label}) for text, label in zip(*rows, strict=True)]
-    for name, some in {"train": lines[:60], "dev": lines[60:90], "test": lines[90:]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(some))
-    output = ran(cli("fit", tmp_path, "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")).output
-    assert "90 rows: texts in text" in output
-    assert "On the 30 rows of the test split, it scores" in output
 
 
 @pytest.mark.parametrize("family", ["Bert", "XLMRoberta"])

@@ -20,8 +20,9 @@ def texts(count):
 @pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, ""])
 def test_a_missing_label_or_group_is_told_whatever_it_is(missing):
     labels = ["a", "b"] * 6
-    with pytest.raises(InputError, match="Row 12 has no label: leave it out"):
-        Rows.checked(texts(13), [*labels, missing])
+    for given in ([*labels, missing], pd.Series([*labels, missing], dtype="string")):
+        with pytest.raises(InputError, match="Row 12 has no label: leave it out"):
+            Rows.checked(texts(13), given)
     with pytest.raises(InputError, match="Row 12 has no group: give it one of its own"):
         Rows.checked(texts(13), [*labels, "a"], [*labels, missing])
 

@@ -88,10 +88,12 @@ def test_numbers_have_no_rare_classes(tmp_path):
 )
 def test_a_test_split_is_scored_where_it_can_be(header, labels, says, cli, tiny, tmp_path):
     lines = [f"this is text {number},{'ab'[number % 2]}" for number in range(30)]
-    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]))
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines[:20]]))
+    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *lines[20:]]))
     (tmp_path / "test.csv").write_text("\n".join([header, *(f"this is new {label},{label}" for label in labels)]))
     args = ("fit", tmp_path, "--model", tiny, "--budget", "1s", "--output-dir", tmp_path / "out")
     output = ran(cli(*args, "--label-column", "label", "--text-columns", "text")).output
+    assert "30 rows: texts in text" in output  # those of dev are learned from, too
     assert (tmp_path / "out" / "result.json").is_file()
     assert says in output if says else "test split" not in output
 
