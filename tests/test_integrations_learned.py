@@ -76,36 +76,33 @@ def test_accumulated_penalties_are_one_penalty(tmp_path, case):
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", sample([attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention], lambda kind: kind is attnreg.ConcreteDropout))  # fmt: skip
-def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind):
-    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
-    whole, resumed = (regularized(tmp_path, kind.for_model(model), model, **options) for model in (bert(), bert()))
-    before = weights(whole.handle.provider)
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert not torch.equal(weights(whole.handle.provider), before)
-    assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
-    assert torch.equal(weights(resumed.model), weights(whole.model))
-    assert column(resumed, "loss") == column(whole, "loss")
-
-
 class Mine(RegularizedTrainer):
     def train(self, *, resume_from_checkpoint=None):
         return super().train(resume_from_checkpoint=resume_from_checkpoint)
 
 
-@pytest.mark.parametrize("kind", [RegularizedTrainer, Mine])
-def test_a_checkpoint_in_another_folder_brings_its_provider(tmp_path, kind):
-    """Not that of an older run in the output folder; a subclass may override `train`."""
-    options = {"num_train_epochs": 4, "save_strategy": "steps", "save_steps": 3, "kind": kind}
-    made = [regularized(tmp_path / "a", attnreg.ConcreteDropout(2, p=0.2), **options)]
-    made += [regularized(tmp_path / "b", attnreg.ConcreteDropout(2, p=p), **options) for p in (0.5, 0.2)]
-    whole, older, resumed = made
+LEARNED = [attnreg.ConcreteDropout, attnreg.LearnableBernoulli, attnreg.AdversarialAttention]
+
+
+@pytest.mark.parametrize(("kind", "trainer"), [(LEARNED[0], Mine), *sample(zip(LEARNED, 3 * [RegularizedTrainer], strict=True), lambda kind, _: kind is LEARNED[0])])  # fmt: skip
+def test_what_a_provider_learns_resumes_to_the_same_end(tmp_path, kind, trainer):
+    """From a checkpoint in another folder than that of an older run; a subclass may override `train`."""
+    options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2}
+
+    def made(folder, rate=1e-2):
+        model = bert()
+        return regularized(tmp_path / folder, kind.for_model(model), model, kind=trainer, learning_rate=rate, **options)
+
+    whole, older, resumed = made("a"), made("b", 1e-1), made("b")
+    before = weights(whole.handle.provider)
     whole.train()
     older.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert not torch.equal(weights(whole.handle.provider), before)
     assert torch.equal(weights(resumed.handle.provider), weights(whole.handle.provider))
     assert not torch.equal(weights(older.handle.provider), weights(whole.handle.provider))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert column(resumed, "loss") == column(whole, "loss")
 
 
 IN_TWO_PROCESSES = """
