@@ -37,9 +37,9 @@ def of_seeds(formula):
     """The score of each seed by what all.csv says of its source."""
     found = {}
     for sign, path, column, where in re.findall(TERM, formula):
+        values, names = {*map(unquote, where.split(" & "))}, re.findall(r"(?:^| & )(\w+)=", where)
         for row in read(RESULTS / path):
-            values = [*map(unquote, where.split(" & "))]
-            if all(f"{name}={row[name]}" in values for name in re.findall(r"(?:^| & )(\w+)=", where)):
+            if all(f"{name}={row[name]}" in values for name in names):
                 found.setdefault(int(row["seed"]), []).append((-1 if sign == "-" else 1) * float(row[column]))
     terms = len(re.findall(TERM, formula))
     assert terms
