@@ -75,15 +75,15 @@ def test_masks_in_every_other_epoch(tmp_path, variant):
 
 def test_accumulated_micro_batches_are_one_batch(tmp_path):
     results = []
-    for size, accumulated in ((8, 1), (4, 2), (2, 4)):
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
+    for size, accumulated in ((8, 1), (2, 4)):
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated, "max_steps": 3}
         provider = attnreg.AttributionProvider(0.5, 1.0)  # q = 1 leaves nothing to chance
         trainer = regularized(tmp_path, provider, bert(dropout=0.0), **options)
         trainer.train()
         results.append((column(trainer, "grad_norm"), weights(trainer.model)))
-    for norms, parameters in results[1:]:
-        assert norms == pytest.approx(results[0][0], rel=1e-4)
-        assert (parameters - results[0][1]).abs().max() < 2e-3  # Adam magnifies the rounding of near-zero gradients
+    (norms, parameters), (others, further) = results
+    assert others == pytest.approx(norms, rel=1e-4)
+    assert (further - parameters).abs().max() < 2e-3  # Adam magnifies the rounding of near-zero gradients
 
 
 def test_it_resumes_to_the_same_end(tmp_path):

@@ -54,10 +54,8 @@ def test_evaluations_never_replace_those_of_other_data(cli, tmp_path, monkeypatc
     for folder, size in sizes.items():
         (tmp_path / folder).mkdir(parents=True)
         write_rows(tmp_path / folder / "validation.jsonl", rows[:size])
-    for _ in range(2):  # the same evaluation, made again, replaces itself
-        ran(cli("evaluate", "out"))
-        for folder in sizes:
-            ran(cli("evaluate", "out", "--data-dir", folder))
+    for options in ([], [], *(["--data-dir", folder] for folder in ("a/short", *sizes))):
+        ran(cli("evaluate", "out", *options))  # the same evaluation, made again, replaces itself
     written = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out" / "evaluations").iterdir()}
     assert len(written) == 4
     assert {"agreement.json", "agreement-short.json", "agreement-long.json"} < written.keys()
