@@ -98,6 +98,15 @@ def bench(made_bench):
 
 
 @pytest.fixture
+def few_rows(monkeypatch):
+    """The embedded task has few rows to train on, which are soon tokenized."""
+    from attnreg.experiments.tasks import agreement
+
+    splits = agreement._splits
+    monkeypatch.setattr(agreement, "_splits", lambda *of: {**splits(*of), "train": splits(*of)["train"][:600]})
+
+
+@pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made but not drawn: their files are stubs."""
     from matplotlib.figure import Figure

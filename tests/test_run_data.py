@@ -38,7 +38,7 @@ def test_rows_held_out_for_some_epochs_come_back(tmp_path, epochs, rows):
     assert len(run.train_rows) == rows[-1]
 
 
-def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path):
+def test_validation_rows_are_rows_of_train_that_are_not_trained_on(tmp_path, few_rows):
     plain, run = make(tmp_path, train_size=None), make(tmp_path, train_size=None, validation_rows=300)
     everything = texts(plain.train_rows)
     assert texts(run.train_rows) == everything[:-300]
@@ -68,7 +68,7 @@ def test_shares_are_kept_up_to_rounding():
             assert rows[: some[label]] == [row for row in chosen if given[row] == label]
 
 
-def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path):
+def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path, few_rows):
     first, again, other = (make(tmp_path, train_size=None, shots=7, seed=seed) for seed in (0, 0, 1))
     assert labels(first) == {0: 7, 1: 7}
     assert texts(first.train_rows) == texts(again.train_rows) != texts(other.train_rows)
@@ -76,7 +76,7 @@ def test_rows_are_drawn_by_the_seed_and_by_class(tmp_path):
     assert labels(make(tmp_path, train_size=101, stratified=True))[1] == pytest.approx(101 * share, abs=1)
 
 
-def test_folds_divide_train_and_each_is_scored_on_once(tmp_path):
+def test_folds_divide_train_and_each_is_scored_on_once(tmp_path, few_rows):
     runs = [make(tmp_path, train_size=None, folds=2, seed=seed) for seed in range(2)]
     everything = sorted(texts(make(tmp_path, train_size=None).train_rows))
     assert sorted(row for run in runs for row in texts(run.dev_rows)) == everything

@@ -272,7 +272,7 @@ def test_stopped_by_hand_it_goes_on_to_the_same_end(early, cli, tmp_path, monkey
     assert result_of(tmp_path / "out")["dev"] == result_of(folder)["dev"]
 
 
-def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path):
+def test_rows_to_stop_on_are_held_out_of_everything_else(tmp_path, few_rows):
     plain = make(tmp_path, train_size=None)
     run = make(tmp_path, train_size=None, validation_rows=300, patience=1, stop_on="held-out", stopping_rows=70)
     everything = texts(plain.train_rows)
