@@ -78,7 +78,9 @@ def test_a_copied_recipe_runs(cli, tmp_path):
     (tmp_path / "mine.py").write_text(text)
     assert_sentence(cli("copy", "ad-drop", "mine.py"), 2, "mine.py is there already: choose another FILE")
     ran(cli("recipe", "mine.py", *QUICK))
-    assert json.loads((tmp_path / "runs/mine-agreement-seed0/config.json").read_text())["recipe"] == "mine"
+    run = tmp_path / "runs/mine-agreement-seed0"
+    assert json.loads((run / "config.json").read_text())["recipe"] == "mine"
+    assert re.search(r"^attnreg recipe \S*mine\.py ", (run / "report.md").read_text(), re.M)
 
 
 def test_an_output_folder_that_holds_something_is_left_alone(cli, tmp_path):

@@ -195,9 +195,3 @@ def test_the_command_has_the_options_of_the_run(args):
     words = shlex.split(settings.command())
     assert words[:3] == ["attnreg", "recipe", args[0]]
     assert load_command(words[2]).settings(words[3:]).to_dict() == settings.to_dict()
-
-
-def test_the_command_of_a_recipe_file_names_the_file(cli, tmp_path):
-    ran(cli("copy", "finetune", "mine.py"))
-    ran(cli("recipe", "mine.py", *TINY, "--output-dir", "out", "--validation-rows", 16))
-    assert "mine.py" in command_in(tmp_path / "out")[2]

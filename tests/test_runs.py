@@ -179,7 +179,7 @@ def test_drop_rates_are_those_asked_for(finished):
 @pytest.mark.parametrize(("given", "dropping"), [([], [0]), (["--layers", "all"], [0, 1]), (["--layers", "1"], [1])])
 def test_layers_of_ad_drop_all_given_or_the_tasks(cli, tmp_path, monkeypatch, given, dropping):
     monkeypatch.setitem(built_in.TASKS, "agreement", dataclasses.replace(get_task("agreement"), ad_drop_layers=(0,)))
-    ran(cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 64, "--q", 1, *given, "--output-dir", "out"))
+    ran(cli("recipe", "ad-drop", "--epochs", 2, "--train-size", 8, "--q", 1, *given, "--output-dir", "out"))
     rates = read_lines(tmp_path / "out" / "metrics.jsonl")[-1]["drop_rate"]
     assert [layer for layer in range(2) if rates[f"encoder.{layer}"] > 0] == dropping
 
