@@ -18,37 +18,35 @@ def checkpointing(model, *, preserve):
         block.forward = functools.partial(checkpoint, block.forward, **options)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_two_passes_before_their_backward_passes(first):
+def one_of_two(which):
+    """Two passes before the backward pass of one; no pass waits for its backward pass when these steps have ended."""
+
+    def steps(model, handle):
+        [model(input_ids=IDS).logits.sum() for _ in range(2)][which].backward()
+
+    return steps
+
+
+def one_after_another(model, handle):
+    for _ in range(2):  # gradients of two batches are accumulated
+        model(input_ids=IDS).logits.sum().backward()
+    model(input_ids=IDS)  # whose gradients nobody wants
+    handle.step()
+    model(input_ids=IDS).logits.sum().backward()
+
+
+@pytest.mark.parametrize("steps", [one_of_two(0), one_of_two(1), one_after_another])
+def test_checkpoints_repeat_the_masks_of_several_passes_with_and_without_the_generator(steps):
     gradients = []
     for preserve in (None, True, False):
-        model = bert()
-        with attnreg.attach(model, composed()):
-            if preserve is not None:
-                checkpointing(model, preserve=preserve)
-            torch.manual_seed(SEED)
-            losses = [model(input_ids=IDS).logits.sum() for _ in range(2)]
-            losses[first].backward()
-            gradients.append([p.grad.clone() for p in model.parameters()])
-            del losses  # no pass waits for its backward pass when the block ends
-    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients, strict=True))
-
-
-def test_without_the_generator_steps_follow_each_other():
-    gradients = []
-    for preserve in (None, False):
         model = bert()
         with attnreg.attach(model, composed()) as handle:
             if preserve is not None:
                 checkpointing(model, preserve=preserve)
             torch.manual_seed(SEED)
-            for _ in range(2):  # gradients of two batches are accumulated
-                model(input_ids=IDS).logits.sum().backward()
-            model(input_ids=IDS)  # whose gradients nobody wants
-            handle.step()
-            model(input_ids=IDS).logits.sum().backward()
+            steps(model, handle)
         gradients.append([p.grad for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*gradients, strict=True))
 
 
 def test_layers_that_share_a_module_may_share_a_checkpoint():
