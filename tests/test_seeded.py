@@ -178,3 +178,14 @@ def test_on_a_gpu_it_is_the_same(monkeypatch):
             assert torch.equal(functional.seeded_keep(3, SHAPE, given, device=torch.device("cuda")).cpu(), here)
     there = functional.seeded_uniform(3, SHAPE, device=torch.device("cuda"))
     assert torch.equal(there.cpu(), functional.seeded_uniform(3, SHAPE))
+
+
+def test_only_cuda_is_not_waited_for(monkeypatch):
+    """Elsewhere, a copy may read numbers that are freed already."""
+    asked = {}
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda self, device, *, non_blocking: asked.setdefault(device, non_blocking)
+    )
+    for kind in ("cpu", "mps", "cuda"):
+        seeded.on_device([0.5], torch.device(kind))
+    assert [*asked.values()] == [False, False, True]

@@ -99,6 +99,15 @@ def fold_seed(seed: int | Tensor, number: int) -> int | Tensor:
     return mix_64(mix_64(seed) + number)
 
 
+def on_device(numbers: Sequence[Any], device: torch.device | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers as a tensor on a device, without waiting for a GPU of NVIDIA.
+
+    MPS, which may read numbers after they are freed (https://github.com/pytorch/pytorch/issues/189690), is waited for.
+    """
+    is_cuda = device is not None and device.type == "cuda"
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=is_cuda)
+
+
 def is_traced() -> bool:
     """Whether torch compiles or transforms a function, so that values cannot be read or changed in place."""
     return torch.compiler.is_compiling() or INTERPRETERS() is not None

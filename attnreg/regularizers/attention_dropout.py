@@ -12,6 +12,7 @@ from typing_extensions import override
 from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import Probability, one_of, probability, true_or_false, whole_number
 from attnreg.errors import InputError
+from attnreg.functional.seeded import on_device
 from attnreg.regularizer.abilities import never_stepped
 from attnreg.regularizer.containers import Knots, Line
 from attnreg.sites import check_shared_keys
@@ -218,7 +219,7 @@ class BernoulliScheduleProvider(MaskProvider):
 
     def _update(self) -> None:
         progress = int(self.steps) / self.total_steps
-        self.rates.copy_(torch.tensor([line(progress) for line in self._lines]), non_blocking=True)
+        self.rates.copy_(on_device([line(progress) for line in self._lines], self.rates.device))
 
 
 def _per_layer(schedule: Knots | Sequence[Knots]) -> list[Knots]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from attnreg import AttentionSite, Mask, MaskProvider, SiteInfo, functional
 from attnreg.arguments import true_or_false, whole_number
 from attnreg.errors import InputError
+from attnreg.functional.seeded import on_device
 from attnreg.sites import check_shared_keys
 
 
@@ -93,8 +94,8 @@ class StructuralMask(MaskProvider):
             keep = keep | first.unsqueeze(-1) | first.unsqueeze(-2)
         if self.heads is not None:
             self._check_heads(site)
-            unrestricted = torch.tensor([head not in self.heads for head in range(site.shape[1])])
-            keep = keep | unrestricted.to(site.device, non_blocking=True).view(1, -1, 1, 1)
+            unrestricted = on_device([head not in self.heads for head in range(site.shape[1])], site.device)
+            keep = keep | unrestricted.view(1, -1, 1, 1)
         return Mask(scores=keep)
 
     def _graph_at(self, site: AttentionSite) -> Tensor:

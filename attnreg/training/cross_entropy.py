@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnreg.arguments import NotNegative, ProbabilityBelowOne, not_negative, probability
 from attnreg.errors import InputError
+from attnreg.functional.seeded import on_device
 from attnreg.outputs import IGNORED, aligned_labels, moved_labels, needed_labels_of, predictions_of, shifts_labels
 from attnreg.training.method import Batch
 
@@ -85,8 +86,7 @@ class CrossEntropy:
 
     def _sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         classes = aligned_labels(self.model, labels, logits).flatten()
-        weights = None if self.weights is None else torch.tensor(self.weights, dtype=logits.dtype)
-        weights = None if weights is None else weights.to(logits.device, non_blocking=True)  # does not wait for a GPU
+        weights = None if self.weights is None else on_device(self.weights, logits.device, logits.dtype)
         return F.cross_entropy(logits.flatten(0, -2), classes, weights, reduction="sum", label_smoothing=self.smoothing)
 
 

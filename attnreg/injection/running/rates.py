@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnreg import functional
-from attnreg.functional.seeded import is_traced, transformed
+from attnreg.functional.seeded import is_traced, on_device, transformed
 from attnreg.functional.validity import summed
 from attnreg.masks import Mask
 from attnreg.sites import AttentionSite, Site
@@ -172,7 +172,7 @@ def _rates(counts: Collection[Count]) -> Tensor:
 
 def _stacked(numbers: Sequence[Number], device: torch.device | None) -> Tensor:
     if {*map(type, numbers)} <= {int, float}:
-        return torch.tensor(numbers, dtype=torch.float32).to(device, non_blocking=True)
+        return on_device(numbers, device, torch.float32)
     return torch.stack([_number(number, device) for number in numbers])
 
 
