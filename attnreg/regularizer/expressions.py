@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from attnreg.errors import InputError
-from attnreg.regularizer.base import Compose, Regularizer, a_regularizer
+from attnreg.regularizer.base import Regularizer, a_regularizer
 from attnreg.regularizer.parsing import build, parsed, refusing
 from attnreg.regularizer.saving import known_providers
 
@@ -65,17 +65,6 @@ def parse_call(text: str, classes: Mapping[str, Callable[..., Result]]) -> Resul
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in classes:
             raise InputError(f"Expected {' or '.join(f'{name}(...)' for name in classes)}, got {text!r}.")
         return build(node, text, classes, lambda cls, *args, **options: cls(*args, **options), inspect.signature)
-
-
-def expression_of(provider: Regularizer) -> str:
-    """Return a regularizer as an expression, with all arguments by name."""
-    if isinstance(provider, Compose):
-        return " & ".join(expression_of(part) for part in provider.inner())
-    values = (
-        f"{name}={expression_of(value) if isinstance(value, Regularizer) else repr(value)}"
-        for name, value in provider.config.items()
-    )
-    return f"{type(provider).__name__}({', '.join(values)})"
 
 
 def checked_expression(text: str, providers: Sequence[type[Regularizer]] = ()) -> str:
