@@ -15,7 +15,7 @@ import pytest
 import attnreg
 from tests import tables
 from tests.families import NAMES
-from tests.helpers.cases import MODELS, tiny_bert
+from tests.helpers.cases import MODELS, refusal, tiny_bert
 from tests.helpers.commands import assert_sentence, invoke, ran
 from tests.helpers.provider_cases import PROVIDERS
 from tests.helpers.repository import ROOT, run_script, script_of
@@ -102,13 +102,16 @@ def test_the_table_of_providers_and_families_is_whole():
     text = (ROOT / "docs/providers/families.md").read_text(encoding="utf-8")
     [families] = re.findall(r"^The families: (.*)\.$", text, re.M)
     [whole] = re.findall(r"^With all of them: (.*)\.$", text, re.M)
-    partly = re.findall(r"^\| (`.*?) \|", text, re.M)
-    cases = {*re.findall("`([^`]+)`", " ".join([whole, *partly]))}
+    partly = re.findall(r"^\| (`.*?) \| (.*?) \|", text, re.M)
+    cases = {*re.findall("`([^`]+)`", " ".join([whole, *(names for names, _ in partly)]))}
     named = [name.split()[0] for name in cases]
     tried = [case for case in PROVIDERS if case.outermost in (*tables.PAGE_OF, "Compose")]  # others lack a page first
     assert set(named) == {*tables.PAGE_OF, "Compose"} - {"CrossTuning"}, "run `python -m tests.families`"
     assert len(named) == len(tried), "run `python -m tests.families`"
     assert families == ", ".join(NAMES[case.name] for case in MODELS)
+    shown = {(name, without) for names, without in partly for name in re.findall(r"`(\w+)", names)}
+    refused = {case: [NAMES[m.name] for m in MODELS if refusal(m, case) is not None] for case in tried}
+    assert shown == {(case.outermost, ", ".join(names)) for case, names in refused.items() if names}
 
 
 @pytest.mark.parametrize("place", tables.PLACES, ids=lambda p: str(p.relative_to(ROOT)))
