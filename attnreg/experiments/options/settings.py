@@ -98,7 +98,8 @@ class Settings:
     model: str | None = None
     """Folder or Hub name of the model (default: the task's)."""
     data_dir: str | None = None
-    """Folder with train and validation: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the task's)."""
+    """Folder with train and validation, or one file: .json[l], .csv, .tsv, .parquet or save_to_disk (default: the
+    task's)."""
     train_size: Positive | None = None
     """Train on this many rows, drawn by the seed (default: all)."""
     stratified: bool = False
