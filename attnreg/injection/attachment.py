@@ -46,8 +46,8 @@ def attach(
     """Mask the attention of a model with a provider in every training pass.
 
     A dry run on a tiny batch finds the attention; it restores all state, and if a check fails, the model is unchanged.
-    While attached, the model keeps its class, parameters and
-    ``state_dict`` keys. In eval mode and in passes without gradients, its outputs are bitwise those of the plain model.
+    While attached, the model keeps its class, parameters and ``state_dict`` keys. In eval mode and in passes without
+    gradients, its outputs are bitwise those of the plain model.
 
     Args:
         model: any model whose attention runs through softmax, torch's fused attention, ``nn.MultiheadAttention`` or
@@ -70,9 +70,12 @@ def attach(
         InputError: if a layer, stack or module does not exist, if the provider does not support a site, or if the model
             is already compiled, wrapped or sharded.
         RuntimeError: if the model already has a provider, or the provider is already attached to a model.
+        TypeError: if ``model`` is no module.
 
     Warns:
         CoverageWarning: if some attention cannot be masked, or did not run, and ``modules`` is ``None``.
+        AttnRegWarning: if a part of the model runs on several sequences in a pass, or heads are modules of their own,
+            and ``modules`` is ``None``.
 
     Example:
         >>> import torch, attnreg
