@@ -52,9 +52,12 @@ def test_masks_of_the_same_seed_are_the_same():
     assert {cell for row in one.rows[1:] for cell in row[2:]} == {"0%", "100%"}
 
 
-def test_hidden_states_count_and_what_drops_nothing_is_refused():
+def test_hidden_states_count_and_what_drops_nothing_is_told_or_refused():
     handle = attnreg.attach(bert().train(), attnreg.HiddenDropout(0.5))
     assert "%" in handle.show(BATCH)
+    handle.detach()
+    handle = attnreg.attach(bert().train(), attnreg.RelaxedAttention(0.5))
+    assert "RelaxedAttention spreads attention; it drops nothing by design." in handle.show(BATCH)
     handle.detach()
     handle = attnreg.attach(bert().train(), attnreg.CrossTuning(attnreg.DropKey(0.5)))
     with pytest.raises(InputError, match="is not active in this epoch"):

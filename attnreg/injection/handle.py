@@ -153,7 +153,8 @@ class AttachHandle:
             seed: chooses the masks (default: the seed of the latest pass with this provider, or 0).
 
         Raises:
-            InputError: if the provider drops nothing of tokens, or the batch has no ``input_ids``.
+            InputError: if the provider does not act on these tokens, or the batch has no ``input_ids`` or is padded at
+                the left.
         """
         model, tokens = self._passes.model, names_of(batch, row, tokenizer)
         chosen = next(number for number in (seed, self.seed, 0) if number is not None)

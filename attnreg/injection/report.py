@@ -13,6 +13,7 @@ from typing_extensions import Self, override
 
 from attnreg.errors import InputError
 from attnreg.masks import Mask
+from attnreg.regularizer.abilities import effects
 from attnreg.regularizer.base import Regularizer
 from attnreg.sites import AttentionSite, HiddenSite, Site
 
@@ -95,8 +96,8 @@ def dropped_tokens(
     table = torch.stack([*shares.values()])
     percent = [[f"{round(100 * float(rate))}%" for rate in rates] for rates in (table.mean(0), *table)]
     rows = [("token", "dropped", *shares), *zip(tokens, *percent, strict=True)]
-    nothing = "" if table.any() else " They drop nothing of this sample: try another `seed`."
-    return DroppedTokens.of_rows(rows, [f"Masks of seed {seed}.{nothing}"])
+    nothing = [] if table.any() else effects(provider) or ["They drop nothing of this sample: try another `seed`."]
+    return DroppedTokens.of_rows(rows, [" ".join([f"Masks of seed {seed}.", *nothing])])
 
 
 @contextmanager
