@@ -30,6 +30,11 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
     Raises:
         InputError: if the folder cannot be written to; with the message ``busy``, if another process has locked it.
     """
+    try:
+        str(folder).encode()  # else tokenizers could not write, and only after training
+    except UnicodeEncodeError as error:
+        advice = "choose another folder or, if its name reads well, a locale of UTF-8 (LC_ALL=C.UTF-8)"
+        raise InputError(f"Expected --output-dir to be a name in UTF-8, got {str(folder)!r}: {advice}.") from error
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
