@@ -64,6 +64,7 @@ BAD = [
     bad("recipe", "finetune", "--mixed-precision", "fp16", "--device", "cpu", says="Precision fp16 is not available here: "),
     bad("recipe", "finetune", "--output-dir", "/proc/x", says="Cannot write to --output-dir"),
     bad("recipe", "finetune", "--output-dir", "h\udce4", says=r"Expected --output-dir to be a name in UTF-8, got 'h\\udce4'"),
+    bad("recipe", "finetune", "--data-dir", "/dev/null", says="got /dev/null: it is neither; save its content as a file"),
     bad("recipe", "finetune", "--data-dir", "", code=2, says="got an empty text: is a variable of the shell not set"),
     bad("recipe", "finetune", "--model", "a/b/c", says="No model a/b/c: there is no such folder, and it is no name on the hub"),
     bad("recipe", "attendout", "--warmup", 0.7, code=2, says="--warmup must be below --game, got 0.7 and 0.6"),

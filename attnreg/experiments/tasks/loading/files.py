@@ -84,7 +84,10 @@ def folder_with_data(path: Path, names: Collection[str]) -> Path:
             raise InputError(f"Expected --data-dir to be a folder or a {_ANY} file, got {path}.")
         return path
     if not path.is_dir():
-        raise InputError(f"Expected --data-dir to be a folder or a file, got {path}: no such folder or file.")
+        reason = "no such folder or file"
+        if path.exists():  # such as a pipe of `<(cat rows.csv)`, which has no suffix and is read only once
+            reason = "it is neither; save its content as a file, such as rows.csv"
+        raise InputError(f"Expected --data-dir to be a folder or a file, got {path}: {reason}.")
     if is_saved(path) or find_files(path, names):
         return path
     folders = [entry for entry in _entries(path) if entry.is_dir() and (is_saved(entry) or find_files(entry, names))]
