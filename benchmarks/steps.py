@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from arms import LONG, MEMORY, ON_GPUS, ROWS, Arm, Row
 from common import CLOCKS, DEVICES, SHAPES, Shape, grown, hardware, timed
 
-from attnreg.regularizers.attribution import times_float32
+from attnreg.experiments.fit.tries import times_float32
 
 
 def ratios_to(
