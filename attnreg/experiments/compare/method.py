@@ -80,10 +80,11 @@ class Method:
             raise UsageError(f"Give the winner of a search a name, as in best={typed}.")
         if len(words := typed.split()) > 1 and {*words} <= recipe_files().keys():
             raise UsageError(f"{typed!r} is one word: remove the quotes, to compare {' and '.join(words)}.")
-        named = _ALIAS.match(typed)
-        if named is None or Path(typed.split()[0]).is_file():  # a recipe in a file with such a name
+        if Path(*words[:1]).is_file():  # a recipe in a file, whose name may have the sign
+            return cls(typed)
+        if (named := _ALIAS.match(typed)) is None:
             name, sign, _ = typed.partition("=")
-            if sign and not re.search(r"\s-", name) and not Path(typed.split()[0]).is_file():
+            if sign and not re.search(r"\s-", name):  # the sign is of no option
                 raise UsageError(f"{_NAMED}, got {name!r}.")
             return cls(typed)
         alias, text = named[1], typed[named.end() :]
