@@ -176,11 +176,11 @@ def test_models_that_are_gone_and_scores_that_fail_are_counted_once(tmp_path, ca
     assert re.fullmatch(r"9 scores are missing. The first: \d+: no model", told)
     object.__setattr__(comparison, "keep_models", True)
     make.make(study, "local", 1, 1, of_file=False)
-    assert "9 finished runs kept no model: remove their folders to repeat them." in capsys.readouterr().err
+    assert "9 finished runs kept no model: to repeat one, remove its folder." in capsys.readouterr().err
     for run in comparison.runs()[1:]:
         (run.folder / "model").mkdir()
     make.make(study, "local", 1, 1, of_file=False)
-    assert "1 finished run kept no model: remove its folder to repeat it." in capsys.readouterr().err
+    assert "1 finished run kept no model: to repeat one, remove its folder." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -54,8 +54,8 @@ def make(study: Study, launcher: str, jobs: int | None, threads: int, *, of_file
                 run.tidy()  # runs from elsewhere, or from a comparison that was killed, are not tidy yet
             kept = [run for run in comparison.runs() if run.finished and run.keep_model]
             if missing := sum(not (run.folder / "model").is_dir() for run in kept):
-                advice = "remove its folder to repeat it" if missing == 1 else "remove their folders to repeat them"
-                click.echo(f"{counted(missing, 'finished run')} kept no model: {advice}.", err=True)
+                gone = f"{counted(missing, 'finished run')} kept no model"
+                click.echo(f"{gone}: to repeat one, remove its folder.", err=True)
             if STOPPED not in failures:
                 try:
                     failures += score_further(comparison, study.score_on.get(name, ()))
