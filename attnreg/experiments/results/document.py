@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import functools
 import html
 import io
 import json
@@ -189,8 +188,8 @@ def save_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _to_json(value: object) -> str:
     """Return a value as JSON, which has no NaN and no infinite numbers: they are null."""
-    text = functools.partial(json.dumps, ensure_ascii=False, default=str)
-    return text(json.loads(text(value), parse_constant=lambda name: None))
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), ensure_ascii=False)
 
 
 def _anchor(heading: str) -> str:
