@@ -108,7 +108,7 @@ class TextModel(BaseEstimator):
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
-            self.network_ = race.final(best := self.outcome_.best)
+            self.network_, self.outcome_.averaged = race.final(best := self.outcome_.best)
             self._kind = bench.encoded[best.max_length].kind
             if self._numbers:  # it was trained on standardized numbers
                 bench.rescale(self.network_, self.answers_.scale, self.answers_.center)

@@ -33,12 +33,13 @@ class Outcome:
     in_bfloat16: bool  #: whether networks computed in bfloat16 in training
     at_a_time: int  #: trainings, at the end of the race
     ended: str  #: why the race ended, as a sentence
+    averaged: int = 1  #: trainings of the best try on all rows, of which the model is the mean
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
         fields = (
             "temperature", "decay", "certain_decay", "trained_on", "trainings",
-            "seconds", "in_bfloat16", "at_a_time", "curve", "ended",
+            "seconds", "in_bfloat16", "at_a_time", "curve", "ended", "averaged",
         )  # fmt: skip
         return {
             "best": str(self.best),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ LOSING = 0.05  # a try is dropped if its probability of being the best is lower
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
 _CLASS_ROW_EPOCHS = 100  # per class, at least
 PART = 0.2  # of the time: at most for fine-tuning on all rows; and for probes in folds
+AVERAGED = 4  # trainings on all rows, at most
 LONGER = 0.2  # of the time left: at most for probes with more tokens
 _SLOWER = 3.0  # times as long as before takes the reading of texts that are cut at twice as many tokens, at most
 _RATE, _WIDTH = 1e-4, 384  # a learning rate for states of this width; wider models need a lower rate
@@ -71,8 +72,7 @@ class Race:
         self.folder, self.repeats, self.processes = folder, list(rows.repeats(seed)), Processes(bench)
         self.all_folds: list[Fold] = [(r, i) for r, folds in enumerate(self.repeats) for i in range(len(folds))]
         self.done: dict[Try, dict[Fold, Logits]] = {}
-        self.since: dict[Try, float] = {}
-        self.alive, self.dropped = list[Try](), dict[Try, float]()
+        self.alive, self.dropped, self.since = list[Try](), dict[Try, float](), dict[Try, float]()
         self.fold_count = len(self.repeats[0])
         self._least: dict[int, float] = {}  # seconds, by length; with a larger budget, fine-tuning enters the race
 
@@ -97,9 +97,7 @@ class Race:
             if not entrants and self.bench.has_memory_for(shorter):
                 entrants = self._entrants(shorter)
         self.alive = [*entrants, *self.alive]
-        later = [*LATER]
-        ended = f"All {len(self.all_folds)} folds were used."
-        number = 0
+        ended, number, later = f"All {len(self.all_folds)} folds were used.", 0, [*LATER]
         while number < len(self.all_folds):
             repeat, index = self.all_folds[number]
             # A later repeat counts only as a whole.
@@ -183,9 +181,11 @@ class Race:
         """Train a new try on the folds before a number, if there is time for these and the rest of the first repeat."""
         past, following = self.all_folds[:number], self.all_folds[number : max(self.fold_count, number + 1)]
         jobs = [*itertools.product([newcomer], past), *itertools.product([newcomer, *self.tuned], following)]
-        if newcomer in self.done or not self.is_time_for(jobs):
-            return False
-        if newcomer.ad_drop and self.bench.ad_drop_layer is None:
+        if (
+            newcomer in self.done
+            or not self.is_time_for(jobs)
+            or (newcomer.ad_drop and self.bench.ad_drop_layer is None)
+        ):
             return False
         self.train(itertools.product([newcomer], past))
         self.alive.insert(len(self.tuned), newcomer)  # probes come last
@@ -256,10 +256,9 @@ class Race:
         untrained: list[Job] = []
         for candidate, fold in jobs:
             self.since.setdefault(candidate, self.clock.spent)
-            path = self._path(candidate, fold)
             if fold in self.done.get(candidate, {}):
                 continue
-            if path is None or not path.is_file():
+            if (path := self._path(candidate, fold)) is None or not path.is_file():
                 untrained.append((candidate, fold))
                 continue
             saved = np.load(path)
@@ -331,8 +330,7 @@ class Race:
         # The promise of a probe rests on all of its folds, not only on those that fine-tuning has done.
         for other in [other for other in self.tuned if self.done[leader].keys() - self.done[other].keys()]:
             self.drop(other)
-        tries = self.alive
-        predictions, rows, logits = self.table(tries)
+        predictions, rows, logits = self.table(tries := self.alive)
         labels, scores = self.rows.labels[rows], self.scores(tries)
         best = tries.index(self.leader(tries))
         # Dropped tries were in the choice, too: without them, the promise would be too high.
@@ -388,8 +386,15 @@ class Race:
             curve[round(np.mean(sizes))] = scores
         return curve
 
-    def final(self, best: Try) -> nn.Module:
-        """Train the best try on all rows."""
-        self.clock.tell(f"training {best} on all {len(self.rows)} rows")
-        all_rows = np.arange(len(self.rows))
-        return self.bench.trained(best, all_rows, self.seed, lambda: self.clock.tick(f"{best}, all rows"))
+    def final(self, best: Try) -> tuple[nn.Module, int]:
+        """Train the best try on all rows, and again while time is left; return the mean network, and of how many."""
+        began, all_rows = self.clock.spent, np.arange(len(self.rows))
+
+        def seeds() -> Iterator[int]:
+            for number in range(1 if best.is_probe else AVERAGED):
+                if number and 1.2 * (self.clock.spent - began) / number > self.clock.left:
+                    return
+                self.clock.tell(f"training {best} on all {len(self.rows)} rows" + ", again" * (number > 0))
+                yield self.seed + number
+
+        return self.bench.averaged(best, all_rows, seeds(), lambda: self.clock.tick(f"{best}, all rows"))

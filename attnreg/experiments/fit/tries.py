@@ -17,6 +17,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from attnreg import ADDrop, AttentionDropout, attach
 from attnreg.errors import AttnRegWarning, InputError
@@ -223,6 +224,25 @@ class Bench:
             self._fit_head(*self._head_inputs(network, rows)[:2], labels, candidate.penalty)
         self.observe((Clock.now() - began) / (self.slowness(candidate) * candidate.passes * len(train)))
         return network.eval()
+
+    def averaged(
+        self, candidate: Try, train: NDArray[np.int64], seeds: Iterable[int], tick: Callable[[], None]
+    ) -> tuple[nn.Module, int]:
+        """Return the mean of networks that are trained on the same rows, one by seed, and how many: a uniform soup.
+
+        Reference:
+            Model soups (Wortsman et al., ICML 2022, arXiv 2203.05482), Section 2.
+        """
+        networks = (self.trained(candidate, train, seed, tick) for seed in seeds)
+        mean = AveragedModel(network := next(networks), device=torch.device("cpu"))
+        mean.update_parameters(network)
+        for network in networks:
+            mean.update_parameters(network)
+        network = mean.module.to(self.device)
+        if candidate.contrasts and mean.n_averaged > 1:
+            rows = self.encoded[candidate.max_length].rows.select(train)
+            self._fit_head(*self._head_inputs(network, rows)[:2], self.labels[train], candidate.penalty)
+        return network.eval(), int(mean.n_averaged)
 
     def observe(self, seconds: float) -> None:
         """Update the seconds of a row by those of a training, because machines are busy at times."""
