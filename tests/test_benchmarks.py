@@ -51,7 +51,10 @@ LONGER = {
 }
 
 # test_fit_schedule.py, and below
-ELSEWHERE = {f"docs/results/{name}.py" for name in ("attendout/schedule", "fit/beside", "fit/honest", "fit/unseen")}
+ELSEWHERE = {
+    f"docs/results/{name}.py"
+    for name in ("attendout/schedule", "fit/averages", "fit/beside", "fit/honest", "fit/unseen")
+}
 
 
 def watched_runs(folder):
@@ -123,6 +126,22 @@ def test_promises_of_stand_ins(sentences, monkeypatch, capsys):
         runpy.run_path(str(STUDIES / "fit/honest.py"), run_name="__main__")
     number = r"[+-]\d+\.\d ± \d+\.\d"
     assert re.search(f"24 rows: test {number}, promised - test {number}, .*in the interval", capsys.readouterr().out)
+
+
+@pytest.mark.filterwarnings("ignore:80% of the tokens")
+def test_means_of_networks_stand_beside_one(sentences, monkeypatch):
+    given = ["table.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences, "--ways"]
+    for way in ("contrastive", "LP-FT"):
+        monkeypatch.setattr(sys, "argv", ["averages.py", *given, way])
+        with restored_threads():
+            runpy.run_path(str(STUDIES / "fit/averages.py"), run_name="__main__")
+    with Path("table.csv").open(newline="") as file:
+        table = [*csv.DictReader(file)]
+    assert [(row["way"], row["rows"]) for row in table] == [("contrastive", "30"), ("LP-FT", "30")]
+    means = [f"{of} of {size}" for size in (2, 3, 4) for of in ("weights", "probabilities")]
+    assert [*table[0]] == ["data", "rows", "way", "one", *means]
+    assert all(0 <= float(row[name]) <= 1 for row in table for name in ["one", *means])
+    assert float(table[0]["weights of 4"]) * 20 % 1 == 0  # of 20 test rows
 
 
 def test_fit_and_what_people_use_go_on_in_one_table(sentences, monkeypatch):

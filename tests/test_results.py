@@ -338,6 +338,22 @@ def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     assert f"In {inside} of {len(gaps)} the test score lies" in page
 
 
+def test_the_means_of_networks_are_those_of_their_table():
+    page, _, _, _ = part_of_fit("The mean of several trainings")
+    runs, gains = read(RESULTS / "fit" / "averages.csv"), {}
+    for of in ("weights of 4", "probabilities of 4", "weights of 2"):
+        gains[of] = np.array([100 * (float(run[of]) - float(run["one"])) for run in runs])
+    for run, *of_run in zip(runs, gains["weights of 4"], gains["probabilities of 4"], strict=True):
+        figures = f"{float(run['one']):.3f} | {of_run[0]:+.1f} | {of_run[1]:+.1f}"
+        assert f"| {NAMES[run['data']]} | {run['rows']} | {run['way']} | {figures} |" in page
+    said = re.search(
+        r"Over these (\d+), .* score (.{3}) points more.*error (.{3})\), those of two (.{3}).*of four (.{3})\.", page
+    )
+    whole, half, both = gains["weights of 4"], gains["weights of 2"], gains["probabilities of 4"]
+    expected = [len(runs), whole.mean(), whole.std(ddof=1) / len(runs) ** 0.5, half.mean(), both.mean()]
+    assert [*map(float, said.groups())] == pytest.approx(expected, abs=0.0501)
+
+
 def test_promises_by_data_set_are_those_of_the_runs():
     page, _, gaps, data = part_of_fit("So far")
     means = [gaps[[name == each for each in data]].mean() for name in NAMES]
