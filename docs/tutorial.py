@@ -33,7 +33,7 @@ BLOCK = re.compile(
 )
 #: Lines of a fit or a comparison that only say how far it is
 PROGRESS = re.compile(
-    r", fold (?!1:)|, fold .*most \d min|, all rows  \(|^training (?!.* on all)|^dropped "
+    r", fold (?!1:)|, fold .*most \d min|, all rows  \(|, again  \(|at a time  |^training (?!.* on all)|^dropped "
     r"|\d of \d+ runs done|^{'train_runtime'"
 )
 SHOWN = {"calibration.png": "fit-reviews/plots", "differences.png": "compared/plots"}

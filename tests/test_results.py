@@ -298,7 +298,7 @@ UNSEEN = {
     "books": "Books",
 }  # fmt: skip
 OF_UNSEEN = "Five data sets that `fit` was not made with"
-AGAIN, LONGER = "As fits are now", "With more tokens"
+AGAIN, LONGER = "With contrastive fine-tuning", "With more tokens"
 
 
 def part_of_fit(title):
