@@ -1,6 +1,8 @@
 """What a fit tries, trained on some rows, and how long that takes, with a tiny model."""
 
+import gc
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,6 +107,19 @@ def test_the_mean_of_networks_is_that_of_their_weights(seeds, more, bench):
         np.testing.assert_allclose(
             head(states).diff()[:, 0].detach(), regression.decision_function(states / states[rows].std()), atol=1e-2
         )
+
+
+def test_no_network_waits_in_memory_while_the_next_is_trained(bench, monkeypatch):
+    train, made = bench.trained, []
+
+    def trained(*given):
+        gc.collect()
+        assert not any(network() for network in made)
+        made.append(weakref.ref(network := train(*given)))
+        return network
+
+    monkeypatch.setattr(bench, "trained", trained)
+    assert bench.averaged(Try(1, 1e-3), np.arange(40), iter([0, 1, 2]), lambda: None)[1] == len(made) == 3
 
 
 @pytest.mark.parametrize(

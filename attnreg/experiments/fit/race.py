@@ -181,11 +181,9 @@ class Race:
         """Train a new try on the folds before a number, if there is time for these and the rest of the first repeat."""
         past, following = self.all_folds[:number], self.all_folds[number : max(self.fold_count, number + 1)]
         jobs = [*itertools.product([newcomer], past), *itertools.product([newcomer, *self.tuned], following)]
-        if (
-            newcomer in self.done
-            or not self.is_time_for(jobs)
-            or (newcomer.ad_drop and self.bench.ad_drop_layer is None)
-        ):
+        if newcomer in self.done or not self.is_time_for(jobs):
+            return False
+        if newcomer.ad_drop and self.bench.ad_drop_layer is None:
             return False
         self.train(itertools.product([newcomer], past))
         self.alive.insert(len(self.tuned), newcomer)  # probes come last

@@ -233,11 +233,12 @@ class Bench:
         Reference:
             Model soups (Wortsman et al., ICML 2022, arXiv 2203.05482), Section 2.
         """
-        networks = (self.trained(candidate, train, seed, tick) for seed in seeds)
-        mean = AveragedModel(network := next(networks), device=torch.device("cpu"))
-        mean.update_parameters(network)
-        for network in networks:
+        mean: Any = None
+        for seed in seeds:
+            network = self.trained(candidate, train, seed, tick)
+            mean = mean or AveragedModel(network, device=torch.device("cpu"))
             mean.update_parameters(network)
+            del network  # with the mean on the CPU, a device needs no more memory for the next than for the first
         network = mean.module.to(self.device)
         if candidate.contrasts and mean.n_averaged > 1:
             rows = self.encoded[candidate.max_length].rows.select(train)
