@@ -1,14 +1,17 @@
 """The rows of a fit: labels, groups and frames as Python users have them, and the folds of odd data."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import ParameterGrid
 
 import attnreg
 from attnreg.errors import InputError
+from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.tasks import get_task, load_data
 
@@ -101,3 +104,14 @@ def test_seed_and_length_may_be_numbers_of_numpy(tiny, tmp_path):
     for wrong, says in {"seed": -1, "max_length": 2}.items():
         with pytest.raises(InputError, match=f"Expected `{wrong}` to be at least .*, got {says}"):
             attnreg.TextClassifier(tiny, **{wrong: says}).fit(rows, [0, 1] * 8)
+
+
+def test_a_fit_that_is_stopped_leaves_no_model_that_predicts(tiny, monkeypatch):
+    sentences = [f"the {noun} sleeps" for noun in ("boy", "girl", "boys", "girls", "cat", "dog", "cats", "dogs")]
+    classifier = attnreg.TextClassifier(tiny, budget="1s")
+    classifier.network_ = "of an earlier fit"
+    monkeypatch.setattr(Race, "run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        classifier.fit(sentences, [0, 1] * 4)
+    with pytest.raises(NotFittedError):
+        classifier.predict(sentences)

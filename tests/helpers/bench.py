@@ -22,9 +22,9 @@ def tiny_bench(model):
     given = Rows.checked(texts, [text.split()[0] == "the" for text in texts])
     classifier.answers_, classifier.columns_ = given.answers, given.columns
     torch.manual_seed(0)  # of what is new in the network
-    classifier._load(str(model))
+    network = classifier._load(str(model))
     texts = classifier._dataset(given.texts, given.labels)
-    return Bench(classifier.network_, classifier._kind, texts, 16, torch.device("cpu"), 0)
+    return Bench(network, classifier._kind, texts, 16, torch.device("cpu"), 0)
 
 
 def bench_with(config, tokenizer, folder):

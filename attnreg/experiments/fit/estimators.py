@@ -89,18 +89,19 @@ class TextModel(BaseEstimator):
         rows = X if isinstance(X, Rows) else Rows.checked(X, y, groups, metric=self.metric, numbers=self._numbers)
         say: Callable[[str], None] = print if self.verbose else lambda text: None
         clock, folds = Clock(seconds, say), None if self.folder is None else self._folds(Path(self.folder), rows)
+        self.__dict__.pop("network_", None)  # a fit that is stopped, or fails, leaves no model that predicts
         self.answers_, self.columns_ = rows.answers, [*rows.columns]
         gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(gpus), ExitStack() as stack:
             stack.callback(torch.set_num_threads, torch.get_num_threads())  # the race chooses another number
             torch.manual_seed(seed)
-            self._load(str(self.model))
+            pretrained = self._load(str(self.model))
             dataset = self._dataset(rows.texts, rows.labels.tolist())
-            longest = replace(self._kind, max_length=longest_input(self.network_, max_length, LONGEST))
+            longest = replace(self._kind, max_length=longest_input(pretrained, max_length, LONGEST))
             for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
             size = 16 if len(rows) < MANY else 32
-            bench = Bench(self.network_, self._kind, dataset, size, self._device, seed, clock.paced)
+            bench = Bench(pretrained, self._kind, dataset, size, self._device, seed, clock.paced)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             bench.longest = longest.max_length
             race = Race(bench, rows, clock, seed, folds)
@@ -108,14 +109,13 @@ class TextModel(BaseEstimator):
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
-            self.network_, self.outcome_.averaged = race.final(best := self.outcome_.best)
+            network, self.outcome_.averaged = race.final(best := self.outcome_.best)
             self._kind = bench.encoded[best.max_length].kind
             if self._numbers:  # it was trained on standardized numbers
-                bench.rescale(self.network_, self.answers_.scale, self.answers_.center)
+                bench.rescale(network, self.answers_.scale, self.answers_.center)
             else:  # transformers alone then predicts calibrated probabilities, too
-                bench.rescale(self.network_, 1 / self.outcome_.temperature)
-            if self._pools:
-                self.network_ = with_mean_layer(self.network_)
+                bench.rescale(network, 1 / self.outcome_.temperature)
+            self.network_ = with_mean_layer(network) if self._pools else network
         self.best_, self.score_ = str(self.outcome_.best), tuple(self.outcome_.estimate)
         return self
 
@@ -180,8 +180,7 @@ class TextModel(BaseEstimator):
         classes = None if saved["classes"] is None else np.array(saved["classes"])
         model.answers_ = Answers(saved.get("metric", ""), classes)
         model.columns_ = saved["columns"]
-        model._load(str(path))
-        model.network_.to(model._device)
+        model.network_ = model._load(str(path)).to(model._device)
         return model
 
     def other_settings(self, folder: Path, rows: Rows) -> str | None:
@@ -220,8 +219,8 @@ class TextModel(BaseEstimator):
         names = self._kind.task.labels
         return Dataset.from_dict({**columns, "label": [names[number] for number in labels] if names else [*labels]})
 
-    def _load(self, model: str) -> None:
-        """Load the pretrained model, and the kind of task that encodes its rows."""
+    def _load(self, model: str) -> Any:
+        """Load and return the pretrained model; set the kind of task that encodes its rows."""
         disable_progress_bars()
         self._device = choose_device(self.device)
         self._pools, columns = False, COLUMNS[: len(self.columns_)]
@@ -237,8 +236,8 @@ class TextModel(BaseEstimator):
                 name = f"{type(loaded.model).__name__} of {model}"
                 warnings.warn(f"The {name} cannot read the mean of its tokens, as in its training.", AttnRegWarning, 2)
         length = longest_input(loaded.model, self._max_length, task.max_length)
-        self.network_ = loaded.model.float()
         self._kind = kind_class(task.kind)(task, loaded.tokenizer, length)
+        return loaded.model.float()
 
 
 class TextClassifier(ClassifierMixin, TextModel):

@@ -126,9 +126,9 @@ def main() -> None:
         rows = Rows.checked(texts, labels)
         model = TextClassifier(options.model, device="cpu")
         model.answers_, model.columns_ = rows.answers, [*rows.columns]
-        model._load(str(options.model))
+        network = model._load(str(options.model))
         given = model._dataset(rows.texts, rows.labels.tolist())
-        states = Bench(model.network_, model._kind, given, 16, torch.device("cpu"), 0).encoded[0].states
+        states = Bench(network, model._kind, given, 16, torch.device("cpu"), 0).encoded[0].states
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             parts = options.probe, options.tuned
