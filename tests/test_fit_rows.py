@@ -115,3 +115,9 @@ def test_a_fit_that_is_stopped_leaves_no_model_that_predicts(tiny, monkeypatch):
         classifier.fit(sentences, [0, 1] * 4)
     with pytest.raises(NotFittedError):
         classifier.predict(sentences)
+
+
+def test_an_adapter_is_refused_since_a_fit_trains_whole_models(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base", "peft_type": "LORA"}')
+    with pytest.raises(InputError, match=r"Expected the folder of a whole model, got an adapter in .*: merge it"):
+        attnreg.TextClassifier(tmp_path).fit(texts(8), [0, 1] * 4)

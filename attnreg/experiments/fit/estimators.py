@@ -35,6 +35,7 @@ from attnreg.experiments.setup.rows import input_warnings, label_warnings
 from attnreg.experiments.tasks.built_in import TASKS
 from attnreg.experiments.tasks.kinds import kind_class
 from attnreg.experiments.tasks.kinds.kind import Kind
+from attnreg.experiments.tasks.models.lora import adapter_base
 from attnreg.experiments.tasks.models.mean_layer import pool_mean, with_mean_layer
 from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
@@ -221,6 +222,9 @@ class TextModel(BaseEstimator):
 
     def _load(self, model: str) -> Any:
         """Load and return the pretrained model; set the kind of task that encodes its rows."""
+        if adapter_base(model) is not None:
+            advice = "merge it with its model (`merge_and_unload` of peft), and save that"
+            raise InputError(f"Expected the folder of a whole model, got an adapter in {model}: {advice}.")
         disable_progress_bars()
         self._device = choose_device(self.device)
         self._pools, columns = False, COLUMNS[: len(self.columns_)]
