@@ -121,3 +121,14 @@ def test_an_adapter_is_refused_since_a_fit_trains_whole_models(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base", "peft_type": "LORA"}')
     with pytest.raises(InputError, match=r"Expected the folder of a whole model, got an adapter in .*: merge it"):
         attnreg.TextClassifier(tmp_path).fit(texts(8), [0, 1] * 4)
+
+
+def test_other_files_are_not_replaced_by_a_model(tmp_path):
+    classifier = attnreg.TextClassifier()
+    classifier.network_ = "any"
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    for folder in (tmp_path, notes):
+        with pytest.raises(InputError, match="holds other files than a model of a fit: save into another folder"):
+            classifier.save(folder)
+    assert notes.read_text() == "mine"

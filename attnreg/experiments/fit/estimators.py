@@ -147,13 +147,25 @@ class TextModel(BaseEstimator):
         return f"cut at {self._kind.max_length} tokens" if len(ids) > self._kind.max_length else ""
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to a folder, as transformers loads it; :meth:`load` reads it."""
+        """Write the model to a folder, as transformers loads it; :meth:`load` reads it.
+
+        Args:
+            folder: a new or empty folder, or one with a model of a fit, which is replaced.
+
+        Raises:
+            InputError: if the folder holds other files.
+        """
         check_is_fitted(self, "network_")
+        path = Path(folder).resolve()
+        config = path / "config.json"
+        is_fit = config.is_file() and _KEY in config.read_text(encoding="utf-8")
+        if path.is_file() or (path.is_dir() and any(path.iterdir()) and not is_fit):
+            raise InputError(f"{path} holds other files than a model of a fit: save into another folder.")
         classes = None if self.answers_.classes is None else self.answers_.classes.tolist()
         saved = {"classes": classes, "columns": self.columns_}
         saved |= {"metric": self.answers_.metric, "max_length": self._kind.max_length}
         setattr(self.network_.config, _KEY, saved)
-        with replaced_folder(Path(folder)) as target:
+        with replaced_folder(path) as target:
             self.network_.save_pretrained(target)
             self._kind.tokenizer.model_max_length = self._kind.max_length  # at which pipelines cut texts
             self._kind.tokenizer.save_pretrained(target)
