@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from attnreg.errors import InputError, UsageError
-from attnreg.experiments.fit.table import choose_columns, labelled_rows
+from attnreg.experiments.fit.table import choose_columns, labelled_rows, read_table
 from tests.helpers.commands import assert_sentence, ran, write_csv
 
 
@@ -118,3 +119,10 @@ def test_a_missing_group_is_told_with_its_row(suffix, tmp_path):
         path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(InputError, match="Row 6 has no group: give it one of its own"):
         labelled_rows(path, "said", "is", "author", None)
+
+
+@pytest.mark.parametrize(("write", "name"), [(Dataset.to_parquet, "train.parquet"), (Dataset.save_to_disk, "train")])
+def test_classes_have_the_names_that_a_file_declares(write, name, tmp_path):
+    columns = Features({"text": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    write(Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, columns), tmp_path / name)
+    assert read_table(tmp_path) == {"text": ["a", "b", "c"], "label": ["pos", "neg", -1]}

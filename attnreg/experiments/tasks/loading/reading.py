@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnreg.errors import InputError, one_line
+from attnreg.experiments.tasks.columns import class_names
 from attnreg.experiments.tasks.loading.files import VALIDATION, WHOLE, format_of, is_saved, shown, suffix_of
 
 if TYPE_CHECKING:  # slow packages are imported where files are read
@@ -94,11 +95,16 @@ def read_files(files: Sequence[Path], check: Callable[[Sequence[str], int], None
 def columns_in(files: Sequence[Path]) -> Columns:
     """Read files of one format as columns.
 
-    Tables in text form stay text: types that differ between files would spell one label in several ways.
+    Tables in text form stay text: types that differ between files would spell one label in several ways. Integers
+    have the class names that a typed table declares for them.
     """
     with _naming(files):
         if is_saved(files[0]) or (form := format_of(files[0])) == "parquet":
-            return _typed_rows(files)[:]
+            rows, columns = _typed_rows(files), Columns()
+            for name, values in rows[:].items():
+                names = class_names(rows, name) or []  # -1, of a hidden label, has none
+                columns[name] = [names[value] if value in range(len(names)) else value for value in values]
+            return columns
         if empty := [file for file in files if not file.stat().st_size]:
             raise InputError(f"{empty[0]} is empty: it must have rows.")
         parts = [_objects_in(file) if form.startswith("json") else _table_in(file) for file in files]
