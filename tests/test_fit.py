@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from accelerate.state import PartialState
+from datasets import are_progress_bars_disabled, enable_progress_bars
 from safetensors import SafetensorError
 
 import attnreg
@@ -209,7 +210,9 @@ def test_a_classifier_in_the_way_of_scikit_learn(tiny, rows, monkeypatch):
     score, low, high = classifier.score_
     assert low <= score <= high
     again = pickle.loads(pickle.dumps(classifier))
+    enable_progress_bars()  # as in a new process
     np.testing.assert_array_equal(again.predict_proba(texts[:4]), classifier.predict_proba(texts[:4]))
+    assert are_progress_bars_disabled()
 
 
 def test_a_folder_of_other_rows_or_of_another_model_is_refused(tiny, rows, tmp_path):

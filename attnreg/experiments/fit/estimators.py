@@ -228,6 +228,7 @@ class TextModel(BaseEstimator):
 
     def _dataset(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> Dataset:
         """Return texts with class numbers, or numbers, as rows of the task."""
+        disable_progress_bars()
         columns = dict(zip(COLUMNS, map(list, zip(*texts, strict=True)), strict=False))
         names = self._kind.task.labels
         return Dataset.from_dict({**columns, "label": [names[number] for number in labels] if names else [*labels]})
@@ -237,7 +238,6 @@ class TextModel(BaseEstimator):
         if adapter_base(model) is not None:
             advice = "merge it with its model (`merge_and_unload` of peft), and save that"
             raise InputError(f"Expected the folder of a whole model, got an adapter in {model}: {advice}.")
-        disable_progress_bars()
         self._device = choose_device(self.device)
         self._pools, columns = False, COLUMNS[: len(self.columns_)]
         task = replace(TASKS["custom"], columns=columns, kind="regression", metrics=OF_NUMBERS)
