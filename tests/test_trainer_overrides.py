@@ -205,6 +205,23 @@ def test_what_is_set_on_the_trainer_is_surrounded_too(tmp_path, untouched, befor
     assert torch.equal(result, untouched("everything"))
 
 
+class Counting(hf.Trainer):
+    """GRPOTrainer of TRL counts like this."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._step = 0
+
+    def training_step(self, *args, **kwargs):
+        self._step += 1
+        return super().training_step(*args, **kwargs)
+
+
+def test_another_trainer_keeps_its_attributes(tmp_path, untouched):
+    both = type("Both", (RegularizedTrainer, Counting), {})
+    assert torch.equal(trained(tmp_path, both, made("everything")), untouched("everything"))
+
+
 def told(function):
     """The sentences of ours that a function warns of."""
     with warnings.catch_warnings(record=True) as caught:

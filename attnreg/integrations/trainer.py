@@ -141,25 +141,25 @@ class RegularizedTrainer(Trainer):
 
     def _wrap_methods(self) -> None:
         """Wrap the methods that regularizers act through, even if a subclass or a user has replaced them."""
-        wrappers: dict[str, Method] = {
-            "train": self._train,
-            "training_step": self._step,
-            "compute_loss": self._loss,
-            "create_optimizer": self._optimizer,
+        wrappers: dict[str, Method] = {  # GRPOTrainer has a `_step` of its own
+            "train": self._around_train,
+            "training_step": self._around_step,
+            "compute_loss": self._around_loss,
+            "create_optimizer": self._around_optimizer,
         }
         for name, wrapper in wrappers.items():
             method = getattr(self, name)
             if getattr(method, "func", None) != wrapper:
                 setattr(self, name, functools.partial(wrapper, method))
 
-    def _train(self, train: Method, *args: Any, **kwargs: Any) -> Any:
+    def _around_train(self, train: Method, *args: Any, **kwargs: Any) -> Any:
         """Train; the provider resumes the same checkpoint as the model."""
         if self._callback is not None:
             checkpoint = args[0] if args else kwargs.get("resume_from_checkpoint")
             self._callback.resumed_from = Path(checkpoint) if isinstance(checkpoint, (str, Path)) else None
         return train(*args, **kwargs)
 
-    def _step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
+    def _around_step(self, step: Method, *args: Any, **kwargs: Any) -> Any:
         """Run a training step; refuse one whose loss was not regularized."""
         self._has_computed = False
         result = step(*args, **kwargs)
@@ -178,7 +178,7 @@ class RegularizedTrainer(Trainer):
             Updater(accelerator=self.accelerator).average_gradients(handle.provider.learned_parameters())
         return result
 
-    def _loss(self, compute: Method, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def _around_loss(self, compute: Method, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Compute the loss; in training after the provider's first pass, by the objective, with the penalty."""
         if self._is_computing or not (model.training and torch.is_grad_enabled()):
             return compute(model, inputs, *args, **kwargs)
@@ -260,7 +260,7 @@ class RegularizedTrainer(Trainer):
             divided = per_item or self.compute_loss_func is not None
         return getattr(self, "current_gradient_accumulation_steps", 1) if divided else 1  # unset before training
 
-    def _optimizer(self, create: Method, *args: Any, **kwargs: Any) -> Optimizer | None:
+    def _around_optimizer(self, create: Method, *args: Any, **kwargs: Any) -> Optimizer | None:
         """Create the optimizer, with the provider's learned parameters in a group, without weight decay."""
         assert self.model is not None
         self._wrap_methods()  # methods that were set on the trainer since it was created
