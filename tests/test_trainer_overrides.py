@@ -222,6 +222,23 @@ def test_another_trainer_keeps_its_attributes(tmp_path, untouched):
     assert torch.equal(trained(tmp_path, both, made("everything")), untouched("everything"))
 
 
+class TwoPasses(RegularizedTrainer):
+    """Trainers of sentence-transformers run every text column in a pass."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        with torch.no_grad():
+            outputs = model(**inputs)  # as of a reference
+        loss = model(**inputs).loss + model(**inputs).loss
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_penalty_of_one_pass_is_refused_if_the_loss_has_two(tmp_path):
+    says = "The penalty of AttentionEntropy is that of one pass, but the loss of TwoPasses is of 2 passes"
+    with pytest.raises(InputError, match=says):
+        trained(tmp_path, TwoPasses, made("penalty"))
+    trained(tmp_path, TwoPasses, made("learned"))  # whose penalty does not depend on a pass
+
+
 def told(function):
     """The sentences of ours that a function warns of."""
     with warnings.catch_warnings(record=True) as caught:

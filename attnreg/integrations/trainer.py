@@ -241,10 +241,16 @@ class RegularizedTrainer(Trainer):
     def _checked_loss(
         self, provider: Regularizer, compute: Method, model: nn.Module, inputs: dict[str, Any], **options: Any
     ) -> Any:
-        """Compute the loss of one pass; if it is not the model's loss, refuse a provider that learns by that loss."""
-        outputs: list[Any] = []
-        with model.register_forward_hook(lambda module, inputs, output: outputs.append(output)):
+        """Compute the loss of one pass; refuse a provider that does not fit it."""
+        outputs: list[Any] = []  # of passes with gradients, so not of a reference model
+        with model.register_forward_hook(lambda *call: outputs.extend(call[-1:] if torch.is_grad_enabled() else ())):
             result = compute(model, inputs, **options)
+        for part in provider.parts() if len(outputs) > 1 else ():
+            if type(part).penalty is not Regularizer.penalty and type(part).prepare is not Regularizer.prepare:
+                raise InputError(
+                    f"The penalty of {type(part).__name__} is that of one pass, but the loss of {type(self).__name__} "
+                    f"is of {len(outputs)} passes, such as one per text column: use a regularizer without a penalty."
+                )
         loss = result[0] if isinstance(result, tuple) else result
         losses = [output.get("loss") for output in outputs if isinstance(output, Mapping)]
         if not any(model_loss is not None and torch.equal(model_loss, loss) for model_loss in losses):
