@@ -82,14 +82,15 @@ def test_batches_hold_each_row_once_and_depend_on_seed_and_epoch(bench):
     assert texts(0, 1) != first != texts(1, 0)
 
 
-def test_it_ends_with_a_head_fitted_to_what_it_has_learned(bench):
+@pytest.mark.parametrize(("way", "penalty"), [("contrasts", 1.0), ("fits_head", 0.1)])
+def test_it_ends_with_a_head_fitted_to_what_it_has_learned(way, penalty, bench):
     train, held = np.arange(80), np.arange(80, 120)
-    which = Try(3, 1e-3, contrasts=True)
+    which = Try(3, 1e-3, **{way: True})
     network = bench.trained(which, train, 0, lambda: None)
     head, states, _ = head_and_features(network, in_order(bench.encoded[0].rows, 64, bench.kind, torch.device("cpu")))
     assert not head._forward_hooks
     spread = states[train].std().item()
-    fitted = LogisticRegression(max_iter=1000).fit(states[train] / spread, bench.labels[train])
+    fitted = LogisticRegression(C=penalty).fit(states[train] / spread, bench.labels[train])
     difference = np.diff(bench.logits(network, bench.encoded[0].rows.select(held)))[:, 0]
     np.testing.assert_allclose(difference, fitted.decision_function(states[held] / spread), atol=1e-2)
     before = contrastive_loss(bench.encoded[0].states[held], torch.tensor(bench.labels[held]))
@@ -105,6 +106,7 @@ def test_what_is_contrasted_is_what_the_head_reads():
         assert contrast(forward, {"labels": labels}) == pytest.approx(contrastive_loss(logits(read), labels).item())
 
 
-def test_a_network_that_diverges_loses(bench):
-    logits = bench.out_of_fold(Try(3, 1e30, contrasts=True), np.arange(80), np.arange(80, 120), 0, lambda: None)
+@pytest.mark.parametrize("way", ["contrasts", "fits_head"])
+def test_a_network_that_diverges_loses(way, bench):
+    logits = bench.out_of_fold(Try(3, 1e30, **{way: True}), np.arange(80), np.arange(80, 120), 0, lambda: None)
     assert not np.isfinite(logits).all()

@@ -38,6 +38,7 @@ _WARMUP = 0.1  # of the steps
 _AHEAD = 64  # rows of a batch without gradients
 _MEASURED = 5  # steps
 _FASTER = 1.15  # times, by which bfloat16 must be faster than float32
+_AT_END = 0.1  # penalty C of the last fit of a head that was trained
 _RIDGE = 10.0  # penalty of ridge regression where C is 1
 Logits = NDArray[np.float64]
 Paced = Callable[[Sequence[Batch]], Iterable[Batch]]  # yields batches, and watches the time
@@ -51,7 +52,7 @@ class Try:
     learning_rate: float = 0.0
     penalty: float = 1.0  #: of the logistic or ridge regression that fits the head, as its inverse, C
     fits_head: bool = False  #: whether the head is fitted before fine-tuning, too (LP-FT)
-    contrasts: bool = False  #: whether pairs of rows train the states, to which the head is fitted at the end
+    contrasts: bool = False  #: whether pairs of rows train the states
     ad_drop: bool = False
     r_drop: bool = False
     max_length: int = 0  #: tokens at which texts are cut; 0 as usual
@@ -67,10 +68,15 @@ class Try:
         return not (self.is_probe or self.fits_head or self.contrasts or self.ad_drop or self.r_drop)
 
     @property
+    def ends_with_fit(self) -> bool:
+        """Whether the head is fitted at the end, to the states that training has made."""
+        return self.fits_head or self.contrasts
+
+    @property
     def passes(self) -> float:
         """Passes over the rows, as multiples of a plain epoch at this length."""
         with_ad_drop = self.epochs // 2 if self.ad_drop else 0  # a pass more in every other epoch
-        return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0) + self.contrasts / 3
+        return (self.epochs + 0.75 * with_ad_drop) * (2.0 if self.r_drop else 1.0) + self.ends_with_fit / 3
 
     def __str__(self) -> str:
         tokens = f", {self.max_length} tokens" * (self.max_length > 0)
@@ -220,8 +226,7 @@ class Bench:
         vars(network).pop("forward", None)  # back to float32, see `_set_precision`
         if contrast is not None:
             contrast.hook.remove()
-        if contrast is not None and all(bool(weight.isfinite().all()) for weight in network.parameters()):
-            self._fit_head(*self._head_inputs(network, rows)[:2], labels, candidate.penalty)
+        self._fit_at_end(candidate, network, train)
         self.observe((Clock.now() - began) / (self.slowness(candidate) * candidate.passes * len(train)))
         return network.eval()
 
@@ -240,9 +245,8 @@ class Bench:
             mean.update_parameters(network)
             del network  # with the mean on the CPU, a device needs no more memory for the next than for the first
         network = mean.module.to(self.device)
-        if candidate.contrasts and mean.n_averaged > 1:
-            rows = self.encoded[candidate.max_length].rows.select(train)
-            self._fit_head(*self._head_inputs(network, rows)[:2], self.labels[train], candidate.penalty)
+        if mean.n_averaged > 1:
+            self._fit_at_end(candidate, network, train)
         return network.eval(), int(mean.n_averaged)
 
     def observe(self, seconds: float) -> None:
@@ -335,6 +339,12 @@ class Bench:
         head, states, labels = head_and_features(network, paced(sorted_rows.batches))
         positions = np.argsort(sorted_rows.order)
         return head, states[positions], labels.cpu().numpy()[positions]
+
+    def _fit_at_end(self, candidate: Try, network: nn.Module, train: NDArray[np.int64]) -> None:
+        """Fit the head to the states that training has made of its rows, if a try ends so and has not diverged."""
+        if candidate.ends_with_fit and all(bool(weight.isfinite().all()) for weight in network.parameters()):
+            head, states, labels = self._head_inputs(network, self.encoded[candidate.max_length].rows.select(train))
+            self._fit_head(head, states, labels, candidate.penalty if candidate.contrasts else _AT_END)
 
     def _fit_head(self, head: nn.Linear, states: torch.Tensor, labels: NDArray[Any], penalty: float) -> None:
         """Set a head to the logistic regression of classes, or the ridge regression of numbers, on its input states."""
