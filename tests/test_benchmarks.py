@@ -53,7 +53,7 @@ LONGER = {
 # test_fit_schedule.py, and below
 ELSEWHERE = {
     f"docs/results/{name}.py"
-    for name in ("attendout/schedule", "fit/averages", "fit/beside", "fit/honest", "fit/unseen")
+    for name in ("attendout/schedule", "fit/averages", "fit/beside", "fit/heads", "fit/honest", "fit/unseen")
 }
 
 
@@ -142,6 +142,18 @@ def test_means_of_networks_stand_beside_one(sentences, monkeypatch):
     assert [*table[0]] == ["data", "rows", "way", "one", *means]
     assert all(0 <= float(row[name]) <= 1 for row in table for name in ["one", *means])
     assert float(table[0]["weights of 4"]) * 20 % 1 == 0  # of 20 test rows
+
+
+@pytest.mark.filterwarnings("ignore:80% of the tokens")
+def test_heads_that_are_fitted_again_stand_beside_those_of_fine_tuning(sentences, monkeypatch):
+    given = ["heads.py", "heads.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences]
+    monkeypatch.setattr(sys, "argv", given)
+    with restored_threads():
+        runpy.run_path(str(STUDIES / "fit/heads.py"), run_name="__main__")
+    with Path("heads.csv").open(newline="") as file:
+        ((data, rows, model, *scores),) = [[*row.values()] for row in csv.DictReader(file)]
+    assert (data, rows, model, len(scores)) == (sentences, "30", "tiny", 10)
+    assert all(float(score) * 40 % 1 == 0 <= float(score) <= 1 for score in scores)  # of 20 test rows and two networks
 
 
 def test_fit_and_what_people_use_go_on_in_one_table(sentences, monkeypatch):

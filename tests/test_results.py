@@ -299,14 +299,14 @@ UNSEEN = {
 }  # fmt: skip
 OF_UNSEEN = "Five data sets that `fit` was not made with"
 AGAIN, LONGER, MORE = "With contrastive fine-tuning", "With more tokens", "Three more, and the second model"
-NOW = "As fits are now"
+MEANS = "Fits with the mean of several trainings"
 
 
 def part_of_fit(title):
     """A section of the page of fits, its runs, and how far promises were off, in points, and the data sets of these."""
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    files = {AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", NOW: "averaged.csv"}
+    files = {AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv"}
     runs = read(RESULTS / "fit" / files.get(title, "runs.csv"))
     if title not in files:
         titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
@@ -318,7 +318,7 @@ def part_of_fit(title):
 
 
 @pytest.mark.parametrize(
-    "title", ["So far", AGAIN, LONGER, MORE, NOW, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN]
+    "title", ["So far", AGAIN, LONGER, MORE, MEANS, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN]
 )
 def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     page, runs, gaps, _ = part_of_fit(title)
@@ -341,17 +341,28 @@ def test_the_page_of_fit_has_the_scores_of_its_runs(title):
 
 def test_the_means_of_networks_are_those_of_their_table():
     page, _, _, _ = part_of_fit("The mean of several trainings")
-    runs, gains = read(RESULTS / "fit" / "averages.csv"), {}
-    for of in ("weights of 4", "probabilities of 4", "weights of 2"):
-        gains[of] = np.array([100 * (float(run[of]) - float(run["one"])) for run in runs])
-    for run, *of_run in zip(runs, gains["weights of 4"], gains["probabilities of 4"], strict=True):
-        figures = f"{float(run['one']):.3f} | {of_run[0]:+.1f} | {of_run[1]:+.1f}"
+    table = pd.read_csv(RESULTS / "fit" / "averages.csv")
+    names = "weights of 4", "probabilities of 4", "weights of 2"
+    whole, both, half = (100 * (table[name] - table["one"]) for name in names)
+    for number, run in table.iterrows():
+        figures = f"{run['one']:.3f} | {whole[number]:+.1f} | {both[number]:+.1f}"
         assert f"| {NAMES[run['data']]} | {run['rows']} | {run['way']} | {figures} |" in page
-    said = re.search(
-        r"Over these (\d+), .* score (.{3}) points more.*error (.{3})\), those of two (.{3}).*of four (.{3})\.", page
-    )
-    whole, half, both = gains["weights of 4"], gains["weights of 2"], gains["probabilities of 4"]
-    expected = [len(runs), whole.mean(), whole.std(ddof=1) / len(runs) ** 0.5, half.mean(), both.mean()]
+    by = r"these (\d+), .* score (.{3}) points more.*error (.{3})\), those of two (.{3}).*of four (.{3})\."
+    expected = [len(table), whole.mean(), whole.sem(), half.mean(), both.mean()]
+    assert [*map(float, re.search(by, page).groups())] == pytest.approx(expected, abs=0.0501)
+
+
+def test_the_heads_that_are_fitted_again_are_those_of_their_table():
+    page, _, _, _ = part_of_fit("A head that is fitted again")
+    table = pd.read_csv(RESULTS / "fit" / "heads.csv")
+    of_one = [100 * (table[f"one, C {penalty}"] - table["one"]) for penalty in ("0.01", "0.1", "1", "10")]
+    gains = [of_one[1], 100 * (table["mean, C 0.1"] - table["mean"])]
+    for number, run in table.iterrows():
+        cells = [NAMES[run["data"]], MODELS[run["model"]], str(run["rows"]), f"{run['one']:.3f}"]
+        cells += [*(f"{gain[number]:+.1f}" for gain in of_one), f"{run['mean']:.3f}", f"{gains[1][number]:+.1f}"]
+        assert f"| {' | '.join(cells)} |" in page
+    said = re.search(rf"these {len(table)},.* (.{{3}}) points.*error (.{{3}})\), .*two (.{{3}}) \((.{{3}})\)", page)
+    expected = [of for gain in gains for of in (gain.mean(), gain.sem())]
     assert [*map(float, said.groups())] == pytest.approx(expected, abs=0.0501)
 
 
@@ -368,12 +379,8 @@ def test_promises_by_data_set_are_those_of_the_runs():
 
 def test_the_results_count_the_comparisons_in_which_fit_leads():
     scores = defaultdict(dict)
-    for name in (
-        "runs.csv",
-        "again.csv",
-        "averaged.csv",
-        "unseen.csv",
-    ):  # the later fits replace earlier ones of the same rows
+    tables = "runs.csv", "again.csv", "averaged.csv", "unseen.csv"
+    for name in tables:  # the later fits replace earlier ones of the same rows
         for run in read(RESULTS / "fit" / name):
             scores[run["data"], run["rows"], run["model"], run["seed"]][run["method"]] = float(run["score"])
     page = " ".join((RESULTS.parent / "results.md").read_text(encoding="utf-8").split())
@@ -382,10 +389,7 @@ def test_the_results_count_the_comparisons_in_which_fit_leads():
         for method in ("Trainer, 10 epochs", "SetFit")
     }
     (trainer, of_trainer), (setfit, of_setfit) = ((sum(won), len(won)) for won in leads.values())
-    assert (
-        f"leads the Trainer's 10 epochs in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}"
-        in page
-    )
+    assert f"Trainer's 10 epochs in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}" in page
     again = [
         scores[tuple(run[name] for name in ("data", "rows", "model", "seed"))]
         for run in read(RESULTS / "fit" / "again.csv")
