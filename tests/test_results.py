@@ -299,14 +299,14 @@ UNSEEN = {
 }  # fmt: skip
 OF_UNSEEN = "Five data sets that `fit` was not made with"
 AGAIN, LONGER, MORE = "With contrastive fine-tuning", "With more tokens", "Three more, and the second model"
-MEANS = "Fits with the mean of several trainings"
+MEANS, SECOND = "Fits with the mean of several trainings", "With 100 rows, another seed"
 
 
 def part_of_fit(title):
     """A section of the page of fits, its runs, and how far promises were off, in points, and the data sets of these."""
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    files = {AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv"}
+    files = {AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv", SECOND: "hundred.csv"}
     runs = read(RESULTS / "fit" / files.get(title, "runs.csv"))
     if title not in files:
         titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
@@ -318,7 +318,7 @@ def part_of_fit(title):
 
 
 @pytest.mark.parametrize(
-    "title", ["So far", AGAIN, LONGER, MORE, MEANS, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN]
+    "title", ["So far", AGAIN, LONGER, MORE, MEANS, SECOND, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN]
 )
 def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     page, runs, gaps, _ = part_of_fit(title)
@@ -379,7 +379,7 @@ def test_promises_by_data_set_are_those_of_the_runs():
 
 def test_the_results_count_the_comparisons_in_which_fit_leads():
     scores = defaultdict(dict)
-    tables = "runs.csv", "again.csv", "averaged.csv", "unseen.csv"
+    tables = "runs.csv", "again.csv", "averaged.csv", "unseen.csv", "hundred.csv"
     for name in tables:  # the later fits replace earlier ones of the same rows
         for run in read(RESULTS / "fit" / name):
             scores[run["data"], run["rows"], run["model"], run["seed"]][run["method"]] = float(run["score"])
