@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import runpy
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,53 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import torch
+from datasets import Dataset
 from scipy.special import softmax
 
 from attnreg import TextClassifier
 from attnreg.experiments.fit import race
 from attnreg.experiments.fit.rows import texts_in
-from attnreg.experiments.fit.tries import Try
+from attnreg.experiments.fit.tries import Bench, Try
 
 SEED, NETWORKS, TEST_ROWS = 810, 4, 1200
 SUBSETS = {2: 3, 3: 2, 4: 1}  # by size, how many subsets of the networks
 beside = runpy.run_path(str(Path(__file__).with_name("beside.py")))
 
 
-def prepared(model: str, texts: list[Any], labels: list[str]) -> tuple[TextClassifier, race.Race]:
-    """Return a classifier and its race, before the first step."""
-    classifier = TextClassifier(model, seed=SEED, device="cpu")
-    with patch.object(race.Race, "run", autospec=True, side_effect=KeyError) as run, suppress(KeyError):
-        classifier.fit(texts, labels)
-    run.call_args.args[0].bench.measure()
-    return classifier, run.call_args.args[0]
+def arguments(usage: str | None, sets: list[str]) -> argparse.ArgumentParser:
+    """Return the parser of what a trial is given, with its usual data sets."""
+    parser = argparse.ArgumentParser(description=usage, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--sets", nargs="+", default=sets)
+    parser.add_argument("--rows", type=int, default=500)
+    return parser
+
+
+def prepared(options: argparse.Namespace, seed: int, test_rows: int) -> Iterator[tuple[str, Bench, int, Dataset, Any]]:
+    """Yield, by data set: name, bench of the drawn rows, number of classes, test rows and their class numbers."""
+    for name in options.sets:
+        texts, labels = beside["split"](options.data / name, "train")
+        if name not in beside["SHOTS"]:
+            texts, labels = beside["drawn"](texts, labels, seed, options.rows)
+        test, gold = beside["split"](options.data / name, "test")
+        some = np.random.default_rng(0).permutation(len(test))[:test_rows]
+        classifier = TextClassifier(options.model, seed=seed, device="cpu")
+        with patch.object(race.Race, "run", autospec=True, side_effect=KeyError) as run, suppress(KeyError):
+            classifier.fit(texts, labels)
+        bench, classes = run.call_args.args[0].bench, [*classifier.answers_.classes]
+        bench.measure()
+        torch.set_num_threads(1)
+        right = np.array([classes.index(gold[i]) for i in some])
+        tested = classifier._kind.encode(classifier._dataset(texts_in([test[i] for i in some]), right.tolist()))
+        yield name, bench, len(classes), tested, right
+
+
+def append(table: Path, line: dict[str, Any]) -> None:
+    """Append a line to a table."""
+    print(line, flush=True)
+    pd.DataFrame([line]).to_csv(table, mode="a", header=not table.is_file(), index=False, lineterminator="\n")
 
 
 def ways(rows: int, classes: int) -> dict[str, Try]:
@@ -51,45 +80,31 @@ def ways(rows: int, classes: int) -> dict[str, Try]:
 
 def main() -> None:
     """Append a line for each data set and way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--sets", nargs="+", default=["cr", "mr", "trec", "sst2_sentences", "subj", "mrpc"])
+    parser = arguments(__doc__, ["cr", "mr", "trec", "sst2_sentences", "subj", "mrpc"])
     parser.add_argument("--ways", nargs="+", default=["contrastive", "LP-FT"])
-    parser.add_argument("--rows", type=int, default=500)
     options = parser.parse_args()
-    for name in options.sets:
-        texts, labels = beside["drawn"](*beside["split"](options.data / name, "train"), SEED, options.rows)
-        test, gold = beside["split"](options.data / name, "test")
-        some = np.random.default_rng(0).permutation(len(test))[:TEST_ROWS]
-        classifier, prepared_race = prepared(options.model, texts, labels)
-        torch.set_num_threads(1)
-        bench, classes, all_rows = prepared_race.bench, np.array(classifier.answers_.classes), np.arange(len(texts))
-        encoded = classifier._kind.encode(classifier._dataset(texts_in([test[i] for i in some]), [0] * len(some)))
-        right = np.array(gold)[some]
+    for name, bench, classes, tested, right in prepared(options, SEED, TEST_ROWS):
+        count = len(bench.labels)
         for way in options.ways:
-            candidate, made, probabilities = ways(len(texts), len(classes))[way], {}, []
+            candidate, made, probabilities = ways(count, classes)[way], {}, []
 
-            def accuracy(outputs: Any, right: Any = right, classes: Any = classes) -> float:
-                return float((classes[outputs.argmax(1)] == right).mean())
+            def accuracy(outputs: Any, right: Any = right) -> float:
+                return float((outputs.argmax(1) == right).mean())
 
             for number in range(NETWORKS):
-                made[number] = bench.trained(candidate, all_rows, SEED + 1000 * number, lambda: None)
-                probabilities.append(softmax(bench.logits(made[number], encoded), 1))
-            line = {"data": name, "rows": len(texts), "way": way, "one": np.mean([*map(accuracy, probabilities)])}
-            for size, count in SUBSETS.items():
-                subsets = [*itertools.islice(itertools.combinations(made, size), count)]
+                made[number] = bench.trained(candidate, np.arange(count), SEED + 1000 * number, lambda: None)
+                probabilities.append(softmax(bench.logits(made[number], tested), 1))
+            line = {"data": name, "rows": count, "way": way, "one": np.mean([*map(accuracy, probabilities)])}
+            for size, subset_count in SUBSETS.items():
+                subsets = [*itertools.islice(itertools.combinations(made, size), subset_count)]
                 with patch.object(bench, "trained", lambda candidate, rows, number, tick, made=made: made[number]):
-                    means = [bench.averaged(candidate, all_rows, subset, lambda: None)[0] for subset in subsets]
+                    means = [bench.averaged(candidate, np.arange(count), subset, lambda: None)[0] for subset in subsets]
                 outputs = {
-                    "weights": [bench.logits(mean, encoded) for mean in means],
+                    "weights": [bench.logits(mean, tested) for mean in means],
                     "probabilities": [sum(probabilities[number] for number in subset) for subset in subsets],
                 }
                 line |= {f"{of} of {size}": np.mean([*map(accuracy, each)]) for of, each in outputs.items()}
-            print(line, flush=True)
-            new = not options.table.is_file()
-            pd.DataFrame([line]).to_csv(options.table, mode="a", header=new, index=False, lineterminator="\n")
+            append(options.table, line)
 
 
 if __name__ == "__main__":
