@@ -110,6 +110,18 @@ def test_an_interval_ends_where_scores_do(metric, least):
         assert least <= low <= high <= 1
 
 
+def test_an_interval_holds_its_estimate_where_few_samples_lie_far_below_it():
+    labels = np.arange(40.0)
+
+    def score(labels, predictions):  # of all samples but one of two hundred alike
+        return -1.0 if labels.sum() == lowest else 0.9
+
+    counts = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), 200)
+    lowest = labels[counts[0] == 0].sum()
+    estimate, _ = bias_corrected(score, labels, labels[None, None], resamples=200, seed=0)
+    assert estimate.low <= estimate.score <= estimate.high
+
+
 def test_no_fold_lacks_high_numbers():
     texts, numbers = [f"text {number}" for number in range(60)], np.arange(60) ** 2 / 7
     found = Rows.checked(texts, numbers, numbers=True)

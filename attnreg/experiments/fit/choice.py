@@ -110,6 +110,7 @@ def bias_corrected(
     # Samples may choose a try with a higher score than that of the best, which does not raise the estimate.
     estimate = all_scores[best] + min(0.0, (unseen - of_best).mean())
     low, high = np.clip(np.quantile(unseen, [0.025, 0.975]) + estimate - unseen.mean(), -1.0, 1.0)
+    low, high = min(low, estimate), max(high, estimate)  # a few samples may lie far below all others
     shares = np.bincount(chosen, minlength=len(tries)) / len(chosen)
     return Estimate(float(estimate), float(low), float(high)), shares.tolist()
 
