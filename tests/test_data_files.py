@@ -303,6 +303,7 @@ def test_train_alone_when_rows_of_it_are_held_out(cli, tmp_path):
     for options, file in ((), "file/reviews.csv"), (("--data-dir", "copy.csv"), "copy.csv"):
         refused = cli("evaluate", "out-file/", *options)
         assert_sentence(refused, 1, f"out-file was trained on rows of {file}: use --data-dir")
+    assert_sentence(cli("predict", "out-file/"), 1, "or `attnreg predict RUN FILE` to predict some")
     ran(cli("predict", "out-file/", "copy.csv"))
     made.write_rows(tmp_path / "new.json", rows(3))
     for split in ("validation", "test"):

@@ -128,13 +128,14 @@ class SavedModel:
     def _refuse_training_rows(self, task: Task) -> None:
         """Refuse a file that has all rows of the run, those that it was trained on, too."""
         if WHOLE in named_sources(task, self._folder)[2].values():
-            raise InputError(f"{self.run} was trained on rows of {self._folder}: use --data-dir to give other rows.")
+            other = "use --data-dir to give other rows, or `attnreg predict RUN FILE` to predict some"
+            raise InputError(f"{self.run} was trained on rows of {self._folder}: {other}.")
 
     def _load(self, task: Task) -> tuple[nn.Module, Kind]:
         """Load the model, and the kind that encodes the rows of a task for it."""
         folder, classes = self.run / "model", self._classes
         if not RunReader(self.run).finished:
-            raise InputError(f"The run in {self.run} has not finished: continue it with --resume.")
+            raise _unfinished(self.run)
         reading = None if classes == task.labels else reading_of(classes, task)
         model, tokenizer, missing, _ = load_pretrained(replace(task, labels=classes), str(folder))
         if missing:
@@ -149,6 +150,10 @@ class SavedModel:
         return to_score(kind.encode(rows), self.batch_size, kind, self._device)
 
 
+def _unfinished(run: Path) -> InputError:
+    return InputError(f"The run in {run} has not finished: continue it with --resume.")
+
+
 def _config(run: Path) -> dict[str, Any]:
     if not run.is_dir():
         raise InputError(f"Run folder {run} not found.")
@@ -156,6 +161,8 @@ def _config(run: Path) -> dict[str, Any]:
         raise InputError(f"{run} is the model of a run: give the run folder, {run.parent}.")
     config = RunReader(run).config
     if not (run / "model" / "config.json").is_file():
+        if not RunReader(run).finished:
+            raise _unfinished(run)
         raise InputError(f"No model in {run / 'model'}. Comparisons keep models only with --keep-models.")
     try:
         return {**config, "task": str(config["task"]), "max_length": int(config["max_length"])}
