@@ -90,8 +90,9 @@ def test_a_shell_completes_names(typed, found):
     assert all(each.value.startswith(last) for each in completed)
 
 
-def test_results_of_a_custom_task_are_named_after_its_data():
-    args = ["--task", "custom", "--text-columns", "text", "--data-dir", "reviews"]
+@pytest.mark.parametrize("data", ["reviews", "../reviews/", "reviews.csv", "reviews.jsonl.gz"])
+def test_results_of_a_custom_task_are_named_after_its_data(data):
+    args = ["--task", "custom", "--text-columns", "text", "--data-dir", data]
     assert str(load_command("finetune").settings(args).output_dir) == "runs/finetune-reviews-seed0"
 
 

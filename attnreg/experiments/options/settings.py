@@ -30,6 +30,7 @@ from attnreg.experiments.options.option import (
 )
 from attnreg.experiments.tasks.built_in import TASKS, choose_task
 from attnreg.experiments.tasks.kinds import KINDS
+from attnreg.experiments.tasks.loading.files import stem_of
 from attnreg.experiments.tasks.models.pooling import POOLINGS
 from attnreg.experiments.tasks.task import Task
 
@@ -314,8 +315,8 @@ def too_few_rows(size: int, rows: int, flag: str | None) -> InputError:
 
 
 def data_name(task: str, data_dir: str | None) -> str:
-    """Return the name of the data for a folder of results: the task's or, of a custom task, the data folder's."""
-    return (task == "custom" and data_dir and Path(data_dir).resolve().name) or task
+    """Return the name of the data for a folder of results: the task's or, of a custom task, the folder's or file's."""
+    return (task == "custom" and data_dir and stem_of(Path(data_dir).resolve())) or task
 
 
 def shared_options(*scopes: str, defaults: Mapping[str, Any] | None = None) -> list[Callable[[Any], Any]]:
