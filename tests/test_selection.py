@@ -96,10 +96,7 @@ def test_an_unfinished_run_is_not_evaluated(cli, tmp_path):
     shutil.copytree(tmp_path / "out" / "model", tmp_path / "alone")
     assert_sentence(cli("predict", "alone", "new.csv"), 1, "alone was not saved by `attnreg fit`: load it with transf")
     shutil.rmtree(tmp_path / "out" / "model")
-    for command in (
-        ["evaluate", "out"],
-        ["predict", "out", "new.csv"],
-    ):  # stopped in training: not one without its model
+    for command in (["evaluate", "out"], ["predict", "out", "new.csv"]):  # it was stopped in training
         assert_sentence(cli(*command), 1, "The run in out has not finished: continue it with --resume")
     (tmp_path / "out" / "result.json").write_text("{}")
     assert_sentence(cli("evaluate", "out"), 1, "No model in out/model")
