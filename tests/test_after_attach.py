@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import transformers as hf
+from accelerate import dispatch_model
+from accelerate.hooks import remove_hook_from_submodules
 from torch import nn
 
 import attnreg
@@ -89,6 +91,24 @@ def test_a_forward_that_is_wrapped_is_masked(wrap):
             layer.forward = types.MethodType(lambda self, x, *args, **kwargs: x, layer)  # skipped, as by LayerDrop
         if wrap is not wrap_by_closure:
             model(input_ids=IDS)
+
+
+@pytest.mark.parametrize("make", [attnreg.AttentionDropout, attnreg.HiddenDropout, attnreg.LayerDrop])
+def test_forwards_that_accelerate_restores_are_noticed(make):
+    # As when peft loads an adapter for a model that is dispatched to the CPU.
+    model = dispatch_model(small(), {"": "cpu"}, force_hooks=True)
+    handle = attnreg.attach(model, make(0.5))
+    several_passes(model)
+    remove_hook_from_submodules(model)
+    with pytest.raises(NoAttentionError, match="was not masked, because its `forward` was replaced"):
+        model(input_ids=IDS)
+    with torch.no_grad():
+        plain = model(input_ids=IDS)[0]
+    with pytest.raises(ValueError, match="You must specify"):
+        model()  # so that the pass is not checked
+    handle.detach()
+    assert torch.equal(model(input_ids=IDS)[0], plain)
+    assert not model._forward_hooks
 
 
 PARALLEL = """

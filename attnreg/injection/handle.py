@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from attnreg.arguments import short
 from attnreg.errors import InputError
@@ -23,7 +24,7 @@ from attnreg.injection.discovery.snapshot import evaluated
 from attnreg.injection.report import DroppedTokens, Rates, Report, dropped_tokens, names_of
 from attnreg.injection.running.attached_block import attached_blocks
 from attnreg.injection.running.attached_module import attached_modules
-from attnreg.injection.running.changes import Changes
+from attnreg.injection.running.changes import Changes, is_installed
 from attnreg.injection.running.padding import DECODES, Padding, conventions_of, hides_padding
 from attnreg.injection.running.passes import Passes
 from attnreg.injection.running.replaced_forward import (
@@ -93,7 +94,8 @@ class AttachHandle:
             attached.install(self)
         masked = [replaced for replaced in self._replaced if not isinstance(replaced, AttachedEntry)]
         passes.changes = Changes(model, masked, found.names)
-        self._hook = model.register_forward_pre_hook(functools.partial(_refuse_replicas, model))
+        self._hook = model.register_forward_pre_hook(functools.partial(_before_call, model))
+        self._check: RemovableHandle | None = None  # a hook that checks what has run, for one call of the model
 
     @property
     def provider(self) -> Regularizer:
@@ -290,7 +292,9 @@ class AttachHandle:
     def _remove(self) -> None:
         for attached in reversed(self._replaced):
             attached.remove()
-        self._hook.remove()
+        for hook in (self._hook, self._check):
+            if hook is not None:
+                hook.remove()
         self._replaced = []
         self._passes.attached = False
 
@@ -357,9 +361,24 @@ def _written_out() -> Iterator[None]:
 
 
 # Hooks are partials of module-level functions, because closures can be neither pickled nor copied.
-def _refuse_replicas(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
+def _before_call(attached: nn.Module, model: nn.Module, args: tuple[Any, ...]) -> None:
     if model is not attached:
         raise RuntimeError(
             "This is a shallow copy of the attached model, as nn.DataParallel makes them; it would share the provider. "
             "Use `copy.deepcopy`, or one process per device (DistributedDataParallel, `accelerate launch`, `torchrun`)."
         )
+    handle: AttachHandle = vars(model)[MARK].handle
+    passes = handle._passes
+    if torch.compiler.is_compiling() or passes.latest.is_running or is_installed(handle._replaced[-1]):
+        return
+    # No pass may begin, and so none is checked: accelerate restores all forwards at once when it removes its hooks.
+    passes.forget_calls()
+    handle._check = handle._check or model.register_forward_hook(_after_call)
+
+
+def _after_call(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    handle: AttachHandle = vars(model)[MARK].handle
+    if handle._check is not None:
+        handle._check.remove()
+        handle._check = None
+    handle._passes.changes.check_forwards(handle._passes.acts_on)

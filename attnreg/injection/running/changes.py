@@ -47,6 +47,14 @@ class Changes:
             if (now := len(blocks._modules)) != count:
                 raise NoAttentionError(f"{name} had {count} entries when it was attached, and has {now} now. {AGAIN}.")
 
+    def check_forwards(self, acts_on: Callable[[nn.Module], bool]) -> None:
+        """Raise if a module that would be masked did not run, because its forward was replaced."""
+        for masked in self._masked:
+            if not masked.calls.done and acts_on(masked.module) and not is_installed(masked):
+                raise NoAttentionError(
+                    f"{masked.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
+                )
+
     def check_ran(self, acts_on: Callable[[nn.Module], bool]) -> None:
         """Raise if a module did not run in the present pass, because its forward was replaced, or not often enough.
 
@@ -55,21 +63,13 @@ class Changes:
         """
         for masked in self._masked:
             calls = masked.calls
-            if calls.done >= calls.number or not acts_on(masked.module):
-                continue
-            if calls.done:
-                if masked.calls_differ:
-                    raise NoAttentionError(
-                        f"{masked.name} is called {calls.done} times in this forward pass, but was called "
-                        f"{calls.number} times when it was attached, so it is unknown which of these calls to mask. "
-                        "Attach with `example_inputs` like these inputs, or to all layers and stacks."
-                    )
-                continue
-            forward = masked.module.__dict__.get("forward")
-            if forward is not masked.installed and not _leads_to(forward, masked):
+            if 0 < calls.done < calls.number and masked.calls_differ and acts_on(masked.module):
                 raise NoAttentionError(
-                    f"{masked.name} was not masked, because its `forward` was replaced after it was attached. {AGAIN}."
+                    f"{masked.name} is called {calls.done} times in this forward pass, but was called "
+                    f"{calls.number} times when it was attached, so it is unknown which of these calls to mask. "
+                    "Attach with `example_inputs` like these inputs, or to all layers and stacks."
                 )
+        self.check_forwards(acts_on)
         self._silent = tuple(masked for masked in self._silent if not masked.calls.done and acts_on(masked.module))
         self._passes += 1
         if self._passes % PATIENCE:
@@ -87,8 +87,9 @@ class Changes:
         self._silent = self._watched
 
 
-def _leads_to(forward: Any, masked: Any) -> bool:
-    """Whether a forward wraps the one that was installed, as ``functools`` or accelerate do."""
+def is_installed(masked: Any) -> bool:
+    """Whether the forward of a module is the one that was installed, or wraps it, as ``functools`` or accelerate do."""
+    forward = masked.module.__dict__.get("forward")
     while forward is not None and forward is not masked.installed:
         forward = getattr(forward, "__wrapped__", None) or getattr(forward, "func", None)
     return forward is not None or any(value is masked.installed for value in vars(masked.module).values())

@@ -219,6 +219,12 @@ class Passes(Repeatable):
                 self.changes.check_modules()
             self._run(now, inputs, names)
 
+    def forget_calls(self) -> None:
+        """Count the calls of modules anew, before a call of the model that may begin no pass."""
+        self.latest.is_open = False
+        for calls in self._calls:
+            calls.done = 0
+
     def end(self, *, completed: bool = False) -> None:
         """End the forward pass, or the present part of a pass that may go on in another part of the model."""
         now = self.latest
