@@ -11,6 +11,7 @@ from torch import nn
 import attnreg
 from attnreg.errors import AttnRegWarning
 from tests.helpers.cases import BERT, TRANSFORMERS, model_case, output
+from tests.helpers.handwritten import Attention, fused
 from tests.helpers.passes import models, run, same, without_dropout
 from tests.helpers.regularizers import Scale
 
@@ -288,6 +289,43 @@ def test_states_of_unknown_layout_are_refused():
     x = torch.randn(2, 5, 3, 8)
     with pytest.raises(ValueError, match="has no such hidden states"):
         attnreg.attach(Hidden(2).train(), Scale("output"), example_inputs=(x,))
+
+
+class Joint(nn.Module):
+    """A block of images and texts, in which both attend to both, as in Flux."""
+
+    def __init__(self, text_first):
+        super().__init__()
+        self.attention, self.text_first = Attention(fused), text_first
+
+    def forward(self, image, text, time):
+        image, text = image * time[:, None], text * time[:, None]
+        updates = self.attention(torch.cat([text, image], 1)).chunk(2, 1)
+        text, image = text + updates[0], image + updates[1]
+        return (text, image) if self.text_first else (image, text)
+
+
+class JointModel(nn.Module):
+    def __init__(self, text_first):
+        super().__init__()
+        self.blocks = nn.ModuleList(Joint(text_first) for _ in range(2))
+
+    def forward(self, image, text, time):
+        for block in self.blocks:
+            states = block(image, text, time)
+            image, text = reversed(states) if block.text_first else states
+        return image
+
+
+@pytest.mark.parametrize("order", [("image", "text", "time"), ("time", "text", "image")])
+def test_a_block_that_returns_other_states_first_is_none(order):
+    sizes = {"image": (2, 5, 16), "text": (2, 5, 16), "time": (2, 16)}
+    inputs = {name: torch.randn(sizes[name]) for name in order}
+    with attnreg.attach(JointModel(text_first=False), Scale("output"), example_inputs=inputs) as handle:
+        assert [site.name for site in handle.sites] == ["blocks.0", "blocks.1"]
+    for layers in (None, [0], [1]):
+        with pytest.raises(ValueError, match="there is none around blocks"):
+            attnreg.attach(JointModel(True), attnreg.LayerDrop(0.5), example_inputs=inputs, layers=layers)
 
 
 class Router(nn.Linear):

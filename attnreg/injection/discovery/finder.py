@@ -18,7 +18,7 @@ from attnreg.functional.validity import allowed
 from attnreg.injection.backends import BACKENDS, BY_FUNCTION, Call, Noting
 from attnreg.injection.discovery import rules
 from attnreg.injection.discovery.blocks import LISTS, ModuleCall
-from attnreg.injection.discovery.origins import compact
+from attnreg.injection.discovery.origins import FIRST, compact
 from attnreg.injection.discovery.structure import Structure, structure_of
 from attnreg.injection.discovery.tracing import Tracer
 
@@ -128,10 +128,25 @@ class Finder(Noting):
         finally:
             self._running.pop()
         call.end(output)
+        call.is_block = call.is_block and self._returns_states_first(call, output)
         if isinstance(module, nn.Linear) and isinstance(output, Tensor) and output.dim() == 2:
             call.around, call.rows, call.input_name = tuple(self._running), len(output), "input"
             self.linear.append((call, output))
         return output
+
+    def _returns_states_first(self, call: ModuleCall, output: Any) -> bool:
+        """Whether no other entry of a block's output comes from its first argument more clearly than the first entry.
+
+        Blocks of Flux get the states of images and texts, and return those of texts and images.
+        """
+        entries = output if isinstance(output, (tuple, list)) else ()
+        alike = [entry for entry in entries if isinstance(entry, Tensor) and entry.shape == call.shape]
+        with self._tracer.paused():
+            states, *origins = map(self._tracer.origins.read, (call.states, *alike))
+            if states is None or len(origins) < 2:
+                return True
+            equal = [0 if origin is None else int((origin[FIRST] == states[FIRST]).sum()) for origin in origins]
+        return equal[0] == max(equal)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
