@@ -65,9 +65,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that names the nearest known name, to end an error message; empty if none is near.
 
     Example:
-        >>> did_you_mean("colas", ["cola", "rte"]), did_you_mean("drophead", ["DropHead"]), did_you_mean("xyz", ["rte"])
-        (' Did you mean cola?', ' Did you mean DropHead?', '')
+        >>> did_you_mean("colas", ["cola", "rte"]), did_you_mean("GNet", ["GNetProvider"]), did_you_mean("xyz", ["rte"])
+        (' Did you mean cola?', ' Did you mean GNetProvider?', '')
     """
     spelled = {candidate.lower(): candidate for candidate in known}
-    nearest = difflib.get_close_matches(name.lower(), spelled, n=1)
+    longer = [candidate for candidate in spelled if len(name) > 3 and candidate.startswith(name.lower())]
+    nearest = difflib.get_close_matches(name.lower(), spelled, n=1) or longer
     return f" Did you mean {spelled[nearest[0]]}?" if nearest else ""
