@@ -25,7 +25,7 @@ def accuracy(labels, predictions):
 
 
 def slow_estimate(labels, tries, draws):
-    """The estimate of BBC-CV with the rule of one standard error, written out, and how often each try is chosen."""
+    """The estimate of BBC-CV with the rule of half a standard error, written out, and how often each try is chosen."""
     found = []
     for drawn in draws:
         inside = [row for row, times in enumerate(drawn) for _ in range(times)]
@@ -37,7 +37,7 @@ def slow_estimate(labels, tries, draws):
         for number in range(len(tries)):
             gaps = [each[best][0] - each[number][0] for each in found]
             mean = sum(gaps) / len(gaps)
-            if right[best] - right[number] <= math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)):
+            if right[best] - right[number] <= math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / 2:
                 break
         return number
 
@@ -65,7 +65,7 @@ def test_the_estimate_is_that_of_a_slow_loop():
 @pytest.mark.parametrize("classes", [15, 40])
 def test_macro_f1_of_classes_with_few_rows_is_promised_without_bias(classes):
     answers, truth, promised = Answers("macro_f1", np.arange(classes)), [], []
-    for seed in range(12):
+    for seed in range(24):
         draw = np.random.default_rng(seed)
         labels, new = np.arange(6 * classes) % classes, np.arange(400 * classes) % classes
         tries, of_new = (
@@ -105,7 +105,7 @@ def test_a_race_in_which_all_rows_are_right_promises_no_certainty(monkeypatch):
     assert found.in_folds.low == pytest.approx(1 / (1 + 1.96**2 / 40), abs=1e-3)  # of 40 rows
 
 
-@pytest.mark.parametrize(("more", "chosen"), [(0, 0), (2, 0), (20, 1)])
+@pytest.mark.parametrize(("more", "chosen"), [(0, 0), (2, 0), (5, 1), (20, 1)])
 def test_the_first_try_is_kept_unless_another_is_better_by_more_than_chance(more, chosen):
     labels = np.zeros(100, int)
     first, second = (np.arange(100) % 10 < 3).astype(int), (np.arange(100) % 7 < 2).astype(int)
@@ -240,9 +240,9 @@ def test_a_race_finds_the_best_and_drops_what_is_losing(monkeypatch):
     assert found.estimate.score >= found.in_folds.score
 
 
-@pytest.mark.parametrize("budget", [300, 400])
+@pytest.mark.parametrize("budget", [400, 800])
 def test_what_usually_scores_most_is_kept_where_another_is_better_by_chance(budget, monkeypatch):
-    found, _ = raced(budget, lambda which: 0.8, monkeypatch)
+    found, _ = raced(budget, lambda which: 0.83 if which.contrasts else 0.8, monkeypatch)
     assert found.scores[0] < max(found.scores)
     assert found.best.contrasts
     assert found.best == found.tries[0]
@@ -265,9 +265,9 @@ def test_who_leads_is_not_dropped_where_time_is_short(monkeypatch):
 
 
 def test_probes_come_last_as_what_usually_scores_least(monkeypatch):
-    found, _ = raced(800, lambda which: 0.79 if which.is_probe else 0.8, monkeypatch)
+    found, _ = raced(400, lambda which: 0.79 if which.is_probe else 0.8, monkeypatch)
     kinds = [each.is_probe for each in found.tries]
-    assert len(kinds) > 4  # more than entered
+    assert any(each.ad_drop for each in found.tries)  # which joined later
     assert kinds == sorted(kinds) != [False] * len(kinds)
 
 

@@ -75,8 +75,9 @@ class Report:
             Heading("What was tried"),
             Paragraph(
                 f"Every try was trained on {outcome.trained_on:.0%} of the rows and scored on rows that it had not "
-                f"seen, {len(outcome.rows)} in all. Among the tries within a standard error of the best score, the one "
-                "that usually scores most is chosen. The last column is the share of bootstrap samples that choose it."
+                f"seen, {len(outcome.rows)} in all. Among the tries within half a standard error of the best score, "
+                "the one that usually scores most is chosen. The last column is the share of bootstrap samples that "
+                "choose it."
             ),
             self._tries(),
             *(self._of_classes() if self.names else self._of_numbers()),
