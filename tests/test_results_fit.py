@@ -23,6 +23,7 @@ UNSEEN = {
 OF_UNSEEN = "Five data sets that `fit` was not made with"
 AGAIN, LONGER, MORE = "With contrastive fine-tuning", "With more tokens", "Three more, and the second model"
 MEANS, SECOND = "Fits with the mean of several trainings", "With 100 rows, another seed"
+NOW = "With 500 rows, a head that is fitted again"
 
 
 def read(path):
@@ -34,7 +35,10 @@ def part_of_fit(title):
     """A section of the page of fits, its runs, and how far promises were off, in points, and the data sets of these."""
     page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
     section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    files = {AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv", SECOND: "hundred.csv"}
+    files = {
+        AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv", SECOND: "hundred.csv",
+        NOW: "now.csv",
+    }  # fmt: skip
     runs = read(RESULTS / "fit" / files.get(title, "runs.csv"))
     if title not in files:
         titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
@@ -46,7 +50,8 @@ def part_of_fit(title):
 
 
 @pytest.mark.parametrize(
-    "title", ["So far", AGAIN, LONGER, MORE, MEANS, SECOND, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN]
+    "title",
+    ["So far", AGAIN, LONGER, MORE, MEANS, SECOND, NOW, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN],
 )
 def test_the_page_of_fit_has_the_scores_of_its_runs(title):
     page, runs, gaps, _ = part_of_fit(title)
@@ -94,6 +99,18 @@ def test_the_heads_that_are_fitted_again_are_those_of_their_table():
     assert [*map(float, said.groups())] == pytest.approx(expected, abs=0.0501)
 
 
+def test_the_order_of_two_ways_is_that_of_their_table():
+    page, _, _, _ = part_of_fit("Which comes first")
+    table = pd.read_csv(RESULTS / "fit" / "order.csv")
+    gaps = 100 * (table["LP-FT"] - table["contrastive"])
+    for number, run in table.iterrows():
+        scores = f"{run['contrastive']:.3f} | {run['LP-FT']:.3f} | {gaps[number]:+.1f}"
+        assert f"| {NAMES[run['data']]} | {MODELS[run['model']]} | {run['rows']} | {scores} |" in page
+    said = map(float, re.search(r"scores (\d\.\d) points less .* and (\d\.\d) more with e5", page).groups())
+    expected = [gaps[table["model"] == model].mean() for model in MODELS]
+    assert [*said] == pytest.approx([-expected[0], expected[1]], abs=0.0501)
+
+
 def test_promises_by_data_set_are_those_of_the_runs():
     page, _, gaps, data = part_of_fit("So far")
     means = [gaps[[name == each for each in data]].mean() for name in NAMES]
@@ -107,7 +124,7 @@ def test_promises_by_data_set_are_those_of_the_runs():
 
 def test_the_results_count_the_comparisons_in_which_fit_leads():
     scores = defaultdict(dict)
-    tables = "runs.csv", "again.csv", "averaged.csv", "unseen.csv", "hundred.csv"
+    tables = "runs.csv", "again.csv", "averaged.csv", "now.csv", "unseen.csv", "hundred.csv"
     for name in tables:  # the later fits replace earlier ones of the same rows
         for run in read(RESULTS / "fit" / name):
             scores[run["data"], run["rows"], run["model"], run["seed"]][run["method"]] = float(run["score"])
