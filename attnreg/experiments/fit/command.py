@@ -70,7 +70,7 @@ def fit_and_report(data: Path, table: FittedRows, output_dir: Path | None, threa
 
 def predict_file(model: Path, data: Path | None, text_columns: str | None, output: Path, device: str | None) -> str:
     """Write rows with the predictions of a fit or a run; return a message about them."""
-    if RunReader(model).is_run or (model.name == "model" and RunReader(model.parent).is_run):  # the latter is refused
+    if RunReader(model).is_run:
         if text_columns is not None:
             raise UsageError("--text-columns is for the model of a fit: a run knows its columns.")
         rows = SavedModel(model, {}, None if data is None else str(data), device=device).predict()

@@ -185,7 +185,10 @@ class TextModel(BaseEstimator):
         except (OSError, ValueError) as error:
             raise InputError(f"No model in {path}: {error}") from error
         if (saved := getattr(config, _KEY, None)) is None:
-            raise InputError(f"The model in {path} was not saved by `attnreg fit`: load it with transformers.")
+            raise InputError(
+                f"The model in {path} was not saved by `attnreg fit`: give the folder of its run, or load it with "
+                "transformers."
+            )
         kind = TextRegressor if saved["classes"] is None else TextClassifier
         if not issubclass(kind, cls):
             raise InputError(f"The model in {path} was saved by {kind.__name__}, not {cls.__name__}.")
