@@ -1,10 +1,11 @@
 """Is the mean of several fine-tunings better than one? One line per data set and way, appended to a table.
 
 Usage: python docs/results/fit/averages.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
+       [--seed 810] [--networks 4] [--test-rows 1200]
 
-Rows are drawn by the seed; a way is trained on all of them with four seeds. The table has the mean accuracy of the four
-networks, and what means of the weights of two, three and four score, and means of their probabilities, on at most 1,200
-test rows.
+Rows are drawn by the seed; a way is trained on all of them with several seeds. The table has the mean accuracy of the
+networks, and what means of the weights of two, three and four score, and means of their probabilities, on some test
+rows. With ``--seed 830 --networks 2 --test-rows 1500``, the weights of two are those of order.csv.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from attnreg.experiments.fit import race
 from attnreg.experiments.fit.rows import texts_in
 from attnreg.experiments.fit.tries import Bench, Try
 
-SEED, NETWORKS, TEST_ROWS = 810, 4, 1200
 SUBSETS = {2: 3, 3: 2, 4: 1}  # by size, how many subsets of the networks
 beside = runpy.run_path(str(Path(__file__).with_name("beside.py")))
 
@@ -82,8 +82,10 @@ def main() -> None:
     """Append a line for each data set and way."""
     parser = arguments(__doc__, ["cr", "mr", "trec", "sst2_sentences", "subj", "mrpc"])
     parser.add_argument("--ways", nargs="+", default=["contrastive", "LP-FT"])
+    for name, default in {"--seed": 810, "--networks": 4, "--test-rows": 1200}.items():
+        parser.add_argument(name, type=int, default=default)
     options = parser.parse_args()
-    for name, bench, classes, tested, right in prepared(options, SEED, TEST_ROWS):
+    for name, bench, classes, tested, right in prepared(options, options.seed, options.test_rows):
         count = len(bench.labels)
         for way in options.ways:
             candidate, made, probabilities = ways(count, classes)[way], {}, []
@@ -91,11 +93,11 @@ def main() -> None:
             def accuracy(outputs: Any, right: Any = right) -> float:
                 return float((outputs.argmax(1) == right).mean())
 
-            for number in range(NETWORKS):
-                made[number] = bench.trained(candidate, np.arange(count), SEED + 1000 * number, lambda: None)
+            for number in range(options.networks):
+                made[number] = bench.trained(candidate, np.arange(count), options.seed + 1000 * number, lambda: None)
                 probabilities.append(softmax(bench.logits(made[number], tested), 1))
             line = {"data": name, "rows": count, "way": way, "one": np.mean([*map(accuracy, probabilities)])}
-            for size, subset_count in SUBSETS.items():
+            for size, subset_count in [of for of in SUBSETS.items() if of[0] <= options.networks]:
                 subsets = [*itertools.islice(itertools.combinations(made, size), subset_count)]
                 with patch.object(bench, "trained", lambda candidate, rows, number, tick, made=made: made[number]):
                     means = [bench.averaged(candidate, np.arange(count), subset, lambda: None)[0] for subset in subsets]
