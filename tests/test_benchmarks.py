@@ -53,7 +53,14 @@ LONGER = {
 # test_fit_schedule.py, and below
 ELSEWHERE = {
     f"docs/results/{name}.py"
-    for name in ("attendout/schedule", "fit/averages", "fit/beside", "fit/heads", "fit/honest", "fit/unseen")
+    for name in (
+        "attendout/schedule",
+        "fit-trials/averages",
+        "fit-trials/heads",
+        "fit/beside",
+        "fit/honest",
+        "fit/unseen",
+    )
 }
 
 
@@ -134,7 +141,7 @@ def test_means_of_networks_stand_beside_one(sentences, monkeypatch):
     for way in ("contrastive", "LP-FT"):
         monkeypatch.setattr(sys, "argv", ["averages.py", *given, way])
         with restored_threads():
-            runpy.run_path(str(STUDIES / "fit/averages.py"), run_name="__main__")
+            runpy.run_path(str(STUDIES / "fit-trials/averages.py"), run_name="__main__")
     with Path("table.csv").open(newline="") as file:
         table = [*csv.DictReader(file)]
     assert [(row["way"], row["rows"]) for row in table] == [("contrastive", "30"), ("LP-FT", "30")]
@@ -149,7 +156,7 @@ def test_heads_that_are_fitted_again_stand_beside_those_of_fine_tuning(sentences
     given = ["heads.py", "heads.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences]
     monkeypatch.setattr(sys, "argv", given)
     with restored_threads():
-        runpy.run_path(str(STUDIES / "fit/heads.py"), run_name="__main__")
+        runpy.run_path(str(STUDIES / "fit-trials/heads.py"), run_name="__main__")
     with Path("heads.csv").open(newline="") as file:
         ((data, rows, model, *scores),) = [[*row.values()] for row in csv.DictReader(file)]
     assert (data, rows, model, len(scores)) == (sentences, "30", "tiny", 10)

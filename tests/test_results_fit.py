@@ -1,10 +1,8 @@
-"""What the page of fits says is what its tables have."""
+"""What the pages of fits say is what their tables have."""
 
-import csv
+import itertools
 import re
-from collections import defaultdict
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -20,61 +18,133 @@ UNSEEN = {
     "tweets": "Tweets", "newsgroups": "Newsgroups", "reuters_r8": "Reuters R8", "slovenian": "Slovenian comments",
     "books": "Books", "friends": "Friends", "mails": "Mails",
 }  # fmt: skip
-OF_UNSEEN = "Five data sets that `fit` was not made with"
-AGAIN, LONGER, MORE = "With contrastive fine-tuning", "With more tokens", "Three more, and the second model"
-MEANS, SECOND = "Fits with the mean of several trainings", "With 100 rows, another seed"
-NOW = "With 500 rows, a head that is fitted again"
+KEY = ["data", "rows", "model", "seed", "method"]
+OTHERS = ["Trainer, 10 epochs", "SetFit", "logistic regression"]
 
 
-def read(path):
-    with path.open(newline="") as file:
-        return [*csv.DictReader(file)]
+def page_of(study):
+    return (RESULTS / study / "README.md").read_text(encoding="utf-8")
 
 
-def part_of_fit(title):
-    """A section of the page of fits, its runs, and how far promises were off, in points, and the data sets of these."""
-    page = (RESULTS / "fit" / "README.md").read_text(encoding="utf-8")
-    section = page.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    files = {
-        AGAIN: "again.csv", LONGER: "longer.csv", MORE: "unseen.csv", MEANS: "averaged.csv", SECOND: "hundred.csv",
-        NOW: "now.csv",
-    }  # fmt: skip
-    runs = read(RESULTS / "fit" / files.get(title, "runs.csv"))
-    if title not in files:
-        titles = {rows: f"With {rows} rows" for rows in ("50", "100", "200")}
-        of_rows = [(titles.get(run["rows"], "So far"), run) for run in runs]
-        runs = [run for of, run in of_rows if (OF_UNSEEN if run["data"] in UNSEEN else of) == title]
-    fits = [run for run in runs if run["method"] == "fit"]
-    gaps = np.array([100 * (float(run["promised"]) - float(run["score"])) for run in fits])
-    return section, runs, gaps, [run["data"] for run in fits]
+def rows_of(text):
+    """The rows of a table of Markdown, as lists of cells."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip(" `").replace("`", "") for cell in line.split("|")[1:-1]] for line in lines]
 
 
-@pytest.mark.parametrize(
-    "title",
-    ["So far", AGAIN, LONGER, MORE, MEANS, SECOND, NOW, "With 200 rows", "With 100 rows", "With 50 rows", OF_UNSEEN],
-)
-def test_the_page_of_fit_has_the_scores_of_its_runs(title):
-    page, runs, gaps, _ = part_of_fit(title)
-    heads, _, *lines = (
-        [each.strip("` ") for each in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line
-    )
-    table = {(row[0], row[1], row[2]): dict(zip(heads, row, strict=True)) for row in lines}
-    shown = 0
-    for run in runs:
-        row = table[(NAMES | UNSEEN)[run["data"]], MODELS[run["model"]], run["seed"]]
-        assert row[run["method"]] == f"{float(run['score']):.3f}"
-        assert run["method"] != "fit" or row["promised"] == f"{float(run['promised']):.3f}"
-        shown += 1 + (run["method"] == "fit")
-    assert shown == sum(bool(cell) for row in table.values() for cell in [*row.values()][3:-1])
-    mean, error = map(float, re.search(r"test\*\*, over.*: ([+-]\d\.\d) points.*\s(\d\.\d)\.", page).groups())
-    assert (mean, error) == pytest.approx((gaps.mean(), gaps.std(ddof=1) / len(gaps) ** 0.5), abs=0.0501)
-    inside = sum(float(run["low"]) <= float(run["score"]) <= float(run["high"]) for run in runs if run["low"])
-    assert f"In {inside} of {len(gaps)} the test score lies" in page
+@pytest.fixture(scope="module")
+def runs():
+    return pd.read_csv(RESULTS / "fit" / "runs.csv")
+
+
+@pytest.fixture(scope="module")
+def parts(runs):
+    """The latest runs, by section of the page; data sets are unseen only until `fit` is changed because of them."""
+    runs = runs[~(runs["data"].isin(UNSEEN) & (runs["version"] == "longer"))].drop_duplicates(KEY, keep="last")
+    seen, of_few = runs[runs["data"].isin(NAMES)], (200, 100, 50)
+    return {
+        "With 500 rows": seen[~seen["rows"].isin(of_few) & (seen["seed"] == 800)],
+        **{f"With {rows} rows": seen[seen["rows"] == rows] for rows in of_few},
+        "Data that `fit` was not made with": runs[runs["data"].isin(UNSEEN)],
+    }
+
+
+def promises(fits):
+    """How far promises were off, in points: the mean and its standard error; and how many scores the intervals hold."""
+    gaps = 100 * (fits["promised"] - fits["score"])
+    inside = (fits["low"] <= fits["score"]) & (fits["score"] <= fits["high"])
+    return gaps.mean(), gaps.sem(), f"{inside.sum()} of {len(fits)}"
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_section_has_the_scores_of_its_runs(parts, number):
+    title, part = [*parts.items()][number]
+    heads, _, *lines = rows_of(page_of("fit").partition(f"## {title}\n")[2].partition("\n## ")[0])
+    table = [dict(zip(heads, line, strict=True)) for line in lines]
+    shown = {(row["data set"], row["model"], row.get("seed", "800")): row for row in table}
+    assert len(shown) == len(table)
+    cells = 0
+    for run in part.itertuples():
+        row = shown[(NAMES | UNSEEN)[run.data], MODELS[run.model], str(run.seed)]
+        assert row[run.method] == f"{run.score:.3f}"
+        if run.method == "fit":
+            expected = f"{run.promised:.3f}", run.chosen.partition(" (")[0], run.version
+            assert (row["promised"], row["fit chose"], row["version"]) == expected
+        cells += 4 if run.method == "fit" else 1
+    names = {"data set", "model", "seed"}
+    assert cells == sum(bool(cell) for row in table for name, cell in row.items() if name not in names)
+
+
+def test_the_summary_is_that_of_the_sections(parts):
+    five, *few, unseen = parts.values()
+    is_of_many = five["data"].isin(["banking77", "clinc150"])
+    groups = [five[~is_of_many], five[is_of_many], *few, unseen]
+    heads, _, *table = rows_of(page_of("fit").partition("## So far\n")[2].partition("\n## ")[0])
+    assert heads[2:5] == [f"- {name}" for name in OTHERS]
+    for (_, count, *cells), part in zip(table, [*groups, pd.concat(groups)], strict=True):
+        fits = part[part["method"] == "fit"]
+        scores = part.pivot_table(index=KEY[:4], columns="method", values="score")
+        expected = []
+        for other in OTHERS:
+            gaps = 100 * (scores["fit"] - scores[other]).dropna() if other in scores else []
+            leads = f" ({(gaps > 0).sum()} of {len(gaps)})" if len(gaps) else ""
+            expected.append(f"{gaps.mean():+.1f}{leads}" if len(gaps) else "")
+        mean, error, inside = promises(fits)
+        assert cells == [*expected, f"{mean:+.1f}", f"{error:.1f}", inside]
+        assert int(count) == len(fits)
+
+
+def test_the_results_count_the_comparisons_in_which_fit_leads(parts):
+    page = " ".join((RESULTS.parent / "results.md").read_text(encoding="utf-8").split())
+    scores = pd.concat(parts.values()).pivot_table(index=KEY[:4], columns="method", values="score")
+    leads = [
+        f"{(pair['fit'] > pair[other]).sum()} of {len(pair)}"
+        for other in OTHERS[:2]
+        for pair in [scores[["fit", other]].dropna()]
+    ]
+    assert f"Trainer's 10 epochs in {leads[0]} comparisons, SetFit in {leads[1]}" in page
+    best = []
+    for part in (parts["With 500 rows"], parts["Data that `fit` was not made with"]):
+        scores = part.pivot_table(index=KEY[:4], columns="method", values="score")
+        scores = scores[scores["Trainer, 10 epochs"].notna() & scores["fit"].notna()]  # the best of two says little
+        best.append(f"{(scores['fit'] == scores.max(axis=1)).sum()} of {len(scores)}")
+    assert f"above all others in {best[0]}; on unseen data, {best[1]}" in page
+
+
+def test_the_versions_of_fit_are_those_of_the_runs(runs):
+    page = page_of("fit-trials").partition("## From version to version\n")[2]
+    heads, _, *table = rows_of(page)
+    fits = runs[(runs["method"] == "fit") & runs["data"].isin(NAMES) & (runs["rows"] >= 500)]
+    scores = fits[fits["seed"] == 800].pivot_table(index=["data", "model"], columns="version", values="score")
+    versions = heads[2:]
+    assert {*versions} == {*scores}
+    short = {name: key for key, name in (NAMES | MODELS).items()}
+    for data, model, *cells in table:
+        of = scores.loc[short[data], short[model]]
+        assert cells == [f"{of[name]:.3f}" if of[name] == of[name] else "" for name in versions]
+    assert len(table) == len(scores)
+    words = " ".join(page.split())
+    gains = [100 * (scores[later] - scores[earlier]).mean() for earlier, later in itertools.pairwise(versions)]
+    said = [re.search(rf"\*{name}\* ([+-]\d\.\d)", words.partition("Each version")[2])[1] for name in versions[1:]]
+    assert [*map(float, said)] == pytest.approx(gains, abs=0.0501)
+    for name in versions:
+        mean, error, _ = promises(fits[fits["version"] == name])
+        numbers = re.search(
+            rf"\*{name}\* ([+-]\d\.\d) [^(]*\((?:standard error )?(\d\.\d)\)", words.partition("Promised")[2]
+        )
+        assert [*map(float, numbers.groups())] == pytest.approx([mean, error], abs=0.0501)
+    first = fits[fits["version"] == "first"]
+    means = (100 * (first["promised"] - first["score"])).groupby(first["data"]).mean()
+    said = re.search(
+        r", by data set: " + r" ([+-]\d\.\d)[,:] ".join(NAMES.values()) + r" ([+-]\d\.\d): ", words
+    ).groups()
+    assert [*map(float, said)] == pytest.approx([means[name] for name in NAMES], abs=0.0501)
+    assert float(re.search(r"over the eight has a standard error of (\d\.\d)", words)[1]) == round(means.sem(), 1)
 
 
 def test_the_means_of_networks_are_those_of_their_table():
-    page, _, _, _ = part_of_fit("The mean of several trainings")
-    table = pd.read_csv(RESULTS / "fit" / "averages.csv")
+    page = page_of("fit-trials")
+    table = pd.read_csv(RESULTS / "fit-trials" / "averages.csv")
     names = "weights of 4", "probabilities of 4", "weights of 2"
     whole, both, half = (100 * (table[name] - table["one"]) for name in names)
     for number, run in table.iterrows():
@@ -86,8 +156,8 @@ def test_the_means_of_networks_are_those_of_their_table():
 
 
 def test_the_heads_that_are_fitted_again_are_those_of_their_table():
-    page, _, _, _ = part_of_fit("A head that is fitted again")
-    table = pd.read_csv(RESULTS / "fit" / "heads.csv")
+    page = page_of("fit-trials")
+    table = pd.read_csv(RESULTS / "fit-trials" / "heads.csv")
     of_one = [100 * (table[f"one, C {penalty}"] - table["one"]) for penalty in ("0.01", "0.1", "1", "10")]
     gains = [of_one[1], 100 * (table["mean, C 0.1"] - table["mean"])]
     for number, run in table.iterrows():
@@ -100,8 +170,8 @@ def test_the_heads_that_are_fitted_again_are_those_of_their_table():
 
 
 def test_the_order_of_two_ways_is_that_of_their_table():
-    page, _, _, _ = part_of_fit("Which comes first")
-    table = pd.read_csv(RESULTS / "fit" / "order.csv")
+    page = page_of("fit-trials")
+    table = pd.read_csv(RESULTS / "fit-trials" / "order.csv")
     gaps = 100 * (table["LP-FT"] - table["contrastive"])
     for number, run in table.iterrows():
         scores = f"{run['contrastive']:.3f} | {run['LP-FT']:.3f} | {gaps[number]:+.1f}"
@@ -109,37 +179,3 @@ def test_the_order_of_two_ways_is_that_of_their_table():
     said = map(float, re.search(r"scores (\d\.\d) points less .* and (\d\.\d) more with e5", page).groups())
     expected = [gaps[table["model"] == model].mean() for model in MODELS]
     assert [*said] == pytest.approx([-expected[0], expected[1]], abs=0.0501)
-
-
-def test_promises_by_data_set_are_those_of_the_runs():
-    page, _, gaps, data = part_of_fit("So far")
-    means = [gaps[[name == each for each in data]].mean() for name in NAMES]
-    by_name = (
-        r" ([+-]\d\.\d)[,;]\s".join(NAMES.values()) + r" ([+-]\d\.\d);[^*]*\s([+-]\d\.\d),\sstandard\serror\s(\d\.\d)\."
-    )
-    said = map(float, re.search(r"By data set: " + by_name, page).groups())
-    error = np.std(means, ddof=1) / len(means) ** 0.5
-    assert [*said] == pytest.approx([*means, np.mean(means), error], abs=0.0501)
-
-
-def test_the_results_count_the_comparisons_in_which_fit_leads():
-    scores = defaultdict(dict)
-    tables = "runs.csv", "again.csv", "averaged.csv", "now.csv", "unseen.csv", "hundred.csv"
-    for name in tables:  # the later fits replace earlier ones of the same rows
-        for run in read(RESULTS / "fit" / name):
-            scores[run["data"], run["rows"], run["model"], run["seed"]][run["method"]] = float(run["score"])
-    page = " ".join((RESULTS.parent / "results.md").read_text(encoding="utf-8").split())
-    leads = {
-        method: [of["fit"] > of[method] for of in scores.values() if {"fit", method} <= {*of}]
-        for method in ("Trainer, 10 epochs", "SetFit")
-    }
-    (trainer, of_trainer), (setfit, of_setfit) = ((sum(won), len(won)) for won in leads.values())
-    assert f"Trainer's 10 epochs in {trainer} of {of_trainer} comparisons, SetFit in {setfit} of {of_setfit}" in page
-    again = [
-        scores[tuple(run[name] for name in ("data", "rows", "model", "seed"))]
-        for run in read(RESULTS / "fit" / "again.csv")
-    ]
-    again = [of for of in again if "Trainer, 10 epochs" in of]  # with one other method, the best of all says little
-    unseen = [of for (data, *_), of in scores.items() if data in UNSEEN and "Trainer, 10 epochs" in of]
-    best = [sum(of["fit"] == max(of.values()) for of in some) for some in (again, unseen)]
-    assert f"above all others in {best[0]} of {len(again)}; on unseen data, {best[1]} of {len(unseen)}" in page

@@ -1,6 +1,6 @@
 """Does LP-FT score more with a head that is fitted again at its end? One line per data set, appended to a table.
 
-Usage: python docs/results/fit/heads.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
+Usage: python docs/results/fit-trials/heads.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
 
 Two networks are trained on the same rows. The table has their mean accuracy and that of the mean of their weights, on
 at most 1,500 test rows, with the head of fine-tuning, and with heads that are fitted again with several penalties.

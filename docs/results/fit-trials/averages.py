@@ -1,6 +1,6 @@
 """Is the mean of several fine-tunings better than one? One line per data set and way, appended to a table.
 
-Usage: python docs/results/fit/averages.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
+Usage: python docs/results/fit-trials/averages.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
        [--seed 810] [--networks 4] [--test-rows 1200]
 
 Rows are drawn by the seed; a way is trained on all of them with several seeds. The table has the mean accuracy of the
@@ -31,7 +31,7 @@ from attnreg.experiments.fit.rows import texts_in
 from attnreg.experiments.fit.tries import Bench, Try
 
 SUBSETS = {2: 3, 3: 2, 4: 1}  # by size, how many subsets of the networks
-beside = runpy.run_path(str(Path(__file__).with_name("beside.py")))
+beside = runpy.run_path(str(Path(__file__).parents[1] / "fit" / "beside.py"))
 
 
 def arguments(usage: str | None, sets: list[str]) -> argparse.ArgumentParser:
