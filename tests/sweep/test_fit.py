@@ -43,7 +43,7 @@ def test_a_model_is_trained_in_all_ways(name, tiny, tmp_path):
         network = bench.trained(which, train, 0, lambda: None)
         logits = bench.logits(network, bench.encoded[0].rows.select(held))
         assert np.isfinite(logits).all()
-        network.save_pretrained(tmp_path / "model")
+        bench.tokens.whole(network).save_pretrained(tmp_path / "model")
         alone = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
         np.testing.assert_allclose(bench.logits(alone, bench.encoded[0].rows.select(held)), logits, atol=1e-4)
     bench.texts = bench.texts.select(range(20)).map(lambda row: {"text": row["text"] * 100})

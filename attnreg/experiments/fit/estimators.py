@@ -111,6 +111,7 @@ class TextModel(BaseEstimator):
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
             network, self.outcome_.averaged = race.final(best := self.outcome_.best)
+            network = bench.tokens.whole(network)
             self._kind = bench.encoded[best.max_length].kind
             if self._numbers:  # it was trained on standardized numbers
                 bench.rescale(network, self.answers_.scale, self.answers_.center)

@@ -23,6 +23,7 @@ from attnreg import ADDrop, AttentionDropout, attach
 from attnreg.errors import AttnRegWarning, InputError
 from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.contrast import Contrast, PairedBatches
+from attnreg.experiments.fit.used_tokens import UsedTokens
 from attnreg.experiments.results.evaluation import predict
 from attnreg.experiments.setup.batches import Labelled, TrainBatches, in_order, to_score
 from attnreg.experiments.setup.rows import MUCH
@@ -115,18 +116,18 @@ class Bench:
         seed: int,
         paced: Paced = iter,
     ) -> None:
-        self.model, self.kind, self.device = model.to(device), kind, device
-        self.texts, self.batch_size, self.seed = rows, batch_size, seed
+        self.kind, self.device, self.texts, self.batch_size, self.seed = kind, device, rows, batch_size, seed
+        self.tokens = UsedTokens(model.to(device), kind.tokenizer.pad_token_id)
         #: at most, per training; small batches gain little from many threads, which wait for each other
         self.threads = torch.get_num_threads() if device.type == "cpu" else 1
-        self._head_inputs(self.model, kind.encode(rows.select(range(2))))  # a first pass takes longer than others
+        self._head_inputs(model, kind.encode(rows.select(range(2))))  # a first pass takes longer than others
         self.encoded = {0: self._read(kind, paced)}  #: by :attr:`Try.max_length`
         self.width = self.head.in_features
         if not kind.has_classes and self.head.bias is None:
             raise InputError(f"The head of {type(model).__name__} has no bias, which predicting numbers needs.")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "texts": None}  # which are encoded already
+        return {**vars(self), "texts": None, "tokens": None}  # all rows are read already
 
     @property
     def latest(self) -> Encoded:
@@ -171,8 +172,13 @@ class Bench:
 
     def _read(self, kind: Kind, paced: Paced = iter) -> Encoded:
         rows, began = kind.encode(self.texts), Clock.now()
-        self.head, states, self.labels = self._head_inputs(self.model, rows, paced)
-        return Encoded(kind, rows, states, max(1e-3, Clock.now() - began))
+        with self.tokens.watched():
+            head, states, self.labels = self._head_inputs(self.tokens.model, rows, paced)
+        encoded = Encoded(kind, rows, states, max(1e-3, Clock.now() - began))
+        names = {module: name for name, module in self.tokens.model.named_modules()}
+        self.model = self.tokens.small()
+        self.head = self.model.get_submodule(names[head])
+        return encoded
 
     def out_of_fold(
         self, candidate: Try, train: NDArray[np.int64], held: NDArray[np.int64], seed: int, tick: Callable[[], None]
