@@ -287,24 +287,24 @@ def race_of(rows, budget, folder=None):
 
 def test_a_larger_budget_plans_anew(rows, tmp_path):
     assert entrants(rows, 0.5, tmp_path) == []
-    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7]
+    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7, 7]
     contrastive, with_head, plain = entrants(rows, 1e5, tmp_path)
     assert (contrastive.epochs, with_head.epochs, plain.epochs) == (10, 10, 20)
     assert entrants(rows, 1e3, tmp_path) == [contrastive, with_head, plain]  # the same, also where less time is left
     (tmp_path / "plan").write_text("10 100 0")  # of a smaller budget on a faster machine
     assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [10]
     (tmp_path / "plan").write_text("10 100")  # of an earlier version
-    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7]
+    assert [each.epochs for each in entrants(rows, 35, tmp_path)] == [7, 7]
     paths = [race_of(rows, 35, tmp_path)._path(Try(4, penalty=c, fits_head=True), (0, 0)) for c in (0.1, 1.0)]
     assert len({*paths}) == 2  # another linear probe may lead then
 
 
-def test_three_ways_enter_where_there_is_time_for_two_folds(rows, tmp_path):
+def test_three_ways_enter_where_there_is_time_for_a_fold_of_all_and_another_of_one(rows, tmp_path):
     budget = next(each for each in range(10, 1000) if len(entrants(rows, each)) == 3)
     race = race_of(rows, budget, tmp_path)
-    some = race._entrants(Try(penalty=0.1))
-    assert race.is_time_for(itertools.product(some, race.all_folds[:2]))
-    assert not race.is_time_for(itertools.product(some, race.all_folds[:3]))
+    some, (first, second, *_) = race._entrants(Try(penalty=0.1)), race.all_folds
+    assert race.is_time_for([*itertools.product(some, [first]), (some[1], second)])
+    assert not race.is_time_for(itertools.product(some, [first, second]))
     race.clock.resume(budget / 2)
     race.done[some[1]] = {race.all_folds[0]: None}  # as in a fit that goes on
     assert race._entrants(Try(penalty=0.1)) == some[:2]

@@ -132,3 +132,9 @@ def test_other_files_are_not_replaced_by_a_model(tmp_path):
         with pytest.raises(InputError, match="holds other files than a model of a fit: save into another folder"):
             classifier.save(folder)
     assert notes.read_text() == "mine"
+
+
+def test_of_many_rows_some_are_scored():
+    rows = Rows.checked([f"text {number}" for number in range(12_000)], [number % 2 for number in range(12_000)])
+    (folds,) = rows.repeats(0)
+    assert [(len(train), len({*held} - {*train})) for train, held in folds] == [(9600, 2000)] * 5

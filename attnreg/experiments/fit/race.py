@@ -115,10 +115,13 @@ class Race:
             folds = self._next_folds(number)
             self.train(itertools.product(self.alive, folds))
             number += len(folds)
-            raced = self.tuned
-            for loser in self._losing():
+            raced, losing = self.tuned, self._losing()
+            beaten = {*raced} <= {*losing}
+            if beaten and number < self.fold_count:  # few rows, or one bad training, do not end all fine-tuning
+                losing.remove(self.leader(raced))
+            for loser in losing:
                 self.drop(loser)
-            for change in [*later] if self.tuned else [remedy for remedy in REMEDIES if remedy in later]:
+            for change in [remedy for remedy in REMEDIES if remedy in later] if beaten else [*later]:
                 able = [way for way in self.tuned or raced if replace(way, **change(way)) != way]
                 if able and self.join(replace(leader := self.leader(able), **change(leader)), number):
                     later.remove(change)
@@ -138,10 +141,7 @@ class Race:
         return "A linear probe was better than all fine-tuning."
 
     def _at_lengths(self, probes: list[Try], taken: float) -> list[Try]:
-        """Return the best probe at every length: longer ones follow while they help and there is time for them.
-
-        The training of the probes, all at the usual length, has ``taken`` so many seconds.
-        """
+        """Return the best probe at every length: more tokens, slower than ``taken`` seconds, follow while they help."""
         best: list[Try] = []
         folds, began, limit = [*self.done[probes[0]]], self.clock.spent, LONGER * self.clock.left
         while True:
@@ -218,7 +218,8 @@ class Race:
             entrants = [contrasts, *entrants] if len(self.rows) < MANY else [*entrants, contrasts]
         if not length:
             self._least[0] = self.clock.spent + self._seconds_for([(entrants[0], self.all_folds[0])])
-        while entrants and not self.is_time_for(itertools.product(entrants, self.all_folds[: min(2, len(entrants))])):
+        # As many as there is time for on one fold, and for one of them on another.
+        while entrants and not self.is_time_for(itertools.product(entrants + entrants[1:2], self.all_folds[:1])):
             if self.is_done(entrants[-1], self.all_folds[0]):  # in an earlier process of this fit
                 break
             entrants.pop()

@@ -1,11 +1,12 @@
 """Is what `attnreg fit` promises what it then scores? Races of stand-ins on real sentences, many of them, in minutes.
 
 Usage: python docs/results/fit/honest.py --data DATA --model FOLDER [--sets cr trec] [--sizes 60 150 500] [--draws 40]
+       [--budgets 30 60 150 400]
 
 Each draw takes some rows of a data set to fit, and all others to test. A fine-tuning is stood in for by logistic
 regression on a random part of the model's features, another part for each try, and takes as long as told; a probe
 reads fewer of them (`--probe 1 --tuned 0.5`: more). All else is the race itself: what joins, what is dropped, when time
-ends it, and the promise, at budgets of 30 to 400 epochs.
+ends it, and the promise, at budgets of some epochs, in turn.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from attnreg.experiments.fit.clock import Clock
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
-
-BUDGETS = (30, 60, 150, 400)  # in passes over the rows
 
 
 @dataclass
@@ -82,7 +81,9 @@ class StandIn:
         return logits
 
 
-def drawn(features: Any, labels: Any, size: int, seed: int, parts: tuple[float, float]) -> dict[str, float]:
+def drawn(
+    features: Any, labels: Any, size: int, seed: int, parts: tuple[float, float], epochs: int
+) -> dict[str, float]:
     """Return what a race on some rows promises, minus the score on all others, in points, and whether it covers it."""
     order = np.random.default_rng([seed, size]).permutation(len(labels))
     classes, counts = np.unique(labels[order[:size]], return_counts=True)
@@ -94,7 +95,7 @@ def drawn(features: Any, labels: Any, size: int, seed: int, parts: tuple[float, 
     Clock.now = staticmethod(lambda: time[0])
     bench = StandIn(features, np.searchsorted(rows.answers.classes, labels), len(rows.answers.classes), time, parts)
     here = StandIn(features[train], rows.labels, len(rows.answers.classes), time, parts)
-    budget = BUDGETS[seed % len(BUDGETS)] * bench.seconds * len(train)
+    budget = epochs * bench.seconds * len(train)
     found = Race(here, rows, Clock(budget, lambda text: None), seed, None).run()  # type: ignore[arg-type]
     predicted = bench.fitted(found.best, train).predict(bench.read_by(found.best)[test])
     score = score_of("accuracy", bench.labels[test], predicted, len(rows.answers.classes))
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["cr", "trec"])
     parser.add_argument("--sizes", nargs="+", type=int, default=[60, 150, 500])
     parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--budgets", nargs="+", type=int, default=[30, 60, 150, 400])
     parser.add_argument("--probe", type=float, default=0.3)
     parser.add_argument("--tuned", type=float, default=0.8)
     options = parser.parse_args()
@@ -132,7 +134,10 @@ def main() -> None:
         features = ((states - states.mean(0)) / states.std()).numpy()
         for size in options.sizes:
             parts = options.probe, options.tuned
-            found = [drawn(features, rows.labels, size, seed, parts) for seed in range(options.draws)]
+            found = [
+                drawn(features, rows.labels, size, seed, parts, options.budgets[seed % len(options.budgets)])
+                for seed in range(options.draws)
+            ]
             columns = {key: np.array([each[key] for each in found]) for key in found[0]}
             error = len(found) ** -0.5
             said = [f"{key} {values.mean():+.1f} ± {values.std() * error:.1f}" for key, values in columns.items()]
