@@ -64,11 +64,13 @@ class UsedTokens:
         if self._name is None:
             return self.model
         embedding, used = self.model.get_submodule(self._name), self._is_used
-        weight = nn.Parameter(embedding.weight.detach()[used.to(embedding.weight.device)])
+        tokens = used.nonzero().flatten().to(embedding.weight.device)
+        weight = nn.Parameter(embedding.weight.detach()[tokens])
         model = copy.deepcopy(self.model, {id(embedding.weight): weight})
         copied = model.get_submodule(self._name)
         positions = torch.where(used, used.cumsum(0) - 1, 0)  # other tokens are in made-up inputs only
         copied.register_buffer("positions", positions.to(weight.device), persistent=False)
+        copied.register_buffer("tokens", tokens, persistent=False)
         copied.forward = functools.partial(_embed, copied)  # not a hook, which dry runs of `attach` leave out
         if embedding.padding_idx is not None:
             copied.padding_idx = int(positions[embedding.padding_idx])
@@ -80,7 +82,7 @@ class UsedTokens:
             return network
         model, weights, name = copy.deepcopy(self.model), network.state_dict(), f"{self._name}.weight"
         embeddings = model.get_parameter(name).detach()
-        embeddings[self._is_used.to(embeddings.device)] = weights[name]
+        embeddings[network.get_submodule(self._name).tokens] = weights[name]
         model.load_state_dict({**weights, name: embeddings})
         return model
 
