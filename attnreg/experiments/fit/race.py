@@ -121,7 +121,7 @@ class Race:
                 losing.remove(self.leader(raced))
             for loser in losing:
                 self.drop(loser)
-            for change in [remedy for remedy in REMEDIES if remedy in later] if beaten else [*later]:
+            for change in [each for each in later if each in REMEDIES or not beaten]:
                 able = [way for way in self.tuned or raced if replace(way, **change(way)) != way]
                 if able and self.join(replace(leader := self.leader(able), **change(leader)), number):
                     later.remove(change)
