@@ -152,6 +152,17 @@ def test_means_of_networks_stand_beside_one(sentences, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:80% of the tokens")
+def test_networks_of_trials_know_the_tokens_of_test_rows(sentences):
+    trial = runpy.run_path(str(STUDIES / "fit-trials/averages.py"))
+    given = ["table.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences]
+    with restored_threads():
+        ((_, bench, *_),) = trial["prepared"](trial["arguments"](None, []).parse_args(given), seed=0, test_rows=20)
+        network = bench.trained(trial["Try"](1, 1e-4), np.arange(30), 0, lambda: None)
+    whole, small = (model.get_input_embeddings().weight for model in (bench.tokens.model, bench.model))
+    assert network.get_input_embeddings().weight.shape == whole.shape > small.shape
+
+
+@pytest.mark.filterwarnings("ignore:80% of the tokens")
 def test_heads_that_are_fitted_again_stand_beside_those_of_fine_tuning(sentences, monkeypatch):
     given = ["heads.py", "heads.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences]
     monkeypatch.setattr(sys, "argv", given)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,16 @@ def prepared(options: argparse.Namespace, seed: int, test_rows: int) -> Iterator
         bench, classes = run.call_args.args[0].bench, [*classifier.answers_.classes]
         bench.measure()
         torch.set_num_threads(1)
+        bench.trained = whole(bench)
         right = np.array([classes.index(gold[i]) for i in some])
         tested = classifier._kind.encode(classifier._dataset(texts_in([test[i] for i in some]), right.tolist()))
         yield name, bench, len(classes), tested, right
+
+
+def whole(bench: Bench) -> Callable[..., Any]:
+    """Return `bench.trained` with the embeddings of all tokens, as test rows have others than those of training."""
+    trained = bench.trained
+    return lambda *args: bench.tokens.whole(trained(*args))
 
 
 def append(table: Path, line: dict[str, Any]) -> None:
