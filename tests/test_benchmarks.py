@@ -146,7 +146,7 @@ def test_means_of_networks_stand_beside_one(sentences, monkeypatch):
         table = [*csv.DictReader(file)]
     assert [(row["way"], row["rows"]) for row in table] == [("contrastive", "30"), ("LP-FT", "30")]
     means = [f"{of} of {size}" for size in (2, 3, 4) for of in ("weights", "probabilities")]
-    assert [*table[0]] == ["data", "rows", "way", "one", *means]
+    assert [*table[0]] == ["data", "rows", "batch_size", "way", "one", *means]
     assert all(0 <= float(row[name]) <= 1 for row in table for name in ["one", *means])
     assert float(table[0]["weights of 4"]) * 20 % 1 == 0  # of 20 test rows
 

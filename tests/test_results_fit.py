@@ -181,3 +181,16 @@ def test_the_order_of_two_ways_is_that_of_their_table():
     said = map(float, re.search(r"scores (\d\.\d) points less .* and (\d\.\d) more with e5", page).groups())
     expected = [gaps[table["model"] == model].mean() for model in MODELS]
     assert [*said] == pytest.approx([-expected[0], expected[1]], abs=0.0501)
+
+
+def test_the_batches_with_many_rows_are_those_of_their_table():
+    page = page_of("fit-trials")
+    table = pd.read_csv(RESULTS / "fit-trials" / "batches.csv")
+    gaps = 100 * (table["batches of 16"] - table["batches of 32"])
+    for number, run in table.iterrows():
+        scores = f"{run['batches of 16']:.3f} | {run['batches of 32']:.3f} | {gaps[number]:+.1f}"
+        assert f"| {NAMES[run['data']]} | {MODELS[run['model']]} | {scores} |" in page
+    of_minilm = gaps[table["model"] == "all-MiniLM-L6-v2"]
+    said = float(re.search(r"batches of 16 score (\d\.\d) points more on average, four of four", page)[1])
+    assert said == pytest.approx(of_minilm.mean(), abs=0.0501)
+    assert (of_minilm > 0).sum() == len(of_minilm) == 4

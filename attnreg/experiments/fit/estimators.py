@@ -25,7 +25,7 @@ from attnreg.experiments.fit.answers import OF_NUMBERS, Answers
 from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.outcome import Outcome
 from attnreg.experiments.fit.race import Race
-from attnreg.experiments.fit.rows import COLUMNS, MANY, Rows, texts_in
+from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
 from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.files import checksum_if_there
@@ -41,6 +41,7 @@ from attnreg.experiments.tasks.models.pooling import saved_pooling
 from attnreg.experiments.tasks.models.pretrained import load_pretrained, longest_input
 
 LONGEST = 512  # tokens of a text, unless it is asked for more
+_BATCH = 16  # rows
 _KEY = "attnreg_fit"  # in a model's config.json
 _UNKNOWN = 1 / 2  # share of unknown tokens above which a text cannot be judged
 SETUP = "fit.json"  # the settings of a fit, in its folder
@@ -101,8 +102,7 @@ class TextModel(BaseEstimator):
             longest = replace(self._kind, max_length=longest_input(pretrained, max_length, LONGEST))
             for message in (*label_warnings(self._kind, dataset), *input_warnings(longest, dataset, "texts")):
                 warnings.warn(message, AttnRegWarning, stacklevel=2)
-            size = 16 if len(rows) < MANY else 32
-            bench = Bench(pretrained, self._kind, dataset, size, self._device, seed, clock.paced)
+            bench = Bench(pretrained, self._kind, dataset, _BATCH, self._device, seed, clock.paced)
             bench.balanced = self.answers_.metric == "macro_f1"  # which counts all classes alike
             bench.longest = longest.max_length
             race = Race(bench, rows, clock, seed, folds)

@@ -21,7 +21,7 @@ _FEWEST_NUMBERS = 20  # rows, if labels are numbers
 _AS_NUMBERS = "predict them as they are with --metric pearson (in Python, `TextRegressor`)"
 FOLDS = 5
 _MOST_HELD = 2000  # rows of a fold that are scored
-MANY = 1000  # rows; fewer are divided into folds several times, in smaller batches, and contrasted first
+MANY = 1000  # rows; fewer are divided into folds several times, and contrasted first
 COLUMNS = ("text", "text_pair")
 Numbers = NDArray[np.int64]
 

@@ -1,7 +1,7 @@
 """Is the mean of several fine-tunings better than one? One line per data set and way, appended to a table.
 
 Usage: python docs/results/fit-trials/averages.py TABLE.csv --data DATA --model FOLDER [--sets cr mr ...] [--rows 500]
-       [--seed 810] [--networks 4] [--test-rows 1200]
+       [--seed 810] [--networks 4] [--test-rows 1200] [--batch-size 16]
 
 Rows are drawn by the seed; a way is trained on all of them with several seeds. The table has the mean accuracy of the
 networks, and what means of the weights of two, three and four score, and means of their probabilities, on some test
@@ -91,9 +91,10 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["contrastive", "LP-FT"])
     for name, default in {"--seed": 810, "--networks": 4, "--test-rows": 1200}.items():
         parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
     for name, bench, classes, tested, right in prepared(options, options.seed, options.test_rows):
-        count = len(bench.labels)
+        count, bench.batch_size = len(bench.labels), options.batch_size
         for way in options.ways:
             candidate, made, probabilities = ways(count, classes)[way], {}, []
 
@@ -103,7 +104,8 @@ def main() -> None:
             for number in range(options.networks):
                 made[number] = bench.trained(candidate, np.arange(count), options.seed + 1000 * number, lambda: None)
                 probabilities.append(softmax(bench.logits(made[number], tested), 1))
-            line = {"data": name, "rows": count, "way": way, "one": np.mean([*map(accuracy, probabilities)])}
+            line = {"data": name, "rows": count, "batch_size": options.batch_size, "way": way}
+            line["one"] = np.mean([*map(accuracy, probabilities)])
             for size, subset_count in [of for of in SUBSETS.items() if of[0] <= options.networks]:
                 subsets = [*itertools.islice(itertools.combinations(made, size), subset_count)]
                 with patch.object(bench, "trained", lambda candidate, rows, number, tick, made=made: made[number]):
