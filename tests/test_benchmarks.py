@@ -57,6 +57,7 @@ ELSEWHERE = {
         "attendout/schedule",
         "fit-trials/averages",
         "fit-trials/heads",
+        "fit-trials/turns",
         "fit/beside",
         "fit/honest",
         "fit/unseen",
@@ -297,3 +298,18 @@ def test_one_temperature_undoes_a_scale_of_the_logits():
     loss, temperature = tempered(logits, labels)
     assert temperature == pytest.approx(1, abs=0.1)
     assert tempered(5 * logits, labels) == pytest.approx((loss, 5 * temperature), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:80% of the tokens")
+def test_means_of_two_ways_stand_beside_those_of_one(sentences, monkeypatch):
+    given = ["turns.py", "turns.csv", "--data", "..", "--model", "tiny", "--rows", "30", "--sets", sentences]
+    monkeypatch.setattr(sys, "argv", given)
+    with restored_threads():
+        runpy.run_path(str(STUDIES / "fit-trials/turns.py"), run_name="__main__")
+    with Path("turns.csv").open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    scores = {name: float(line.pop(name)) for name in [*line][3:]}
+    assert line == {"data": sentences, "rows": "30", "model": "tiny"}
+    ways = ["contrastive", "contrastive, twice", "LP-FT", "LP-FT, twice"]
+    assert [*scores] == [*ways, "one of each", "two of each"]
+    assert all(score * 80 % 1 == 0 <= score <= 1 for score in scores.values())  # of 20 test rows and four networks

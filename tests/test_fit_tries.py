@@ -1,8 +1,6 @@
 """What a fit tries, trained on some rows, and how long that takes, with a tiny model."""
 
-import gc
 import itertools
-import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +13,9 @@ import attnreg
 from attnreg.errors import AttnRegWarning
 from attnreg.experiments.fit import tries
 from attnreg.experiments.fit.clock import Clock
-from attnreg.experiments.fit.race import Race
-from attnreg.experiments.fit.rows import Rows
 from attnreg.experiments.fit.tries import Bench, Try
-from attnreg.experiments.setup.batches import TrainBatches, in_order
-from attnreg.experiments.tasks.models.linear_head import head_and_features
-from tests.helpers.bench import MadeUp, bench_with, tiny_bench
+from attnreg.experiments.setup.batches import TrainBatches
+from tests.helpers.bench import bench_with, tiny_bench
 from tests.sweep.zoo import configuration
 
 SMALL = {"vocab_size": 500, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -86,62 +81,6 @@ def test_models_that_cannot_compute_in_bfloat16_do_not(bench_of, monkeypatch):
     bench.measure()
     assert not bench.in_bfloat16
     assert np.isfinite(bench.out_of_fold(Try(1, 1e-3), np.arange(80), np.arange(80, 120), 0, lambda: None)).all()
-
-
-@pytest.mark.parametrize("more", [{}, {"fits_head": True}, {"contrasts": True}], ids=str)
-@pytest.mark.parametrize("seeds", [[3], [3, 4, 6]], ids=len)
-def test_the_mean_of_networks_is_that_of_their_weights(seeds, more, bench):
-    which, rows = Try(2, 1e-3, **more), np.arange(80)
-    networks = [bench.trained(which, rows, seed, lambda: None) for seed in seeds]
-    mean, count = bench.averaged(which, rows, iter(seeds), lambda: None)
-    assert (count, mean.training) == (len(seeds), False)
-    alone = {name: torch.stack([each.state_dict()[name] for each in networks]) for name in networks[0].state_dict()}
-    assert len(seeds) == 1 or any(len(weights.unique(dim=0)) > 1 for weights in alone.values())
-    is_fitted = bool(more) and len(seeds) > 1  # its head, to the states of the mean network
-    for name, weight in mean.state_dict().items():
-        if not (is_fitted and name.startswith("classifier")):
-            torch.testing.assert_close(weight, alone[name].mean(0, dtype=torch.float64).float(), rtol=0, atol=1e-6)
-    if is_fitted:
-        head, states, _ = head_and_features(mean, in_order(bench.encoded[0].rows, 64, bench.kind, torch.device("cpu")))
-        penalty = 1.0 if "contrasts" in more else 0.1
-        regression = LogisticRegression(C=penalty).fit(states[rows] / states[rows].std(), bench.labels[rows])
-        np.testing.assert_allclose(
-            head(states).diff()[:, 0].detach(), regression.decision_function(states / states[rows].std()), atol=1e-2
-        )
-
-
-def test_no_network_waits_in_memory_while_the_next_is_trained(bench, monkeypatch):
-    train, made = bench.trained, []
-
-    def trained(*given):
-        gc.collect()
-        assert not any(network() for network in made)
-        made.append(weakref.ref(network := train(*given)))
-        return network
-
-    monkeypatch.setattr(bench, "trained", trained)
-    assert bench.averaged(Try(1, 1e-3), np.arange(40), iter([0, 1, 2]), lambda: None)[1] == len(made) == 3
-
-
-@pytest.mark.parametrize(
-    ("left", "epochs", "count"), [(-5, 2, 1), (21, 2, 1), (23, 2, 2), (40, 2, 3), (999, 2, 4), (999, 0, 1)]
-)
-def test_the_best_is_trained_again_while_time_is_left(left, epochs, count, monkeypatch):
-    time = [0.0]
-    monkeypatch.setattr(Clock, "now", staticmethod(lambda: time[0]))
-    seeds = []
-
-    class TenSeconds(MadeUp):
-        def averaged(self, which, train, more, tick):
-            for seed in more:
-                seeds.append(seed)
-                time[0] += 10
-            return torch.nn.Identity(), len(train)
-
-    rows = Rows.checked([f"text {number}" for number in range(40)], [number % 2 for number in range(40)])
-    race = Race(TenSeconds(rows, time, None), rows, Clock(left, lambda text: None), 7, None)
-    assert race.final(Try(epochs, 1e-3))[1] == 40
-    assert seeds == [7, 8, 9, 10][:count]
 
 
 @pytest.mark.parametrize("biased", [True, False])

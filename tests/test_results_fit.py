@@ -194,3 +194,20 @@ def test_the_batches_with_many_rows_are_those_of_their_table():
     said = float(re.search(r"batches of 16 score (\d\.\d) points more on average, four of four", page)[1])
     assert said == pytest.approx(of_minilm.mean(), abs=0.0501)
     assert (of_minilm > 0).sum() == len(of_minilm) == 4
+
+
+def test_the_means_of_two_ways_are_those_of_their_table():
+    page = page_of("fit-trials")
+    table = pd.read_csv(RESULTS / "fit-trials" / "turns.csv")
+    for _, run in table.iterrows():
+        cells = [NAMES[run["data"]], MODELS[run["model"]], str(run["rows"]), *(f"{score:.3f}" for score in run[3:])]
+        assert f"| {' | '.join(cells)} |" in page
+    twice = table[["contrastive, twice", "LP-FT, twice"]]
+    gains = [
+        100 * (table["one of each"] - other)
+        for other in (table[["contrastive", "LP-FT"]].mean(axis=1), twice.mean(axis=1), twice.max(axis=1))
+    ]
+    number = r"(-?\d\.\d) points \((\d\.\d)\) more"
+    said = re.search(f"these {len(table)}, one of each scores {number} .* {number} .* {number}", page).groups()
+    expected = [of for gain in gains for of in (gain.mean(), gain.sem())]
+    assert [*map(float, said)] == pytest.approx(expected, abs=0.0501)

@@ -26,6 +26,7 @@ from attnreg.experiments.fit.clock import Clock, seconds_of
 from attnreg.experiments.fit.outcome import Outcome
 from attnreg.experiments.fit.race import Race
 from attnreg.experiments.fit.rows import COLUMNS, Rows, texts_in
+from attnreg.experiments.fit.soup import trained_on_all
 from attnreg.experiments.fit.tries import Bench, logits_of
 from attnreg.experiments.folder.run_folder import OutputFolder
 from attnreg.experiments.options.files import checksum_if_there
@@ -110,7 +111,7 @@ class TextModel(BaseEstimator):
             warnings.filterwarnings("ignore", "A worker stopped")  # loky restarts a process whose memory has grown
             stack.callback(race.processes.stop)
             self.outcome_ = race.run()
-            network, self.outcome_.averaged = race.final(best := self.outcome_.best)
+            network, self.outcome_.averaged = trained_on_all(race, best := self.outcome_.best)
             network = bench.tokens.whole(network)
             self._kind = bench.encoded[best.max_length].kind
             if self._numbers:  # it was trained on standardized numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attnreg.experiments.fit.choice import Estimate
 from attnreg.experiments.fit.rows import Numbers
@@ -33,13 +33,13 @@ class Outcome:
     in_bfloat16: bool  #: whether networks computed in bfloat16 in training
     at_a_time: int  #: trainings, at the end of the race
     ended: str  #: why the race ended, as a sentence
-    averaged: int = 1  #: trainings of the best try on all rows, of which the model is the mean
+    averaged: list[Try] = field(default_factory=list)  #: the trainings on all rows, of which the model is the mean
 
     def summary(self) -> dict[str, object]:
         """Return what ``result.json`` holds."""
         fields = (
             "temperature", "decay", "certain_decay", "trained_on", "trainings",
-            "seconds", "in_bfloat16", "at_a_time", "curve", "ended", "averaged",
+            "seconds", "in_bfloat16", "at_a_time", "curve", "ended",
         )  # fmt: skip
         return {
             "best": str(self.best),
@@ -47,5 +47,6 @@ class Outcome:
             "in_folds": self.in_folds._asdict(),
             "tries": {str(candidate): score for candidate, score in zip(self.tries, self.scores, strict=True)},
             "dropped": {str(candidate): score for candidate, score in self.dropped.items()},
+            "averaged": [*map(str, self.averaged)],
             **{name: getattr(self, name) for name in fields},
         }

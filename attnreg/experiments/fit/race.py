@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from attnreg._files import write_text
 from attnreg.errors import AttnRegWarning
@@ -40,7 +39,7 @@ LOSING = 0.05  # a try is dropped if its probability of being the best is lower
 _ROW_EPOCHS, FEWEST_EPOCHS, MOST_EPOCHS = 5000, 5, 20  # of a fine-tuning: fewer rows are seen more often
 _CLASS_ROW_EPOCHS = 100  # per class, at least
 PART = 0.2  # of the time: at most for fine-tuning on all rows; and for probes in folds
-AVERAGED = 4  # trainings on all rows, at most
+_FOLDS_FIRST = 2  # before a second training on all rows, which is worth more than further folds
 LONGER = 0.2  # of the time left: at most for probes with more tokens
 _SLOWER = 3.0  # times as long as before takes the reading of texts that are cut at twice as many tokens, at most
 _RATE, _WIDTH = 1e-4, 384  # a learning rate for states of this width; wider models need a lower rate
@@ -74,6 +73,7 @@ class Race:
         self.done: dict[Try, dict[Fold, Logits]] = {}
         self.alive, self.dropped, self.since = list[Try](), dict[Try, float](), dict[Try, float]()
         self.fold_count = len(self.repeats[0])
+        self.trainings = 1  # on all rows, for which there must be time after a fold
         self._least: dict[int, float] = {}  # seconds, by length; with a larger budget, fine-tuning enters the race
 
     def run(self) -> Outcome:
@@ -100,6 +100,7 @@ class Race:
         ended, number, later = f"All {len(self.all_folds)} folds were used.", 0, [*LATER]
         while number < len(self.all_folds):
             repeat, index = self.all_folds[number]
+            self.trainings = 1 if number < _FOLDS_FIRST else 2
             # A later repeat counts only as a whole.
             needed = self.all_folds[number : number + 1 if repeat == 0 or index else number + self.fold_count]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
@@ -233,12 +234,12 @@ class Race:
         return all(self.is_done(*job) for job in jobs) or self._seconds_for(jobs) <= self.clock.left
 
     def _seconds_for(self, jobs: Sequence[Job]) -> float:
-        """Return the seconds that trainings take, and then the longest of them on all rows, with two to spare."""
+        """Return the seconds that jobs take, and then the longest on all rows, maybe twice, with two to spare."""
         train, held = self.repeats[0][0]
         ways = [(candidate.passes, self.bench.slowness(candidate)) for candidate, _ in jobs]
         rows = self.processes.longest([slower * (passes * len(train) + len(held) / 3) for passes, slower in ways])
         final = max(slower * passes for passes, slower in ways) * len(self.rows)
-        return self.bench.seconds * (rows + 1.2 * final) + 2.0
+        return self.bench.seconds * (rows + self.trainings * 1.2 * final) + 2.0
 
     def is_done(self, candidate: Try, fold: Fold) -> bool:
         """Whether a try was trained on a fold, perhaps by an earlier process."""
@@ -384,16 +385,3 @@ class Race:
                 sizes.append(len(drawn))
             curve[round(np.mean(sizes))] = scores
         return curve
-
-    def final(self, best: Try) -> tuple[nn.Module, int]:
-        """Train the best try on all rows, and again while time is left; return the mean network, and of how many."""
-        began, all_rows = self.clock.spent, np.arange(len(self.rows))
-
-        def seeds() -> Iterator[int]:
-            for number in range(1 if best.is_probe else AVERAGED):
-                if number and 1.2 * (self.clock.spent - began) / number > self.clock.left:
-                    return
-                self.clock.tell(f"training {best} on all {len(self.rows)} rows" + ", again" * (number > 0))
-                yield self.seed + number
-
-        return self.bench.averaged(best, all_rows, seeds(), lambda: self.clock.tick(f"{best}, all rows"))

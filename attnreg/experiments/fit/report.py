@@ -231,10 +231,11 @@ class Report:
             f"{outcome.certain_decay:.2f} of the number of rows: the power of a linear probe's learning curve, "
             f"{outcome.decay:.2f}, less its standard error.",
         ]
-        if outcome.averaged > 1:
+        if len(outcome.averaged) > 1:
+            ways = " and ".join(f"{count} of {way}" for way, count in Counter(outcome.averaged).items())
             sentences.append(
-                f"The weights are the mean of {outcome.averaged} trainings on all rows (model soups, Wortsman et al., "
-                "2022), which usually scores more than what was promised for one."
+                f"The weights are the mean of trainings on all rows, {ways} (model soups, Wortsman et al., 2022), "
+                "which usually scores more than what was promised for one."
             )
         left_out = self.table.labelled.left_out
         return sentences + [f"Rows left out, with {why}: {len(rows)}." for why, rows in left_out.items()]

@@ -17,7 +17,6 @@ from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from attnreg import ADDrop, AttentionDropout, attach
 from attnreg.errors import AttnRegWarning, InputError
@@ -232,28 +231,15 @@ class Bench:
         vars(network).pop("forward", None)  # back to float32, see `_set_precision`
         if contrast is not None:
             contrast.hook.remove()
-        self._fit_at_end(candidate, network, train)
+        self.fit_at_end(candidate, network, train)
         self.observe((Clock.now() - began) / (self.slowness(candidate) * candidate.passes * len(train)))
         return network.eval()
 
-    def averaged(
-        self, candidate: Try, train: NDArray[np.int64], seeds: Iterable[int], tick: Callable[[], None]
-    ) -> tuple[nn.Module, int]:
-        """Return the mean of networks that are trained on the same rows, one by seed, and how many: a uniform soup.
-
-        Reference:
-            Model soups (Wortsman et al., ICML 2022, arXiv 2203.05482), Section 2.
-        """
-        mean: Any = None
-        for seed in seeds:
-            network = self.trained(candidate, train, seed, tick)
-            mean = mean or AveragedModel(network, device=torch.device("cpu"))
-            mean.update_parameters(network)
-            del network  # with the mean on the CPU, a device needs no more memory for the next than for the first
-        network = mean.module.to(self.device)
-        if mean.n_averaged > 1:
-            self._fit_at_end(candidate, network, train)
-        return network.eval(), int(mean.n_averaged)
+    def fit_at_end(self, candidate: Try, network: nn.Module, train: NDArray[np.int64]) -> None:
+        """Fit the head to the states that training has made of its rows, if a try ends so and has not diverged."""
+        if candidate.ends_with_fit and all(bool(weight.isfinite().all()) for weight in network.parameters()):
+            head, states, labels = self._head_inputs(network, self.encoded[candidate.max_length].rows.select(train))
+            self._fit_head(head, states, labels, candidate.penalty if candidate.contrasts else _AT_END)
 
     def observe(self, seconds: float) -> None:
         """Update the seconds of a row by those of a training, because machines are busy at times."""
@@ -345,12 +331,6 @@ class Bench:
         head, states, labels = head_and_features(network, paced(sorted_rows.batches))
         positions = np.argsort(sorted_rows.order)
         return head, states[positions], labels.cpu().numpy()[positions]
-
-    def _fit_at_end(self, candidate: Try, network: nn.Module, train: NDArray[np.int64]) -> None:
-        """Fit the head to the states that training has made of its rows, if a try ends so and has not diverged."""
-        if candidate.ends_with_fit and all(bool(weight.isfinite().all()) for weight in network.parameters()):
-            head, states, labels = self._head_inputs(network, self.encoded[candidate.max_length].rows.select(train))
-            self._fit_head(head, states, labels, candidate.penalty if candidate.contrasts else _AT_END)
 
     def _fit_head(self, head: nn.Linear, states: torch.Tensor, labels: NDArray[Any], penalty: float) -> None:
         """Set a head to the logistic regression of classes, or the ridge regression of numbers, on its input states."""

@@ -28,6 +28,7 @@ from scipy.special import softmax
 from attnreg import TextClassifier
 from attnreg.experiments.fit import race
 from attnreg.experiments.fit.rows import texts_in
+from attnreg.experiments.fit.soup import mean_of
 from attnreg.experiments.fit.tries import Bench, Try
 
 SUBSETS = {2: 3, 3: 2, 4: 1}  # by size, how many subsets of the networks
@@ -109,7 +110,10 @@ def main() -> None:
             for size, subset_count in [of for of in SUBSETS.items() if of[0] <= options.networks]:
                 subsets = [*itertools.islice(itertools.combinations(made, size), subset_count)]
                 with patch.object(bench, "trained", lambda candidate, rows, number, tick, made=made: made[number]):
-                    means = [bench.averaged(candidate, np.arange(count), subset, lambda: None)[0] for subset in subsets]
+                    means = [
+                        mean_of(bench, [(candidate, number) for number in subset], np.arange(count), lambda: None)[0]
+                        for subset in subsets
+                    ]
                 outputs = {
                     "weights": [bench.logits(mean, tested) for mean in means],
                     "probabilities": [sum(probabilities[number] for number in subset) for subset in subsets],

@@ -44,7 +44,7 @@ def main() -> None:
     for name, bench, classes, tested, right in averages["prepared"](options, SEED, TEST_ROWS):
         rows = np.arange(len(bench.labels))
         way = averages["ways"](len(rows), classes)["LP-FT"]
-        with patch.object(bench, "_fit_at_end"):
+        with patch.object(bench, "fit_at_end"):
             networks = [bench.trained(way, rows, SEED + 1000 * number, lambda: None) for number in range(NETWORKS)]
         mean = AveragedModel(networks[0])
         for network in networks:
