@@ -73,7 +73,7 @@ class Race:
         self.done: dict[Try, dict[Fold, Logits]] = {}
         self.alive, self.dropped, self.since = list[Try](), dict[Try, float](), dict[Try, float]()
         self.fold_count = len(self.repeats[0])
-        self.trainings = 1  # on all rows, for which there must be time after a fold
+        self.reserved = 1  # trainings on all rows, for which there is time after a fold
         self._least: dict[int, float] = {}  # seconds, by length; with a larger budget, fine-tuning enters the race
 
     def run(self) -> Outcome:
@@ -100,7 +100,7 @@ class Race:
         ended, number, later = f"All {len(self.all_folds)} folds were used.", 0, [*LATER]
         while number < len(self.all_folds):
             repeat, index = self.all_folds[number]
-            self.trainings = 1 if number < _FOLDS_FIRST else 2
+            self.reserved = 1 if number < _FOLDS_FIRST else 2
             # A later repeat counts only as a whole.
             needed = self.all_folds[number : number + 1 if repeat == 0 or index else number + self.fold_count]
             while repeat == 0 and len(self.tuned) > 1 and not self.is_time_for(itertools.product(self.tuned, needed)):
@@ -234,12 +234,12 @@ class Race:
         return all(self.is_done(*job) for job in jobs) or self._seconds_for(jobs) <= self.clock.left
 
     def _seconds_for(self, jobs: Sequence[Job]) -> float:
-        """Return the seconds that jobs take, and then the longest on all rows, maybe twice, with two to spare."""
+        """Return the seconds that jobs take, and then the longest, as often as is reserved, with two to spare."""
         train, held = self.repeats[0][0]
         ways = [(candidate.passes, self.bench.slowness(candidate)) for candidate, _ in jobs]
         rows = self.processes.longest([slower * (passes * len(train) + len(held) / 3) for passes, slower in ways])
         final = max(slower * passes for passes, slower in ways) * len(self.rows)
-        return self.bench.seconds * (rows + self.trainings * 1.2 * final) + 2.0
+        return self.bench.seconds * (rows + self.reserved * 1.2 * final) + 2.0
 
     def is_done(self, candidate: Try, fold: Fold) -> bool:
         """Whether a try was trained on a fold, perhaps by an earlier process."""
