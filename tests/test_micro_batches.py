@@ -74,6 +74,8 @@ def test_an_update_is_that_of_the_whole_batch(case, count, monkeypatch):
         pytest.skip("this version of transformers computes the loss of causal language models in float32")
     make, batch, kind, options = CASES[case]
     without_chance(monkeypatch)
+    if case == "causal":  # whose own loss is in float32: which digits agree would depend on the processor
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     assert_parts_are_the_whole(make, lambda model, **parts: kind(model, sgd(model), **options(), **parts), batch, count)
 
 
